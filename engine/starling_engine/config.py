@@ -9,9 +9,46 @@ from starling_engine.topology.rendezvous import Rendezvous
 SchedulingPolicy = Literal["fcfs", "priority"]
 EvictionPolicy = Literal["lru", "arc"]
 DirectIo = Literal["auto", "on", "off"]
+SpeculativeMethod = Literal["ngram", "suffix"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 MAX_NUM_WAITING_TOKENS = 1 << 23
 """Takes 4 bytes a token in the core and some 36 in the frontend: 0.3 GB."""
+
+MAX_SAMPLES_WITH_DRAFTS = 64
+"""Samples of a step beyond which there are no more drafts. More rows take as much longer as they save, and logits take memory."""
+
+
+def most_samples(max_num_seqs: int, num_speculative_tokens: int) -> int:
+    """Returns the most tokens that a step samples: one for each request, and drafts where they are few."""
+    return max(max_num_seqs, min(MAX_SAMPLES_WITH_DRAFTS, max_num_seqs * (1 + num_speculative_tokens)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """Settings of speculative decoding, with vLLM's names.
+
+    method                                where drafts come from; None: only from predictions that requests bring
+    num_speculative_tokens                most drafts of a request in a step; fewer where they do not pay
+    prompt_lookup_min, prompt_lookup_max  for ngram: fewest tokens that have to match, and the most that are compared
+    suffix_decoding_max_tree_depth        for suffix: most tokens that are compared
+    suffix_decoding_max_cached_requests   outputs that are kept for later requests; 0: none
+    suffix_decoding_max_spec_factor       a draft is at most so many times as long as the match
+    suffix_decoding_min_token_prob        likelihood that ends a draft, by how often each continuation was seen
+    """
+
+    method: SpeculativeMethod | None = None
+    num_speculative_tokens: int = 8
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+
+    @property
+    def suffix_width(self) -> int:
+        """Fewest tokens that have to match, for suffix."""
+        return min(2, self.suffix_decoding_max_tree_depth)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +70,12 @@ class SchedulerConfig:
     """Steps in flight at once, set by the engine core. With several stages, decodes are spread over as many steps."""
     preempt: PreemptionMode = "auto"
     eos_token_ids: tuple[int, ...] = ()
+    speculative: SpeculativeConfig = SpeculativeConfig()
+
+    @property
+    def max_num_samples(self) -> int:
+        """Most tokens, with those behind drafts, that a step samples."""
+        return most_samples(self.max_num_seqs, self.speculative.num_speculative_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +137,8 @@ class WorkerConfig:
     """Share of the device's memory; on a CPU, of the host's, for all ranks on it. None takes the platform's."""
     attention_backend: str
     num_threads: int
+    num_speculative_tokens: int = 0
+    """Most drafts of a request in a step."""
     enforce_eager: bool = False
     fp8_cache: bool = False
     """Keys and values are cached in float8_e4m3fn, else in `dtype`."""
@@ -117,6 +162,11 @@ class WorkerConfig:
     """Set where there are several ranks, by the executor, as is `counters`."""
     counters: str = ""
     """File of the node's progress counters."""
+
+    @property
+    def max_num_samples(self) -> int:
+        """See `SchedulerConfig`."""
+        return most_samples(self.max_num_seqs, self.num_speculative_tokens)
 
     @property
     def kv_dtype(self) -> str:

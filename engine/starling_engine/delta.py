@@ -1,5 +1,7 @@
 """Outputs of the scheduler: each request's gains, and the core's counters."""
 
+from itertools import zip_longest
+
 import msgspec
 
 from starling_engine.step import LogprobRow
@@ -46,6 +48,7 @@ class Stats(msgspec.Struct, omit_defaults=True):
     epoch     experts that the core's ranks loaded for a change of size, by source
     prefix    tokens looked up on the device
     external  tokens missing there, looked up in the tiers
+    spec      drafts, of which one is all that a request has in a step; their tokens; those that were accepted
     tiers     stats of the tiers that exist, by name: cpu, filesystem, store
     """
 
@@ -69,12 +72,18 @@ class Stats(msgspec.Struct, omit_defaults=True):
     eplb_seconds_total: float = 0.0
     epoch_peer_bytes_total: int = 0
     epoch_checkpoint_bytes_total: int = 0
+    spec_drafts_total: int = 0
+    spec_draft_tokens_total: int = 0
+    spec_accepted_tokens_total: int = 0
+    spec_accepted_per_position: list[int] = []
+    """Accepted tokens by their position in the draft; grow, too."""
     tiers: dict[str, TierStats] = {}
 
 
 def add_stats(total: Stats, more: Stats) -> None:
     """Adds all counters of one more core that serves; `more` stays as it is."""
-    _sum(total, more, [name for name in Stats.__struct_fields__ if name != "tiers"])
+    _sum(total, more, [name for name in Stats.__struct_fields__ if name not in ("tiers", "spec_accepted_per_position")])
+    _add_positions(total, more)
     for name, tier in more.tiers.items():
         _add_tier(total.tiers.setdefault(name, TierStats()), tier)
 
@@ -82,8 +91,14 @@ def add_stats(total: Stats, more: Stats) -> None:
 def add_totals(total: Stats, more: Stats) -> None:
     """Adds only the counters that grow, of a core that may come or go."""
     _sum(total, more, _totals(Stats))
+    _add_positions(total, more)
     for name, tier in more.tiers.items():
         _sum(total.tiers.setdefault(name, TierStats()), tier, _totals(TierStats))
+
+
+def _add_positions(total: Stats, more: Stats) -> None:
+    both = zip_longest(total.spec_accepted_per_position, more.spec_accepted_per_position, fillvalue=0)
+    total.spec_accepted_per_position = [one + other for one, other in both]
 
 
 def _add_tier(total: TierStats, more: TierStats) -> None:

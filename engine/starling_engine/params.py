@@ -22,7 +22,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 are off. `logprobs` k returns the k most likely tokens and the
     chosen one for each output position, `prompt_logprobs` likewise for the prompt. `max_tokens` None means up to the model's
     length. `seed` None lets the frontend draw one. Penalties follow OpenAI (presence, frequency: over output tokens) and
-    CTRL (repetition: over prompt and output tokens, https://arxiv.org/abs/1909.05858).
+    CTRL (repetition: over prompt and output tokens, https://arxiv.org/abs/1909.05858). `speculative` False keeps the request from
+    speculative decoding, which changes its speed and nothing else.
     """
 
     n: int = 1
@@ -47,6 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     banned_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    speculative: bool = True
 
     @property
     def stop_strings(self) -> list[str]:

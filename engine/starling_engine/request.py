@@ -18,6 +18,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority                  lower runs earlier
     arrival                   seconds since the Unix epoch
     attempt                   counts the cores that were asked; answers to an earlier attempt are ignored
+    prediction_ids            what the output is expected to be: drafts for speculative decoding
     num_prompt_logprobs_sent  the prompt's positions whose log probabilities were sent already
     """
 
@@ -33,3 +34,4 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     attempt: int = 0
     num_prompt_logprobs_sent: int = 0
     fork_of: str | None = None
+    prediction_ids: list[int] = []

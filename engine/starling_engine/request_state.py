@@ -1,6 +1,7 @@
 """The scheduler's state of a request."""
 
 from array import array
+from collections.abc import Sequence
 from enum import Enum, auto
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from starling_engine.delta import Delta
 from starling_engine.kv.manager import SequenceBlocks
 from starling_engine.request import EngineRequest
-from starling_engine.step import LogprobRow, RowResult
+from starling_engine.step import LogprobRow, RowExtras
 
 
 class Gate(Enum):
@@ -37,9 +38,9 @@ class RequestState:
 
     tokens     prompt and confirmed output; int32, because many prompts may wait
     given      tokens that the workers were sent; later ones each worker has from its own device
-    planned    tokens whose computation has been submitted
+    planned    tokens whose computation has been submitted, if all drafts in flight are accepted
     computed   tokens whose keys and values are known to be in the cache
-    pending    output tokens that steps in flight will sample
+    pending    output tokens that steps in flight will sample, if all their drafts are accepted
     failed_at  tokens to compute until the request is no suspect any more
     run        grows whenever the request leaves its batch slot: results of older runs are discarded
     """
@@ -55,7 +56,6 @@ class RequestState:
         "failed_at",
         "gates",
         "given",
-        "last_step",
         "length_limit",
         "num_prompt",
         "num_prompt_logprobs_sent",
@@ -93,8 +93,6 @@ class RequestState:
         """True once the workers have the request in its batch slot."""
         self.slot = -1
         """Batch slot; -1 while the request waits."""
-        self.last_step = -1
-        """The last step that samples for the request."""
         self.cached_tokens = 0
         self.answered = bool(record.output_ids)
         """True once output has been sent, so that prompt and cached tokens are counted once."""
@@ -105,35 +103,41 @@ class RequestState:
         self.stop_ids = self.eos_ids | frozenset(params.stop_token_ids or ())
         self.wants_prompt_logprobs = params.prompt_logprobs is not None and record.pooling is None
 
-    def apply(self, row: RowResult, start: int) -> Delta | None:
-        """Takes the result of a row that begins at position `start`; returns the gains, None if there are none."""
-        if row.prompt_logprobs:
-            row.prompt_logprobs = self._unscored(start, row.prompt_logprobs)
-        record = self.record
-        if row.error is not None or row.pooled is not None:
-            reason = "stop" if row.error is None else "error"
-            return Delta(record.id, record.attempt, pooled=row.pooled, error=row.error, finish_reason=reason)
-        if row.tokens:
-            return self._accept(row)
-        return Delta(record.id, record.attempt, prompt_logprobs=row.prompt_logprobs) if row.prompt_logprobs else None
+    def apply(self, tokens: Sequence[int], start: int, num_drafts: int, extras: RowExtras) -> Delta | None:
+        """Takes the results of a row that began at `start` with `num_drafts` drafts; returns the gains, None if there are none.
 
-    def _accept(self, row: RowResult) -> Delta:
-        """Appends the sampled tokens, up to the one that ends the request."""
+        The row is known to have computed all tokens but the last one that it sampled, or, if it sampled none, its own.
+        """
         record = self.record
-        delta = Delta(record.id, record.attempt, row.tokens, row.logprobs, row.prompt_logprobs)
-        for taken, token in enumerate(row.tokens, 1):
+        if extras.error is not None or extras.pooled is not None:
+            reason = "stop" if extras.error is None else "error"
+            return Delta(record.id, record.attempt, pooled=extras.pooled, error=extras.error, finish_reason=reason)
+        scores = self._unscored(start, extras.prompt_logprobs) if extras.prompt_logprobs else None
+        if tokens:
+            refused = 1 + num_drafts - len(tokens)
+            self.planned -= refused
+            self.pending -= 1 + num_drafts
+            return self._accept(tokens, Delta(record.id, record.attempt, logprobs=extras.logprobs, prompt_logprobs=scores))
+        return Delta(record.id, record.attempt, prompt_logprobs=scores) if scores else None
+
+    def _accept(self, tokens: Sequence[int], delta: Delta) -> Delta:
+        """Appends the sampled tokens, up to the one that ends the request."""
+        params = self.record.params
+        for taken, token in enumerate(tokens, 1):
             self.tokens.append(token)
-            self.pending -= 1
             length = len(self.tokens)
-            if token in self.stop_ids and length - self.num_prompt > record.params.min_tokens:
+            if token in self.stop_ids and length - self.num_prompt > params.min_tokens:
                 delta.finish_reason = "stop"
                 if token not in self.eos_ids:
                     delta.stop_token = token
             elif length >= self.length_limit:
                 delta.finish_reason = "length"
             if delta.finish_reason is not None:
-                delta.tokens = row.tokens[:taken]
+                tokens = tokens[:taken]
                 break
+        delta.tokens = list(tokens)
+        if delta.logprobs is not None:
+            delta.logprobs = delta.logprobs[: len(tokens)]
         return delta
 
     def _unscored(self, start: int, rows: list[LogprobRow]) -> list[LogprobRow]:

@@ -1,15 +1,15 @@
 """The contract between scheduler and workers: a StepPlan goes to the workers, a StepResult comes back.
 
 The scheduler owns block tables and batch slots; workers mirror them, so a plan holds only changes. Rows of a plan are stored as
-columns (lists of equal length) because a decode step touches every running request. Plans run in the order of their step_id.
+columns (lists of equal length), because a decode step touches every running request. Plans run in the order of their step_id.
 """
 
 import msgspec
 
 from starling_engine.params import PoolingParams, SamplingParams
 
-GIVEN = -1
-"""Value in `StepPlan.sampled_in`: the row's tokens were sent with the request."""
+FOLLOWS = -1
+"""Value in `StepPlan.starts`: the row starts with the token that was sampled last in its slot, wherever that is."""
 
 
 class NewRequest(msgspec.Struct, frozen=True):
@@ -47,10 +47,18 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. Row i runs `num_tokens[i]` tokens of batch slot `slots[i]` from position `starts[i]`.
 
-    sampled_in  per row: GIVEN, or the id of the step that samples the row's last input token; that step may be in flight, or
-                its result known to another rank alone
-    inputs      per row: its last input token, with several pipeline stages, whose workers do not see what was sampled; else empty
-    sample      per row: True when the row reaches its last token, so that the next one is sampled (or the vector pooled)
+    A row that FOLLOWS says how many tokens it runs, never where: steps before it may be in flight, and the workers alone know how
+    many of their drafts are accepted. So a plan stays valid whatever they accept.
+
+    A draft is a guess of a token that the row will sample. It is accepted when it equals the token drawn for its position, and all
+    drafts before it were accepted. A column of drafts or inputs is empty where no row needs it.
+
+    sample      per row: True when the row reaches its last token: it samples behind that, and behind each draft (or its vector is
+                pooled)
+    num_drafts  per row: how many of its tokens are drafts, the last of them
+    drafts      the drafts of one row after the other, packed (`starling_engine.token_packing`)
+    inputs      per row: its first input token, with several pipeline stages, whose workers do not see what was sampled; no row of
+                theirs FOLLOWS
     """
 
     step_id: int
@@ -58,17 +66,23 @@ class StepPlan(msgspec.Struct, frozen=True):
     slots: list[int]
     starts: list[int]
     num_tokens: list[int]
-    sampled_in: list[int]
     sample: list[bool]
     new: list[NewRequest] = []
     appends: list[BlockAppend] = []
     copies: list[BlockCopy] = []
     freed_slots: list[int] = []
+    num_drafts: list[int] = []
+    drafts: bytes = b""
     inputs: list[int] = []
 
     @property
     def total_tokens(self) -> int:
         return sum(self.num_tokens)
+
+    @property
+    def drafts_of_rows(self) -> list[int]:
+        """Returns `num_drafts`, with zeros where the column is empty."""
+        return self.num_drafts or [0] * len(self.slots)
 
 
 class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
@@ -82,24 +96,33 @@ class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class RowResult(msgspec.Struct, omit_defaults=True):
-    """Result of a row of the plan. `error` is a fault of this request alone; the other rows stand."""
+class RowExtras(msgspec.Struct, omit_defaults=True):
+    """Results of a row beyond its tokens. `error` is a fault of this request alone; the other rows stand."""
 
-    tokens: list[int] = []
     logprobs: list[LogprobRow] | None = None
+    """Log probabilities of each of the sampled tokens."""
     prompt_logprobs: list[LogprobRow] | None = None
     pooled: list[float] | None = None
     error: str | None = None
 
 
-class StepResult(msgspec.Struct):
-    """Result of plan `step_id`, rows in the plan's order. `seconds` is the step's time on the device.
+class StepResult(msgspec.Struct, omit_defaults=True):
+    """Result of plan `step_id`: columns of its rows, in the plan's order. `seconds` is the step's time on the device.
 
-    `error` is set, and `rows` empty, when the step failed as a whole.
+    counts  per row: its sampled tokens, 0 or one more than its accepted drafts
+    tokens  the sampled tokens of one row after the other, packed (`starling_engine.token_packing`)
+    extras  by row, where there are any
+    error   set, with empty columns, when the step failed as a whole
     """
 
     step_id: int
     epoch: int
-    rows: list[RowResult]
+    counts: list[int] = []
+    tokens: bytes = b""
+    extras: dict[int, RowExtras] = {}
     seconds: float = 0.0
     error: str | None = None
+
+    def extras_of(self, row: int) -> RowExtras:
+        """Returns the extras of a row, to be filled in."""
+        return self.extras.setdefault(row, RowExtras())

@@ -13,8 +13,8 @@ from starling_engine.core.messages import ShutdownCore
 from starling_engine.core.process import CoreProcess
 from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.ledger import MemoryRequest, plan_memory
-from starling_engine.step import RowResult, StepPlan, StepResult
-from starling_engine.token_packing import unpack_tokens
+from starling_engine.step import StepPlan, StepResult
+from starling_engine.token_packing import pack_tokens, unpack_tokens
 from starling_engine.worker.commands import Command, Reply
 from starling_engine.worker.messages import Phase, WorkerReport
 
@@ -78,7 +78,9 @@ class HeldExecutor(StuckExecutor):
     def collect(self, timeout: float) -> StepResult | None:  # noqa: ARG002
         assert self.released.wait(20)
         plan = self._plans.pop(0)
-        return StepResult(plan.step_id, plan.epoch, [RowResult(tokens=[self._prompts[slot]]) for slot in plan.slots])
+        return StepResult(
+            plan.step_id, plan.epoch, [1] * len(plan.slots), pack_tokens([self._prompts[slot] for slot in plan.slots])
+        )
 
 
 @asynccontextmanager

@@ -42,9 +42,10 @@ def on_device(params: SamplingParams, prompt: list[int], output: list[int], know
     adjuster, slots = Adjuster(params, len(prompt), EOS), torch.tensor([2, 1])
     device.enter(1, adjuster, prompt + output[:known])
     for token in output[known:]:
-        device.count(slots, torch.tensor([0, token]))
+        device.count(slots, torch.tensor([0, token]), torch.ones(2, dtype=torch.int32))
     logits = torch.stack([torch.zeros(6), torch.zeros(6), torch.tensor(LOGITS)])
-    rows = device.adjust(logits, torch.tensor([0, 2]), slots, [(Adjuster(other, 1, EOS), 3), (adjuster, len(prompt + output))])
+    ends = torch.tensor([3, len(prompt + output)])
+    rows = device.adjust(logits, torch.tensor([0, 2]), slots, ends, [Adjuster(other, 1, EOS), adjuster])
     assert rows[0].tolist() == [0.0, 0.0, 9.0, 0.0, 0.0, 0.0]
     return rows[1].tolist()
 

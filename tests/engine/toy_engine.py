@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-from starling_engine.config import SchedulerConfig, TiersConfig
+from starling_engine.config import SchedulerConfig, SpeculativeConfig, TiersConfig
 from starling_engine.delta import Delta
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
@@ -20,9 +20,12 @@ from starling_engine.kv_offload.orders import ChunkSlot, TransferDone, TransferO
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
+from starling_engine.request_state import RequestState
 from starling_engine.scheduler.scheduler import Scheduler
-from starling_engine.step import LogprobRow, RowResult, StepPlan, StepResult
-from starling_engine.worker.host.batch import InputBatch
+from starling_engine.spec_decode.drafter import Drafter
+from starling_engine.step import FOLLOWS, LogprobRow, RowExtras, StepPlan, StepResult
+from starling_engine.token_packing import pack_tokens
+from starling_engine.worker.host.batch import FlatBatch, InputBatch
 
 VOCAB = 50
 
@@ -80,59 +83,95 @@ class ToyWorker:
         self.last_step = plan.step_id
         for copy in plan.copies:
             self.pages[copy.target] = self.pages[copy.source]
-        inputs = self.batch.inputs(plan)
+        step = self.batch.gather(plan)
+        inputs = self.batch.inputs(step)
         firsts = [int(self.batch.tokens[slot, 0]) for slot in plan.slots]
-        ends = [start + count for start, count in zip(plan.starts, plan.num_tokens, strict=True)]
-        late = any(end >= self.fail_from.get(first, end + 1) for first, end in zip(firsts, ends, strict=True))
+        late = any(end >= self.fail_from.get(first, end + 1) for first, end in zip(firsts, step.ends.tolist(), strict=True))
         self._lost -= {new.slot for new in plan.new}
         if late or not self.fail_on.isdisjoint(firsts):
             self._lost |= set(plan.slots)
-            return StepResult(plan.step_id, plan.epoch, [], error="boom")
+            return StepResult(plan.step_id, plan.epoch, error="boom")
         assert len(set(plan.slots)) == len(plan.slots)
         for r, slot in enumerate(plan.slots):
-            if slot in self._lost:
-                continue
-            self._store(slot, plan.starts[r], int(inputs.ends[r]), inputs.metadata, int(inputs.last_token[r]))
-        rows = [self._row(plan, r, int(inputs.ends[r])) for r in range(len(plan.slots))]
-        return StepResult(plan.step_id, plan.epoch, rows, self.seconds(plan))
+            if slot not in self._lost:
+                self._store(step, r, inputs.metadata)
+        result = StepResult(plan.step_id, plan.epoch, [0] * len(plan.slots), seconds=self.seconds(plan))
+        tokens = [token for r in range(len(plan.slots)) for token in self._sample(plan, step, r, result)]
+        result.tokens = pack_tokens(tokens)
+        return result
 
-    def _store(self, slot: int, start: int, end: int, metadata: list, last: int) -> None:
-        hashes = prefix_hashes(self.batch.tokens[slot, :end].tolist())
-        first = last - (end - start) + 1
+    def _store(self, step: FlatBatch, r: int, metadata: list) -> None:
+        start, end = int(step.starts[r]), int(step.ends[r])
+        hashes = prefix_hashes(self.batch.tokens[step.slots[r], :end].tolist())
+        first = int(step.query_end[r]) - (end - start)
         for meta in metadata:
             for position in range(start, end):
                 at = int(meta.slot_mapping[first + position - start])
                 assert at >= self.block_size, "the null block is never written"
                 self.pages[at // self.block_size, at % self.block_size] = hashes[position]
 
-    def _row(self, plan: StepPlan, r: int, end: int) -> RowResult:
-        slot = plan.slots[r]
+    def _sample(self, plan: StepPlan, step: FlatBatch, r: int, result: StepResult) -> list[int]:
+        """Fills in a row's results, and returns the tokens that it samples."""
+        slot, start, end, drafts = plan.slots[r], int(step.starts[r]), int(step.ends[r]), int(step.drafts[r])
         if slot in self._lost:
-            return RowResult(tokens=[0] if plan.sample[r] else [])
+            result.counts[r] = int(plan.sample[r])
+            return [0] * result.counts[r]
         tokens = self.batch.tokens[slot, :end].tolist()
         hashes = prefix_hashes(tokens)
         for group, table in zip(self.groups, self.batch.tables, strict=True):
             window = group.spec.window
-            for position in range(max(0, plan.starts[r] - window + 1) if window else 0, end):
+            for position in range(max(0, start - window + 1) if window else 0, end):
                 page = table[slot, position // self.block_size]
                 assert self.pages[page, position % self.block_size] == hashes[position], (slot, position, page)
         scores = self._prompt_rows(plan, r, end)
+        if scores is not None:
+            result.extras_of(r).prompt_logprobs = scores
         if not plan.sample[r]:
-            return RowResult(prompt_logprobs=scores)
+            return []
         if tokens[0] in self.broken:
-            return RowResult(error="not finite")
+            result.extras[r] = RowExtras(error="not finite")
+            return []
         if self.batch.slot_state(slot).pooling is not None:
-            return RowResult(pooled=[float(hashes[-1])])
-        token = _token(hashes[-1], int(self.batch.seed[slot]))
-        self.batch.tokens[slot, end] = token
-        return RowResult(tokens=[token], prompt_logprobs=scores)
+            result.extras_of(r).pooled = [float(hashes[-1])]
+            return []
+        sampled: list[int] = []
+        for position in range(end - 1 - drafts, end):
+            sampled.append(_token(hashes[position], int(self.batch.seed[slot])))
+            if position + 1 < end and tokens[position + 1] != sampled[-1]:
+                break
+        result.counts[r] = len(sampled)
+        length = end - drafts + len(sampled)
+        self.batch.tokens[slot, length - len(sampled) : length] = sampled
+        self.batch.lengths[slot] = length
+        return sampled
 
     def _prompt_rows(self, plan: StepPlan, r: int, end: int) -> list[LogprobRow] | None:
         state = self.batch.slot_state(plan.slots[r])
-        if state.sampling is None or state.sampling.prompt_logprobs is None:
+        if state.sampling is None or state.sampling.prompt_logprobs is None or plan.starts[r] == FOLLOWS:
             return None
         following = self.batch.tokens[plan.slots[r], plan.starts[r] + 1 : min(end + 1, state.num_prompt)]
         return [LogprobRow([token], [0.0], 1) for token in following.tolist()]
+
+
+class ToyDrafter(Drafter):
+    """Drafts up to `most` tokens: the ones that will be sampled, as far as `rng` does not put others in their place.
+
+    With steps in flight they are those behind all that was drafted before; where that was refused, they are wrong.
+    """
+
+    active = True  # type: ignore[assignment]
+
+    def __init__(self, most: int, rng: random.Random) -> None:
+        self.most = most
+        self.rng = rng
+
+    def propose(self, request: RequestState, most: int) -> list[int]:
+        tokens, length = request.tokens.tolist(), len(request.tokens) + request.pending
+        count = self.rng.randint(0, min(most, self.most))
+        while len(tokens) < length + count:
+            tokens.append(_token(prefix_hashes(tokens)[-1], request.record.seed))
+        wrong = self.rng.choice([0.0, 0.2, 1.0])
+        return [self.rng.randrange(VOCAB) if self.rng.random() < wrong else token for token in tokens[length : length + count]]
 
 
 class ToyTiers:
@@ -201,7 +240,10 @@ class ToyTiers:
 
 
 class ToyEngine:
-    """Scheduler and toy worker, with `depth` steps in flight. `slots` > 0: with tiers; `secondary` outlives the engine."""
+    """Scheduler and toy worker, with `depth` steps in flight. `slots` > 0: with tiers; `secondary` outlives the engine.
+
+    `drafts` > 0: with a drafter that proposes as many at most, right ones and wrong ones by `rng`.
+    """
 
     def __init__(
         self,
@@ -225,6 +267,7 @@ class ToyEngine:
         cpu_policy: str = "lru",
         rng: random.Random | None = None,
         events: bool = False,
+        drafts: int = 0,
     ) -> None:
         groups = groups or groups_of(block_size, window)
         self.log = EventLog(groups) if events else None
@@ -238,11 +281,13 @@ class ToyEngine:
             depth=depth,
             policy=policy,
             prefix_caching=prefix_caching,
+            speculative=SpeculativeConfig(num_speculative_tokens=drafts),
         )
         self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, max_in_flight=depth * budget, events=self.log)
         config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if secondary is None else "/secondary")
         self.offload = TieredOffload(self.kv, config, slots, 1, preempt) if slots else None
-        self.scheduler = Scheduler(self.config, self.kv, offload=self.offload)
+        drafter = ToyDrafter(drafts, rng or random.Random(0)) if drafts else Drafter()
+        self.scheduler = Scheduler(self.config, self.kv, offload=self.offload, drafter=drafter)
         self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
         self.tiers = ToyTiers(self.worker, slots, {} if secondary is None else secondary, rng or random.Random(0))
         self.depth = depth
@@ -270,6 +315,7 @@ class ToyEngine:
             self._transfer()
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             assert plan.total_tokens <= self.config.max_num_batched_tokens
+            assert sum(plan.sample) + sum(plan.num_drafts) <= self.config.max_num_samples
             self.plans.append(plan)
             self.results.append(self.worker.execute(plan))
             made = plan

@@ -65,11 +65,12 @@ class Adjuster:
     def bias(self) -> Mapping[int, float]:
         return self._params.logit_bias or {}
 
-    def settings(self, length: int) -> tuple[float, float, float, bool]:
-        """Returns the penalties for repetition, presence and frequency, and whether a sequence of `length` may not end yet."""
+    @property
+    def settings(self) -> tuple[float, float, float, int]:
+        """The penalties for repetition, presence and frequency, and the first position of a token that may end the output."""
         params = self._params
-        below_min_tokens = length - self._num_prompt < params.min_tokens
-        return params.repetition_penalty, params.presence_penalty, params.frequency_penalty, below_min_tokens
+        ends_from = self._num_prompt + params.min_tokens
+        return params.repetition_penalty, params.presence_penalty, params.frequency_penalty, ends_from
 
 
 def needs_adjusting(params: SamplingParams) -> bool:

@@ -5,6 +5,7 @@ prefill, prefix hits and resumed requests are cases of it.
 """
 
 import logging
+from collections.abc import Sequence
 
 from starling_engine.config import SchedulerConfig
 from starling_engine.delta import MOVED, Delta, Stats
@@ -23,15 +24,27 @@ from starling_engine.scheduler.prompt_hashing import PromptHashing
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.step_builder import StepBuilder
 from starling_engine.scheduler.suspects import Suspects
-from starling_engine.step import BlockAppend, RowResult, StepPlan, StepResult
+from starling_engine.spec_decode.drafter import Drafter
+from starling_engine.spec_decode.speculator import Speculator
+from starling_engine.step import FOLLOWS, BlockAppend, RowExtras, StepPlan, StepResult
+from starling_engine.token_packing import unpack_tokens
 
 logger = logging.getLogger("starling.scheduler")
+
+NO_EXTRAS = RowExtras()
 
 
 class Scheduler:
     """Owns requests, batch slots and block tables. Not thread-safe: one engine core drives it."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, epoch: int = 0, offload: OffloadManager | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        epoch: int = 0,
+        offload: OffloadManager | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.config = config
         self.kv = kv
         self.offload = offload or OffloadManager()
@@ -45,6 +58,7 @@ class Scheduler:
         self._forks: dict[str, list[RequestState]] = {}
         """Requests that wait for their parent's prompt, by the parent's id."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
+        self.drafter = drafter or Speculator(config.speculative, self.stats)
         self._prefixes = PrefixLookup(kv, self.offload, self.requests)
         self._hashing = PromptHashing()
         self._preemptions = PreemptionLog()
@@ -107,6 +121,7 @@ class Scheduler:
             self._forks.setdefault(parent.record.id, []).append(request)
         self.requests[record.id] = request
         self.waiting.add(request)
+        self.drafter.on_added(request)
         if not self.kv.prefix_caching or not request.reads_prefix_cache or self._hashing.start(request):
             self.offload.on_new_request(request)
 
@@ -167,7 +182,7 @@ class Scheduler:
         self._plan_prompts(builder, prompts, admits=self.stats.preemptions_total == preempted)
 
     def _plan_running(self, builder: StepBuilder, prompts: list[RequestState]) -> None:
-        """Adds one token of every decoding request; requests with more to compute go to `prompts`, to share the rest of the budget.
+        """Adds every decoding request's next token, with drafts; requests with more to compute go to `prompts`.
 
         With several pipeline stages a step takes only its share of the decodes. So other stages have steps of their own, and the
         first one has its next step while results travel.
@@ -175,6 +190,9 @@ class Scheduler:
         block_size = self.kv.block_size
         by_priority = self.config.policy == "priority"
         room = -(-len(self.running) // self.config.depth)
+        drafts = self.drafter.active
+        if drafts:
+            self.drafter.begin_step(len(self.running))
         for request in sorted(self.running, key=lambda r: r.order) if by_priority else tuple(self.running):
             end = len(request.tokens) + request.pending
             todo = end - request.planned
@@ -185,9 +203,27 @@ class Scheduler:
             elif todo == 1 and end < request.length_limit and builder.token_budget:
                 if self.config.stages > 1 and (request.pending or len(builder.requests) >= room):
                     continue
+                if drafts and request.pending and self.drafter.waits(request):
+                    continue
                 if end > len(request.blocks.tables[0]) * block_size and not self._grow(builder, request, end):
                     continue
-                builder.add_row(request, 1)
+                builder.add_row(request, 1, self._draft(builder, request, end) if drafts else ())
+
+    def _draft(self, builder: StepBuilder, request: RequestState, end: int) -> Sequence[int]:
+        """Returns drafts for a request whose row ends at `end` without any: as many as there are tokens and blocks to spare."""
+        rows = min(self.config.max_num_seqs, len(self.running) + len(self.waiting))
+        samples = self.config.max_num_samples - rows - len(builder.drafts)
+        tokens = builder.token_budget - max(1, len(self.running) - len(builder.requests))
+        most = min(samples, tokens, request.length_limit - end - 1)
+        drafts = self.drafter.propose(request, most) if most > 0 else ()
+        room = len(request.blocks.tables[0]) * self.kv.block_size - end
+        if len(drafts) <= room:
+            return drafts
+        try:
+            self._take_blocks(builder, request, end + len(drafts))
+        except OutOfBlocks:
+            return drafts[:room]
+        return drafts
 
     def _plan_prompts(self, builder: StepBuilder, prompts: list[RequestState], *, admits: bool) -> None:
         """Shares the rest of the budget among prompts. Running ones also get what waiting ones do not use."""
@@ -277,9 +313,7 @@ class Scheduler:
         """Takes the blocks for `num_tokens`, preempting the least important requests while there are too few."""
         while True:
             try:
-                for group, blocks in enumerate(self.kv.grow(request.blocks, num_tokens)):
-                    if request.entered:
-                        builder.appends.append(BlockAppend(request.slot, group, blocks))
+                self._take_blocks(builder, request, num_tokens)
                 return True
             except OutOfBlocks as missing:
                 if self._blocks_come_soon:
@@ -292,6 +326,12 @@ class Scheduler:
                 self._preempt(victim)
                 if victim is request:
                     return False
+
+    def _take_blocks(self, builder: StepBuilder, request: RequestState, num_tokens: int) -> None:
+        """Takes the blocks for `num_tokens`. Raises OutOfBlocks."""
+        for group, blocks in enumerate(self.kv.grow(request.blocks, num_tokens)):
+            if request.entered:
+                builder.appends.append(BlockAppend(request.slot, group, blocks))
 
     @property
     def _blocks_come_soon(self) -> bool:
@@ -342,16 +382,27 @@ class Scheduler:
         self.offload.on_step_finished(builder.step_id, sum(builder.num_tokens), result.seconds)
         if result.error is not None:
             return self._on_step_failure(builder, result.error)
-        self._prefill.observe(builder.num_tokens, result.seconds)
+        self._prefill.observe(builder.rows_without_drafts, result.seconds)
         deltas: list[Delta] = []
-        for (request, run, start, count), row in zip(builder.rows(), result.rows, strict=True):
-            if request.run == run:
-                if row.error is None:
-                    self._confirm(request, start + count)
-                else:
-                    self._forget_computed(request)
-                delta = self._apply_row(request, start, row)
-                deltas += [delta] if delta is not None else []
+        drafter = self.drafter if self.drafter.active else None
+        if drafter is not None and builder.decodes_only:
+            drafter.on_step(sum(builder.num_tokens), result.seconds)
+        tokens, at = unpack_tokens(result.tokens), 0
+        for row, (request, run, start, count, drafts) in enumerate(builder.rows()):
+            sampled = tokens[at : at + result.counts[row]]
+            at += len(sampled)
+            if request.run != run:
+                continue
+            extras = result.extras.get(row, NO_EXTRAS)
+            delta = request.apply(sampled, start, drafts, extras)
+            if drafter is not None and sampled:
+                drafter.on_sampled(request, drafts, sampled)
+            if extras.error is None:
+                self._confirm(request, len(request.tokens) - 1 if sampled else start + count)
+            else:
+                self._forget_computed(request)
+            if delta is not None:
+                deltas.append(self._finish_delta(request, delta))
         return deltas
 
     def _confirm(self, request: RequestState, computed: int) -> None:
@@ -377,10 +428,8 @@ class Scheduler:
         for request in self._forks.pop(parent.record.id, ()):
             request.gates.discard(Gate.FORK_PARENT)
 
-    def _apply_row(self, request: RequestState, start: int, row: RowResult) -> Delta | None:
-        delta = request.apply(row, start)
-        if delta is None:
-            return None
+    def _finish_delta(self, request: RequestState, delta: Delta) -> Delta:
+        """Completes a request's delta; ends the request if it is the last one."""
         self.stats.generated_tokens_total += len(delta.tokens)
         if not request.answered:
             request.answered = True
@@ -401,6 +450,7 @@ class Scheduler:
             request.run += 1
             self.offload.on_request_finished(request)
         request.status = RequestStatus.FINISHED
+        self.drafter.on_finished(request)
         self._suspects.clear(request)
         del self.requests[request.record.id]
         self._open_forks(request)
@@ -425,7 +475,11 @@ class Scheduler:
 
     def _on_step_failure(self, builder: StepBuilder, error: str) -> list[Delta]:
         """Handles a step that failed as a whole. Its only request ends; several run again by halves, until one fails alone."""
-        current = [(r, start + count) for r, run, start, count in builder.rows() if r.run == run]
+        current = [
+            (request, (len(request.tokens) - 1 if start == FOLLOWS else start) + count)
+            for request, run, start, count, _ in builder.rows()
+            if request.run == run
+        ]
         if len(builder.requests) == 1:
             for request, _ in current:
                 logger.info("%s ends: step %d, which ran it alone, failed: %s", request.record.id, builder.step_id, error)
@@ -472,6 +526,11 @@ class Scheduler:
         assert self.kv.reserved == sum(r.blocks.reserved for r in self.running)
         assert len(self._free_slots) + len(self.running) == self.config.max_num_seqs
         assert len(self.requests) == len(self.running) + len(self.waiting)
+        for request in self.running:
+            in_flight = [row for builder in self._in_flight.values() for row in builder.rows_of(request)]
+            tokens, samples = (sum(column) for column in zip(*in_flight, strict=True)) if in_flight else (0, 0)
+            assert request.computed <= request.planned <= request.computed + tokens, "planned tokens are computed or in flight"
+            assert request.pending == samples, "what steps in flight may sample"
         self._suspects.check_integrity()
         assert all(self.requests.get(r.record.id) is r for r in self._suspects.tried)
         assert self._forks.keys() <= self.requests.keys()

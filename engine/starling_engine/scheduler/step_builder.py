@@ -1,10 +1,11 @@
 """A step that the scheduler is planning."""
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from starling_engine.request_state import RequestState
-from starling_engine.step import GIVEN, BlockAppend, BlockCopy, NewRequest, StepPlan
+from starling_engine.step import FOLLOWS, BlockAppend, BlockCopy, NewRequest, StepPlan
 from starling_engine.token_packing import pack_tokens
 
 
@@ -22,34 +23,38 @@ class StepBuilder:
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
-    sampled_in: list[int] = field(default_factory=list)
     sample: list[bool] = field(default_factory=list)
+    num_drafts: list[int] = field(default_factory=list)
+    drafts: "array[int]" = field(default_factory=lambda: array("i"))
     new: list[NewRequest] = field(default_factory=list)
     appends: list[BlockAppend] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
 
-    def add_row(self, request: RequestState, count: int) -> None:
-        """Adds a row for the next `count` tokens of `request`; enters it in its batch slot if the workers do not have it yet."""
+    def add_row(self, request: RequestState, count: int, drafts: Sequence[int] = ()) -> None:
+        """Adds a row for the next `count` tokens of `request` and for `drafts` behind its last one.
+
+        Enters the request in its batch slot if the workers do not have it yet.
+        """
         if not request.entered:
             self._enter(request)
-        start, known = request.planned, len(request.tokens)
-        end = start + count
-        samples = end == known + request.pending
+        start, end = request.planned, request.planned + count
+        samples = end == len(request.tokens) + request.pending
+        several = self.stages > 1
         self.requests.append(request)
         self.runs.append(request.run)
         self.slots.append(request.slot)
-        self.starts.append(start)
-        self.num_tokens.append(count)
-        self.sampled_in.append(request.last_step if end > request.given else GIVEN)
+        self.starts.append(FOLLOWS if end > request.given and not several else start)
+        self.num_tokens.append(count + len(drafts))
+        self.num_drafts.append(len(drafts))
+        self.drafts.extend(drafts)
         self.sample.append(samples)
-        self.token_budget -= count
-        request.planned = end
-        if self.stages > 1:
-            self.inputs.append(request.tokens[end - 1])
+        self.token_budget -= count + len(drafts)
+        request.planned = end + len(drafts)
+        if several:
+            self.inputs.append(request.tokens[start])
         if samples:
-            request.pending += 1
-            request.last_step = self.step_id
+            request.pending += 1 + len(drafts)
 
     def _enter(self, request: RequestState) -> None:
         request.entered = True
@@ -60,22 +65,42 @@ class StepBuilder:
         request.given = len(request.tokens)
         self.new.append(NewRequest(request.slot, tokens, request.num_prompt, blocks, record.seed, sampling, record.pooling))
 
-    def rows(self) -> Iterator[tuple[RequestState, int, int, int]]:
-        """Yields for each row the request, its run, the position of its first token and the number of its tokens."""
-        return zip(self.requests, self.runs, self.starts, self.num_tokens, strict=True)
+    def rows(self) -> Iterator[tuple[RequestState, int, int, int, int]]:
+        """Yields for each row the request, its run, the start (see `StepPlan.starts`), and the numbers of tokens and drafts."""
+        return zip(self.requests, self.runs, self.starts, self.num_tokens, self.num_drafts, strict=True)
+
+    def rows_of(self, request: RequestState) -> Iterator[tuple[int, int]]:
+        """Yields the numbers of tokens, and of those that it may sample, of the row of a request's present run."""
+        for row, other in enumerate(self.requests):
+            if other is request and self.runs[row] == request.run:
+                yield self.num_tokens[row], 1 + self.num_drafts[row] if self.sample[row] else 0
+
+    @property
+    def decodes_only(self) -> bool:
+        """True if each row has one token, not counting drafts."""
+        return sum(self.num_tokens) == len(self.slots) + len(self.drafts)
+
+    @property
+    def rows_without_drafts(self) -> list[int]:
+        """Returns each row's tokens, not counting drafts."""
+        if not self.drafts:
+            return self.num_tokens
+        return [count - drafts for count, drafts in zip(self.num_tokens, self.num_drafts, strict=True)]
 
     def plan(self, freed_slots: list[int]) -> StepPlan:
+        has_drafts = bool(self.drafts)
         return StepPlan(
             self.step_id,
             self.epoch,
             self.slots,
             self.starts,
             self.num_tokens,
-            self.sampled_in,
             self.sample,
             self.new,
             self.appends,
             self.copies,
             freed_slots,
+            self.num_drafts if has_drafts else [],
+            pack_tokens(self.drafts) if has_drafts else b"",
             self.inputs,
         )

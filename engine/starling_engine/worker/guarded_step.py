@@ -68,4 +68,4 @@ class GuardedStep:
         except Exception as error:  # noqa: BLE001 - a step's fault is pinned on its requests by the scheduler
             self._check_device()
             logger.error("step %d failed on rank %d:\n%s", self._plan.step_id, self._rank, traceback.format_exc())
-            return failed(StepResult(self._plan.step_id, self._plan.epoch, [], error=f"{type(error).__name__}: {error}"))
+            return failed(StepResult(self._plan.step_id, self._plan.epoch, error=f"{type(error).__name__}: {error}"))

@@ -11,7 +11,7 @@ import torch
 from starling_engine.ledger import LOGPROB_ROWS
 from starling_engine.models.decoder import ForwardContext
 from starling_engine.sampling.logprobs import read_scores, scores
-from starling_engine.step import RowResult, StepPlan
+from starling_engine.step import RowExtras, StepPlan, StepResult
 from starling_engine.worker.device.pinned import DeviceValues
 from starling_engine.worker.host.batch import InputBatch, SlotState
 
@@ -46,9 +46,9 @@ class PromptOutputs:
         self._send = send
 
     def compute(
-        self, plan: StepPlan, last_token: npt.NDArray[np.int64], hidden: torch.Tensor, rows: list[RowResult]
+        self, plan: StepPlan, last_token: npt.NDArray[np.int64], hidden: torch.Tensor, result: StepResult
     ) -> Iterator[DeviceValues]:
-        """Yields values that fill in `rows`. `hidden` [T, hidden_size] has all tokens; `last_token` [R] indexes each row's last."""
+        """Yields values that fill in `result`. `hidden` [T, hidden_size] has all tokens, `last_token` [R] each row's last."""
         for r, slot in enumerate(plan.slots):
             if slot not in self._batch.extra_slots:
                 continue
@@ -58,31 +58,31 @@ class PromptOutputs:
             first = int(last_token[r]) - plan.num_tokens[r] + 1
             row_hidden = hidden[first : first + plan.num_tokens[r]]
             if state.pooling is None:
-                yield from self._prompt_logprobs(state, row_hidden, slot, plan.starts[r], rows[r])
+                yield from self._prompt_logprobs(state, row_hidden, slot, plan.starts[r], result.extras_of(r))
             elif (vector := _pool(state, row_hidden, plan.starts[r], done=plan.sample[r])) is not None:
-                yield DeviceValues(vector.view(torch.int32), partial(_take_vector, rows[r]))
+                yield DeviceValues(vector.view(torch.int32), partial(_take_vector, result.extras_of(r)))
 
     def _prompt_logprobs(
-        self, state: SlotState, hidden: torch.Tensor, slot: int, start: int, row: RowResult
+        self, state: SlotState, hidden: torch.Tensor, slot: int, start: int, extras: RowExtras
     ) -> Iterator[DeviceValues]:
         """Position p's hidden state gives the log probability of token p + 1; the last prompt token's belongs to the output."""
         assert state.sampling is not None and state.sampling.prompt_logprobs is not None
-        most, row.prompt_logprobs = state.sampling.prompt_logprobs, []
+        most, extras.prompt_logprobs = state.sampling.prompt_logprobs, []
         count = min(start + len(hidden), state.num_prompt - 1) - start
         following = self._send(self._batch.tokens[slot, start + 1 : start + 1 + count].astype(np.int64))
         for at in range(0, count, LOGPROB_ROWS):
             part = slice(at, min(at + LOGPROB_ROWS, count))
             logits = self._model.logits(hidden[part])
-            yield DeviceValues(scores(logits, following[part], most), partial(_take_prompt_logprobs, row, most))
+            yield DeviceValues(scores(logits, following[part], most), partial(_take_prompt_logprobs, extras, most))
 
 
-def _take_prompt_logprobs(row: RowResult, most: int, found: torch.Tensor) -> None:
-    assert row.prompt_logprobs is not None
-    row.prompt_logprobs += read_scores(found, [most] * len(found))
+def _take_prompt_logprobs(extras: RowExtras, most: int, found: torch.Tensor) -> None:
+    assert extras.prompt_logprobs is not None
+    extras.prompt_logprobs += read_scores(found, [most] * len(found))
 
 
-def _take_vector(row: RowResult, found: torch.Tensor) -> None:
-    row.pooled = found.view(torch.float32).tolist()
+def _take_vector(extras: RowExtras, found: torch.Tensor) -> None:
+    extras.pooled = found.view(torch.float32).tolist()
 
 
 def _pool(state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:

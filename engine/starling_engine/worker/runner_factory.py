@@ -48,6 +48,7 @@ class RunnerFactory:
             self.link,
             self.platform.queue,
             max_tokens=self.config.max_num_batched_tokens,
+            max_samples=self.config.max_num_samples,
             vocab_size=self.model.config.vocab_size,
             recorded=self._is_recorded(),
             cascades=self.model.cascades,

@@ -147,7 +147,7 @@ class Worker:
     def _warm_up(self, groups: list[KVGroup]) -> None:
         """Runs one token, into the null block, so that the first request does not pay for lazy initialisation."""
         new = NewRequest(0, pack_tokens([0]), 1, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
-        self.launch(StepPlan(-1, self.epoch, [0], [0], [1], [-1], [True], [new], inputs=[0])).finish()
+        self.launch(StepPlan(-1, self.epoch, [0], [0], [1], [True], [new], inputs=[0])).finish()
         assert self._runner is not None
         self._runner.free_slot(0)
 
@@ -171,7 +171,7 @@ class Worker:
         assert self._runner is not None, "prepare() comes first"
         if plan.epoch > self.epoch:
             error = f"a plan of epoch {plan.epoch}, but this is {self.epoch}"
-            return Finished(StepResult(plan.step_id, plan.epoch, [], error=error))
+            return Finished(StepResult(plan.step_id, plan.epoch, error=error))
         with torch.inference_mode():
             return self._runner.launch(plan)
 

@@ -12,7 +12,7 @@ from starling_engine.config import SchedulingPolicy
 from starling_engine.params import SamplingParams
 from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLog
 from starling_engine.scheduler.queue import make_queue
-from starling_engine.step import StepResult
+from starling_engine.step import FOLLOWS, StepResult
 
 from tests.engine.toy_engine import ToyEngine, expected_output
 
@@ -190,10 +190,10 @@ def test_asynchronous_steps_take_tokens_that_are_still_in_flight() -> None:
     engine = ToyEngine(depth=2)
     engine.add("a", prompt_of(10), params(6))
     first = engine.scheduler.schedule()
-    assert first is not None and first.sampled_in == [-1]
+    assert first is not None and first.starts == [0]
     engine.results.append(engine.worker.execute(first))
     second = engine.scheduler.schedule()
-    assert second is not None and second.sampled_in == [first.step_id] and second.starts == [10]
+    assert second is not None and second.starts == [FOLLOWS]
     engine.results.append(engine.worker.execute(second))
     engine.run()
     assert engine.outputs["a"] == expected_output(prompt_of(10), params(6), 0, 128)
@@ -251,7 +251,7 @@ def test_a_token_that_waits_takes_four_bytes() -> None:
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
-    """Every request gets what it would get alone, for any pool, windows, depth, budget, target and traffic."""
+    """Every request gets what it would get alone, for any pool, windows, depth, stages, budget, target, drafts and traffic."""
     draw = data.draw
     rng = random.Random(seed)
     block_size = draw(st.sampled_from([8, 16]))
@@ -261,6 +261,9 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         block_size=block_size,
         window=window,
         depth=draw(st.integers(1, 3)),
+        stages=draw(st.sampled_from([1, 1, 2])),
+        drafts=draw(st.sampled_from([0, 1, 4])),
+        rng=random.Random(seed + 1),
         max_num_seqs=draw(st.integers(1, 6)),
         budget=draw(st.integers(6, 40)),
         step_target_ms=draw(st.sampled_from([0, 20])),
@@ -333,7 +336,7 @@ def test_a_stale_result_changes_nothing() -> None:
     plan = engine.scheduler.schedule()
     assert plan is not None
     result = engine.worker.execute(plan)
-    assert engine.scheduler.update(StepResult(99, 0, [])) == []
+    assert engine.scheduler.update(StepResult(99, 0)) == []
     engine.results.append(result)
     engine.run()
     assert engine.outputs["a"] == expected_output(prompt_of(10), params(4), 0, 128)

@@ -72,7 +72,7 @@ def test_news_of_a_stage_come_from_one_rank() -> None:
 
 
 def ended(step: int, error: str | None = None) -> StepResult:
-    return StepResult(step, 0, [], error=error)
+    return StepResult(step, 0, error=error)
 
 
 def test_a_failed_step_stays_in_order() -> None:

@@ -9,6 +9,7 @@ from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.triton_support import INTERPRETED
+from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.device.graphs import Graphs, decode_sizes, mixed_sizes
 from starling_engine.worker.device.step_buffer import StepShape
@@ -59,9 +60,9 @@ def test_a_step_is_padded_to_the_next_size() -> None:
     assert decode_sizes(24) == [1, 2, 4, 8, 16, 24]
     assert decode_sizes(256)[-3:] == [224, 240, 256]
     assert mixed_sizes(100) == [32, 64]
-    graphs = Graphs(InlineQueue(), 16, 100)
-    assert graphs.decode(3) == (4, 4, True) and graphs.decode(16) == (16, 16, True) and graphs.decode(17) is None
-    assert graphs.mixed(33, 16) == (64, 17, False)
+    graphs = Graphs(InlineQueue(), 16, 100, 16)
+    assert graphs.decode(3) == (4, 4, 4, True) and graphs.decode(16) == (16, 16, 16, True) and graphs.decode(17) is None
+    assert graphs.mixed(33, 16) == (64, 17, 16, False)
     assert graphs.mixed(65, 2) is None and graphs.mixed(10, 17) is None
 
 
@@ -69,7 +70,9 @@ def test_padding_fits_tables_of_the_longest_sequence() -> None:
     """Padding is prompts of at most that length, one after the other, whatever else is in the step."""
     groups = [KVGroup(KVSpec(8, 1, 16, 4), (0,))]
     batch = InputBatch(groups, max_num_seqs=4, max_model_len=24, block_size=8)
-    fields = StepWriter(batch, InlineQueue(), torch.device("cpu"), max_tokens=64).padding(StepShape(64, 3))
+    writer = StepWriter(batch, InlineQueue(), torch.device("cpu"), max_tokens=64, max_samples=4)
+    fields = writer.padding(StepShape(64, 3, 1))
+    DevicePositions(4, 8, torch.device("cpu")).locate(fields, [torch.zeros(5, 4, dtype=torch.int32)])
     assert fields.query_start.tolist() == [0, 24, 48, 64] and fields.context_lens.tolist() == [24, 24, 16]
     assert fields.positions.tolist() == [*range(24), *range(24), *range(16)]
     assert set(fields.slots.tolist()) == {4} and set(fields.targets.flatten().tolist()) == {-1}
@@ -83,7 +86,7 @@ def test_a_size_that_cannot_be_recorded_runs_eagerly() -> None:
             work()
             raise torch.OutOfMemoryError("no memory for another recording")
 
-    graphs = Graphs(Refuses(), 4, 4)
+    graphs = Graphs(Refuses(), 4, 4, 4)
     shape = graphs.decode(2)
     assert shape is not None
     for _ in range(2):
@@ -99,7 +102,7 @@ def test_a_size_is_recorded_once_and_again_after_memory_has_moved() -> None:
             ran.append("record")
             return lambda: ran.append("replay")
 
-    graphs = Graphs(Recorder(), 4, 4)
+    graphs = Graphs(Recorder(), 4, 4, 4)
     shape = graphs.decode(2)
     assert shape is not None
     for _ in range(3):

@@ -16,9 +16,9 @@ from starling_engine.worker.process.dp_sync_loop import DpSyncLoop
 
 def failing_rank(ranks: int, sent: list[Any]) -> DpSyncLoop:
     """Returns one of the `ranks` ranks of an epoch; its next step fails."""
-    plan = StepPlan(3, 0, [], [], [], [], [], [], inputs=[])
+    plan = StepPlan(3, 0, [], [], [], [])
     rank = object.__new__(DpSyncLoop)
-    failed = StepResult(plan.step_id, 0, [], error="MemoryError: no more")
+    failed = StepResult(plan.step_id, 0, error="MemoryError: no more")
     rank._worker = SimpleNamespace(attempt=lambda _: failed, samples=True)  # type: ignore[assignment]
     rank._sync = SimpleNamespace(  # type: ignore[assignment]
         epoch=SimpleNamespace(communicator=SimpleNamespace(shard=Shard(0, ranks))),

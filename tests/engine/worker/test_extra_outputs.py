@@ -68,11 +68,11 @@ def test_a_step_is_replayed_with_any_extra_outputs(folder: Path, monkeypatch: py
 
 
 def test_only_rows_with_adjusted_logits_are_sampled_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    adjusted = spy(monkeypatch, DeviceAdjuster, "adjust", lambda _, __, rows, *___: len(rows))
+    adjusted = spy(monkeypatch, DeviceAdjuster, "adjust", lambda _, __, at, *___: len(at))
     memory = spy(monkeypatch, DeviceAdjuster, "_words_of_all", lambda _: None)
-    scored = spy(monkeypatch, ExtraOutputs, "_score", lambda _, samples, __: len(samples))
+    scored = spy(monkeypatch, ExtraOutputs, "_score", lambda _, samples, *__: len(samples))
     with core_for(folder) as core:
-        assert adjusted == scored == [8] and memory, "measured, so that the KV cache leaves room for it"
+        assert adjusted == scored == [core.scheduler.config.max_num_samples] and memory, "measured, so that the KV cache leaves room for it"
         adjusted.clear()
         memory.clear()
         scored.clear()

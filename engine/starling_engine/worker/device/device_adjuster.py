@@ -39,24 +39,24 @@ class DeviceAdjuster:
                 table[slot].copy_(row)
 
     def adjust(
-        self, logits: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, adjusters: Sequence[tuple[Adjuster, int]]
+        self, logits: torch.Tensor, at: torch.Tensor, slots: torch.Tensor, ends: torch.Tensor, adjusters: Sequence[Adjuster]
     ) -> torch.Tensor:
-        """Returns [R, vocab_size]: `rows` [R] int64 of logits [N, vocab_size] fp32, adjusted for the requests in `slots` [R] int64.
+        """Returns [R, vocab_size]: rows `at` [R] of logits [N, vocab_size] fp32, adjusted for the requests in `slots` [R].
 
-        `adjusters` has each row's adjuster, with the length of its prompt and output so far.
+        `ends` [R] is the position of the token to sample, and `adjusters` has each row's.
         """
-        settings = self._send(np.array([adjuster.settings(length) for adjuster, length in adjusters]))
-        adjusted = self._op(logits, rows, self._words_of_all(), slots, settings[:, :3].float().contiguous(), settings[:, 3] != 0)
-        if any(adjuster.bias for adjuster, _ in adjusters):
+        settings = self._send(np.array([adjuster.settings for adjuster in adjusters]))
+        below_min_tokens = ends < settings[:, 3]
+        adjusted = self._op(logits, at, self._words_of_all(), slots, settings[:, :3].float().contiguous(), below_min_tokens)
+        if any(adjuster.bias for adjuster in adjusters):
             tokens, values = (table.index_select(0, slots) for table in self._bias_of_all())
             adjusted.scatter_add_(1, tokens, values)
         return adjusted
 
-    def count(self, slots: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Counts the tokens `chosen` in these slots as output."""
+    def count(self, slots: torch.Tensor, tokens: torch.Tensor, times: torch.Tensor) -> None:
+        """Counts `tokens` [R] as output of these slots, each as often as `times` [R] int32 says: also less often."""
         words = self._words_of_all()
-        at = slots * words.shape[1] + chosen
-        words.view(-1).index_add_(0, at, torch.full_like(at, ONE, dtype=torch.int32))
+        words.view(-1).index_add_(0, slots * words.shape[1] + tokens, ONE * times)
 
     def forget(self) -> None:
         """Gives the memory back, while there are no requests."""

@@ -14,15 +14,16 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import common_prefix
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
-from starling_engine.step import RowResult, StepPlan
+from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_sampler import DeviceSampler
 from starling_engine.worker.device.device_tables import DeviceTables
 from starling_engine.worker.device.extra_outputs import ExtraOutputs
 from starling_engine.worker.device.graphs import Graphs
 from starling_engine.worker.device.in_flight import InFlight
 from starling_engine.worker.device.step_buffer import StepShape
-from starling_engine.worker.device.step_writer import Fields, StepWriter
-from starling_engine.worker.host.batch import FlatBatch, InputBatch
+from starling_engine.worker.device.step_writer import NO_SAMPLES, Fields, StepWriter
+from starling_engine.worker.host.batch import FlatBatch, InputBatch, Samples
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.pending_step import PendingStep
 from starling_engine.worker.prompt_outputs import NoModel, RunnableModel
@@ -50,6 +51,7 @@ class DeviceRunner:
         queue: DeviceQueue,
         *,
         max_tokens: int,
+        max_samples: int,
         vocab_size: int,
         recorded: bool,
         cascades: bool,
@@ -62,19 +64,21 @@ class DeviceRunner:
         device, rows = pages.device, len(batch.slot_states)
         self._max_tokens = max_tokens
         self._max_rows = rows
+        self._max_samples = max_samples
         self._cascades = cascades
         self._tables = DeviceTables(batch, queue, device)
-        self._writer = StepWriter(batch, queue, device, max_tokens)
-        self._sampler = DeviceSampler(op, rows, vocab_size, device)
+        self._writer = StepWriter(batch, queue, device, max_tokens, max_samples)
+        self._positions = DevicePositions(rows, batch.block_size, device)
+        self._sampler = DeviceSampler(op, max_samples, vocab_size, self._positions)
         self._extra_outputs = ExtraOutputs(batch, self._sampler, queue, device)
         self._use(model)
         self._in_flight = InFlight(batch, queue, self._sampler.out)
-        self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest)) if recorded else None
+        self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest), max_samples) if recorded else None
         top = self._graphs.shapes[0].tokens if self._graphs is not None else 0
         self._arrived = None if link.first else link.blank(top)
         """[tokens of the largest recorded step, hidden_size]: input of recorded steps, from the stage before."""
-        self._hidden = link.blank(rows + 1 if link.last else top)
-        """[rows + 1, hidden_size]: output of recorded steps: states that are sampled from, or all tokens' for the next stage."""
+        self._hidden = link.blank(max_samples if link.last else top)
+        """[max_samples, hidden_size]: output of recorded steps: states that are sampled from, or all tokens' for the next stage."""
 
     # ---- a step ----
 
@@ -85,14 +89,15 @@ class DeviceRunner:
         self._tables.apply(plan, self._batch.table_lengths)
         self._pages.copy(plan)
         step = self._batch.gather(plan)
+        result = StepResult(plan.step_id, plan.epoch)
         if not self._link.last:
             self._run_stage(plan, step)
-            return self._in_flight.add(plan, step, [], began, [])
-        sampled = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.slot_state(plan.slots[r]).pooling is None]
-        fields, hidden = self._run(plan, step, sampled)
-        rows = [RowResult() for _ in plan.slots]
-        readback = self._extra_outputs.serve(plan, step, sampled, fields, hidden, rows)
-        launched = self._in_flight.add(plan, step, sampled, began, rows)
+            return self._in_flight.add(result, NO_SAMPLES, began)
+        result.counts = [0] * len(plan.slots)
+        samples = step.samples(self._batch.sampling_rows(plan))
+        fields, hidden = self._run(plan, step, samples)
+        readback = self._extra_outputs.serve(plan, step, samples, fields, hidden, result)
+        launched = self._in_flight.add(result, samples, began)
         launched.readback = readback
         return launched
 
@@ -123,53 +128,55 @@ class DeviceRunner:
 
     def peak_bytes(self) -> int | None:
         """Returns the memory that steps take beyond weights and cache; None if it cannot be measured."""
-        run = partial(self._run_largest, self._max_tokens, self._max_rows, self._extra_outputs.run_largest)
+        run = partial(self._run_largest, self._max_tokens, self._max_samples, self._extra_outputs.run_largest)
         largest = self._queue.peak_bytes(run)
         if largest is None or self._graphs is None:
             return largest
         # Recorded steps have memory of their own, which all of them share.
         top = self._graphs.shapes[0].tokens
-        return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._max_rows))) or 0)
+        return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._max_samples))) or 0)
 
-    def _run_largest(self, tokens: int, rows: int, then: Callable[[Fields, torch.Tensor], None] = lambda *_: None) -> None:
-        """Runs a step of padding alone and samples from all its rows; `then` gets them and their hidden states."""
+    def _run_largest(self, tokens: int, samples: int, then: Callable[[Fields, torch.Tensor], None] = lambda *_: None) -> None:
+        """Runs a step of padding alone and samples from it; `then` gets the samples and their hidden states."""
         longest = self._writer.longest
         tokens = min(tokens, self._max_rows * longest)
-        fields = self._writer.padding(StepShape(tokens, -(-tokens // longest)))
+        fields = self._writer.padding(StepShape(tokens, -(-tokens // longest), 1))
         arrived = None if self._link.first else self._link.blank(tokens)
         hidden = self._forward(fields, None, min(tokens, longest), arrived=arrived)
         if self._link.last:
-            fields, hidden = self._writer.padding(StepShape(rows, rows, decode=True)), hidden[:1].expand(rows, -1).contiguous()
-            self._head(fields, hidden)
+            fields = self._writer.padding(StepShape(samples, samples, samples, decode=True))
+            hidden = hidden[:1].expand(samples, -1).contiguous()
+            self._positions.locate(fields, self._tables.tables)
+            self._head(fields, hidden, 0)
             then(fields, hidden)
 
     # ---- its parts ----
 
-    def _run(self, plan: StepPlan, step: FlatBatch, sampled: list[int]) -> tuple[Fields, torch.Tensor | None]:
-        """Runs a step; returns also the hidden states of all tokens, if rows read their prompts."""
-        tokens, count = len(step.ids), len(sampled)
+    def _run(self, plan: StepPlan, step: FlatBatch, samples: Samples) -> tuple[Fields, torch.Tensor | None]:
+        """Runs a step; returns its samples, and the hidden states of all tokens if rows read their prompts."""
+        tokens, count = len(step.ids), len(samples)
         decode = step.longest == 1 and count == tokens
         every = self._batch.any_needs_all_hidden_states(plan)
         shared = _shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
         shape = None if shared or every else self._recorded(step, decode=decode)
-        fields = self._writer.write(plan, step, sampled, shape or StepShape(tokens, len(step.slots)))
+        fields = self._writer.write(plan, step, samples, shape or StepShape(tokens, len(step.slots), count))
+        sampled, most_drafts = fields.samples(len(samples.rows), count), int(step.drafts.max())
         if shape is not None:
             self._replay(shape, fields, tokens)
             if count and not shape.decode:
-                self._head(fields.samples(count), self._hidden.index_select(0, fields.sampled[:count]))
-            return fields, None
+                self._head(sampled, self._hidden[:count], most_drafts)
+            return sampled, None
         arrived = self._link.receive(tokens)
-        rows = None if decode else fields.last.index_select(0, fields.sampled[:count])
-        hidden = self._forward(fields, None if every else rows, step.longest, step, arrived, shared)
+        hidden = self._forward(fields, None if decode or every else sampled.sampled, step.longest, step, arrived, shared)
         if count:
-            self._head(fields.samples(count), hidden.index_select(0, rows) if every and rows is not None else hidden)
-        return fields, hidden if every else None
+            self._head(sampled, hidden.index_select(0, sampled.sampled) if every else hidden, most_drafts)
+        return sampled, hidden if every else None
 
     def _run_stage(self, plan: StepPlan, step: FlatBatch) -> None:
         """Runs a step in a stage before the last: all tokens' states go to the next one."""
         tokens = len(step.ids)
         shape = self._recorded(step, decode=step.longest == 1)
-        fields = self._writer.write(plan, step, [], shape or StepShape(tokens, len(step.slots)))
+        fields = self._writer.write(plan, step, NO_SAMPLES, shape or StepShape(tokens, len(step.slots), 0))
         if shape is not None:
             self._replay(shape, fields, tokens)
             # The next replay does not wait until these have been sent.
@@ -192,14 +199,14 @@ class DeviceRunner:
         self._graphs.run(shape, self._work(fields, shape))
 
     def _work(self, fields: Fields, shape: StepShape) -> Callable[[], None]:
-        """Returns the work to record: a whole step of decodes, or one with prompts up to the states of each row's last token."""
+        """Returns the work to record: a whole step of decodes, or one with prompts up to the states that are sampled from."""
         arrived = self._arrived[: shape.tokens] if self._arrived is not None else None
         if shape.decode and self._link.last:
-            return lambda: self._head(fields, self._forward(fields, None, 1, arrived=arrived))
+            return lambda: self._head(fields, self._forward(fields, None, 1, arrived=arrived), 0)
         return partial(self._keep_hidden, fields, shape, arrived)
 
     def _keep_hidden(self, fields: Fields, shape: StepShape, arrived: torch.Tensor | None) -> None:
-        rows = fields.last if self._link.last else None
+        rows = fields.sampled if self._link.last else None
         hidden = self._forward(fields, rows, 1 if shape.decode else shape.tokens, arrived=arrived)
         self._hidden[: len(hidden)].copy_(hidden)
 
@@ -214,7 +221,7 @@ class DeviceRunner:
     ) -> torch.Tensor:
         """Runs the model. Without `step`, the work is the same for every step of this size, and may be recorded."""
         host_lens = step.host_lens if step is not None else None
-        f.ids.index_copy_(0, f.feed_at, self._sampler.last.index_select(0, f.feed_slots))
+        self._positions.locate(f, self._tables.tables)
         tables = [table.index_select(0, f.slots) for table in self._tables.tables]
         metadata = [
             AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens)
@@ -222,8 +229,9 @@ class DeviceRunner:
         ]
         return self._model.forward(f.ids[:-1], self._pages.context(metadata, rows), arrived)
 
-    def _head(self, f: Fields, hidden: torch.Tensor) -> None:
-        self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))))
+    def _head(self, f: Fields, hidden: torch.Tensor, most_drafts: int) -> None:
+        """Samples behind the hidden states [S, hidden_size]; `most_drafts` as for the sampler."""
+        self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))), most_drafts)
 
 
 def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, recorded: bool) -> int:
@@ -236,7 +244,7 @@ def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, record
     full = [g for g, group in enumerate(groups) if not group.spec.window]
     if rows < CASCADE_ROWS or not full or len(set(batch.tables[full[0]][step.slots, 0])) > 1:
         return 0
-    computed = (step.ends - np.diff(step.query_end, prepend=0)).astype(np.int32)
+    computed = step.starts.astype(np.int32)
     width = int(computed.min()) // size
     shared = min(common_prefix(batch.tables[g][step.slots, :width], computed, size) for g in full)
     block_bytes = sum(len(groups[g].layers) * groups[g].spec.layer_block_bytes for g in full)

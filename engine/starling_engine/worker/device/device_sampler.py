@@ -3,23 +3,23 @@
 import torch
 
 from starling_engine.sampling.select import SampleOp
+from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.step_writer import Fields
 from starling_engine.worker.host.sampler import are_finite
 
 
 class DeviceSampler:
-    """Samples at most `rows` rows a step. One slot more is padding's.
+    """Samples at most `most` tokens a step.
 
-    last  [rows + 1] int64, the token that was sampled last in each slot
-    out   [rows + 1, 2] int64: the step's tokens, and whether their logits are finite
+    out  [most, 3] int64: the step's tokens, whether their logits are finite, and whether each is the next draft of its row
     """
 
-    def __init__(self, op: SampleOp, rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, op: SampleOp, most: int, vocab_size: int, positions: DevicePositions) -> None:
         self._op = op
-        self._rows = rows
+        self._most = most
+        self._positions = positions
         self.vocab_size = vocab_size
-        self.last = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        self.out = torch.zeros(rows + 1, 2, dtype=torch.int64, device=device)
+        self.out = torch.zeros(most, 3, dtype=torch.int64, device=positions.last.device)
         self._logits: torch.Tensor | None = None
 
     def logits(self, count: int) -> torch.Tensor:
@@ -28,25 +28,32 @@ class DeviceSampler:
         All steps use the same memory, as recorded ones have to.
         """
         if self._logits is None:
-            self._logits = torch.empty(self._rows, self.vocab_size, dtype=torch.float32, device=self.last.device)
+            self._logits = torch.empty(self._most, self.vocab_size, dtype=torch.float32, device=self.out.device)
         return self._logits[:count]
 
     def forget(self) -> None:
         """Gives the memory back."""
         self._logits = None
 
-    def sample(self, f: Fields, logits: torch.Tensor) -> None:
-        """Draws a token for each row of logits [R, vocab_size] fp32."""
+    def sample(self, f: Fields, logits: torch.Tensor, most_drafts: int) -> None:
+        """Draws a token for each row of logits [S, vocab_size] fp32. `most_drafts` is that of any row of the step."""
         chosen = self._op(logits, f.sampling_metadata, f.seeds, f.ends)
-        self.last.index_copy_(0, f.sampled_slots, chosen)
         out = self.out[: len(chosen)]
         out[:, 0].copy_(chosen)
         out[:, 1].copy_(are_finite(logits, chosen))
+        self.accept(f, most_drafts)
 
-    def sample_again(self, f: Fields, rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Draws other tokens for some of the step's rows [R] int64, from logits [R, vocab_size]; returns them, [R] int64."""
-        metadata = f.sampling_metadata.map(lambda column: column.index_select(0, rows))
-        chosen = self._op(logits, metadata, f.seeds.index_select(0, rows), f.ends.index_select(0, rows))
-        self.last.index_copy_(0, f.sampled_slots.index_select(0, rows), chosen)
-        self.out.index_copy_(0, rows, torch.stack((chosen, are_finite(logits, chosen).long()), 1))
-        return chosen
+    def accept(self, f: Fields, most_drafts: int) -> None:
+        """Accepts drafts by the step's tokens."""
+        out = self.out[: len(f.sampled)]
+        out[:, 2].copy_(self._positions.accept(f, out[:, 0].contiguous(), most_drafts))
+
+    def counts(self, ends: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Returns which samples, for positions `ends` in `slots`, are up to the one behind the last accepted draft."""
+        return ends < self._positions.lengths.index_select(0, slots)
+
+    def sample_again(self, f: Fields, at: torch.Tensor, logits: torch.Tensor) -> None:
+        """Draws other tokens for some of the step's samples `at` [R] int64, from logits [R, vocab_size]; `accept` comes next."""
+        metadata = f.sampling_metadata.map(lambda column: column.index_select(0, at))
+        chosen = self._op(logits, metadata, f.seeds.index_select(0, at), f.ends.index_select(0, at))
+        self.out[:, :2].index_copy_(0, at, torch.stack((chosen, are_finite(logits, chosen).long()), 1))

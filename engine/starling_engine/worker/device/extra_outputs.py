@@ -3,7 +3,7 @@
 They are queued behind the step and read with its result. Other rows are sampled within the step, which may be a recorded one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,24 +17,24 @@ from starling_engine.params import MAX_LOGPROBS, SamplingParams
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.adjust import Adjuster
 from starling_engine.sampling.logprobs import read_scores, scores
-from starling_engine.step import RowResult, StepPlan
+from starling_engine.step import StepPlan, StepResult
 from starling_engine.token_packing import unpack_tokens
 from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from starling_engine.worker.device.device_sampler import DeviceSampler
 from starling_engine.worker.device.pinned import DeviceValues, Readback, send
 from starling_engine.worker.device.step_writer import Fields
-from starling_engine.worker.host.batch import FlatBatch, InputBatch, SlotState
+from starling_engine.worker.host.batch import FlatBatch, InputBatch, Samples, SlotState
 from starling_engine.worker.prompt_outputs import PromptOutputs, RunnableModel
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraSample:
-    """Sample number `at` of a step, for position `end`."""
+    """Sample number `at` of a step, behind draft number `offset` of its row, counted from 1; 0: behind the row's own last token."""
 
     at: int
-    end: int
+    offset: int
+    row: int
     state: SlotState
-    row: RowResult
 
     @property
     def num_logprobs(self) -> int | None:
@@ -60,41 +60,37 @@ class ExtraOutputs:
         self._adjuster.forget()
 
     def serve(
-        self,
-        plan: StepPlan,
-        step: FlatBatch,
-        sampled: Sequence[int],
-        f: Fields,
-        hidden: torch.Tensor | None,
-        rows: list[RowResult],
+        self, plan: StepPlan, step: FlatBatch, samples: Samples, f: Fields, hidden: torch.Tensor | None, result: StepResult
     ) -> Readback | None:
-        """Queues the extra outputs of a step whose rows `sampled` have been sampled from; they fill in `rows`.
+        """Queues the extra outputs of a step that has been sampled from; they fill in `result`.
 
         Called for every plan in turn. `hidden` [T, hidden_size] is set if a row reads its prompt.
         """
         if not (extra_slots := self._batch.extra_slots):
             return None
         self._enter(plan)
-        samples = [
-            ExtraSample(at, int(step.ends[r]), self._batch.slot_state(plan.slots[r]), rows[r])
-            for at, r in enumerate(sampled)
-            if plan.slots[r] in extra_slots
+        extras = [
+            ExtraSample(first + offset, offset, row, self._batch.slot_state(plan.slots[row]))
+            for row, first, drafts in zip(samples.rows, samples.first.tolist(), samples.drafts.tolist(), strict=True)
+            if plan.slots[row] in extra_slots
+            for offset in range(1 + drafts)
         ]
-        for part in _parts([sample for sample in samples if sample.state.adjuster is not None]):
-            self._sample_adjusted(f, part, len(sampled))
-        scored = _parts([sample for sample in samples if sample.num_logprobs is not None])
-        outputs = [self._score(part, len(sampled)) for part in scored]
+        adjusted = [sample for sample in extras if sample.state.adjuster is not None]
+        if adjusted:
+            self._sample_adjusted(f, adjusted, len(samples), int(samples.drafts.max()))
+        scored = _parts([sample for sample in extras if sample.num_logprobs is not None])
+        outputs = [self._score(part, len(samples), result) for part in scored]
         if hidden is not None:
-            outputs += self._prompt_outputs.compute(plan, step.query_end - 1, hidden, rows)
+            outputs += self._prompt_outputs.compute(plan, step.query_end - 1, hidden, result)
         return Readback(self._queue, outputs) if outputs else None
 
     def run_largest(self, f: Fields, hidden: torch.Tensor) -> None:
         """Does the most work that ever comes at once, behind a step of rows [R, hidden_size]; its memory is measured."""
         params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 0.0}, logprobs=MAX_LOGPROBS)
         state = SlotState(1, params, None, Adjuster(params, 1, ()))
-        samples = [ExtraSample(at, 1, state, RowResult()) for at in range(min(len(hidden), LOGPROB_ROWS))]
-        self._sample_adjusted(f, samples, len(hidden))
-        self._score(samples, len(hidden))
+        samples = [ExtraSample(at, 0, at, state) for at in range(min(len(hidden), LOGPROB_ROWS))]
+        self._sample_adjusted(f, samples, len(hidden), 0)
+        self._score(samples, len(hidden), StepResult(-1, 0))
         # A prompt's log probabilities, for any number of rows.
         states, following = hidden[:1].expand(LOGPROB_ROWS, -1).contiguous(), self._send(np.zeros(LOGPROB_ROWS, np.int64))
         scores(self._model.logits(states), following, MAX_LOGPROBS)
@@ -105,23 +101,43 @@ class ExtraOutputs:
             if adjuster is not None:
                 self._adjuster.enter(new.slot, adjuster, unpack_tokens(new.token_ids).tolist())
 
-    def _sample_adjusted(self, f: Fields, samples: list[ExtraSample], count: int) -> None:
-        """Replaces tokens drawn from the model's own logits by tokens of adjusted logits."""
-        rows = self._rows(samples)
-        slots = f.sampled_slots.index_select(0, rows)
-        adjusters = [(sample.state.adjuster, sample.end) for sample in samples if sample.state.adjuster is not None]
-        logits = self._adjuster.adjust(self._sampler.logits(count), rows, slots, adjusters)
-        self._adjuster.count(slots, self._sampler.sample_again(f, rows, logits))
+    def _sample_adjusted(self, f: Fields, samples: list[ExtraSample], count: int, most_drafts: int) -> None:
+        """Replaces tokens drawn from the model's own logits by tokens of adjusted logits, of all the step's adjusted `samples`.
 
-    def _score(self, samples: list[ExtraSample], count: int) -> DeviceValues:
-        rows = self._rows(samples)
-        chosen = self._sampler.out[:, 0].index_select(0, rows)
+        The drafts before a sample count as output for it. They are counted one after the other, and taken back at the end.
+        """
+        at = self._indices(samples)
+        behind = self._send(np.array([sample.offset for sample in samples], np.int64))
+        slots, ends = f.sampled_slots.index_select(0, at), f.ends.index_select(0, at)
+        drafts = f.ids.index_select(0, f.sampled.index_select(0, at))  # for offset 0 it is no draft
+        once = torch.ones_like(at, dtype=torch.int32)
+        for offset in range(most_drafts + 1):
+            if offset:
+                self._adjuster.count(slots, drafts, once * (behind == offset))
+            for part in _parts([sample for sample in samples if sample.offset == offset]):
+                self._sample_part(f, part, count)
+        self._sampler.accept(f, most_drafts)
+        if most_drafts:
+            self._adjuster.count(slots, drafts, -once * (behind > 0))
+        chosen = self._sampler.out[:, 0].index_select(0, at)
+        self._adjuster.count(slots, chosen, once * self._sampler.counts(ends, slots))
+
+    def _sample_part(self, f: Fields, samples: list[ExtraSample], count: int) -> None:
+        at = self._indices(samples)
+        adjusters = [sample.state.adjuster for sample in samples if sample.state.adjuster is not None]
+        slots, ends = f.sampled_slots.index_select(0, at), f.ends.index_select(0, at)
+        logits = self._adjuster.adjust(self._sampler.logits(count), at, slots, ends, adjusters)
+        self._sampler.sample_again(f, at, logits)
+
+    def _score(self, samples: list[ExtraSample], count: int, result: StepResult) -> DeviceValues:
+        at = self._indices(samples)
+        chosen = self._sampler.out[:, 0].index_select(0, at)
         most = max(sample.num_logprobs or 0 for sample in samples)
         return DeviceValues(
-            scores(self._sampler.logits(count).index_select(0, rows), chosen, most), partial(_take_logprobs, samples)
+            scores(self._sampler.logits(count).index_select(0, at), chosen, most), partial(_take_logprobs, samples, result)
         )
 
-    def _rows(self, samples: list[ExtraSample]) -> torch.Tensor:
+    def _indices(self, samples: list[ExtraSample]) -> torch.Tensor:
         return self._send(np.array([sample.at for sample in samples]))
 
     def _send(self, array: npt.NDArray[Any]) -> torch.Tensor:
@@ -133,6 +149,9 @@ def _parts(samples: list[ExtraSample]) -> Iterator[list[ExtraSample]]:
         yield samples[at : at + LOGPROB_ROWS]
 
 
-def _take_logprobs(samples: list[ExtraSample], found: torch.Tensor) -> None:
+def _take_logprobs(samples: list[ExtraSample], result: StepResult, found: torch.Tensor) -> None:
+    """Adds the log probabilities of the samples that count: those up to a row's last accepted draft."""
     for sample, row in zip(samples, read_scores(found, [sample.num_logprobs or 0 for sample in samples]), strict=True):
-        sample.row.logprobs = [row]
+        if sample.offset < result.counts[sample.row]:
+            extras = result.extras_of(sample.row)
+            extras.logprobs = [*(extras.logprobs or ()), row]

@@ -30,11 +30,11 @@ def mixed_sizes(max_tokens: int) -> list[int]:
 class Graphs:
     """Recordings of steps by size. A step of another size runs eagerly, and is recorded then."""
 
-    def __init__(self, queue: DeviceQueue, max_rows: int, max_tokens: int) -> None:
+    def __init__(self, queue: DeviceQueue, max_rows: int, max_tokens: int, max_samples: int) -> None:
         self._queue = queue
-        self._decodes = [StepShape(size, size, decode=True) for size in decode_sizes(max_rows)]
+        self._decodes = [StepShape(size, size, size, decode=True) for size in decode_sizes(max_rows)]
         # One more row holds the padding tokens.
-        self._mixed = [StepShape(size, max_rows + 1) for size in mixed_sizes(max_tokens)]
+        self._mixed = [StepShape(size, max_rows + 1, min(size, max_samples)) for size in mixed_sizes(max_tokens)]
         self._replays: dict[StepShape, Replay] = {}
         self._eager: set[StepShape] = set()
         """Shapes that could not be recorded."""
@@ -50,6 +50,7 @@ class Graphs:
         return self._decodes[at] if at < len(self._decodes) else None
 
     def mixed(self, tokens: int, rows: int) -> StepShape | None:
+        """Returns the smallest shape with room for `tokens` tokens in `rows` rows, whatever is sampled."""
         at = bisect_left(self._mixed, tokens, key=lambda shape: shape.tokens)
         return self._mixed[at] if at < len(self._mixed) and rows < self._mixed[at].rows else None
 

@@ -1,4 +1,4 @@
-"""Steps that a device has been given, and the way of their tokens to the batch."""
+"""Steps that a device has been given, and the way of their results to the host."""
 
 import time
 from collections import deque
@@ -6,53 +6,52 @@ from collections import deque
 import torch
 
 from starling_engine.platforms.device_queue import DeviceEvent, DeviceQueue
-from starling_engine.step import RowResult, StepPlan, StepResult
+from starling_engine.step import StepResult
 from starling_engine.worker.device.pinned import PinnedRing, Readback
-from starling_engine.worker.host.batch import FlatBatch, InputBatch, SlotState
+from starling_engine.worker.host.batch import InputBatch, Ints, Samples, SlotState
 from starling_engine.worker.host.sampler import fill_in
 
 
 class LaunchedStep:
-    """A `PendingStep` on a device. `rows` are its results so far; the rows `sampled` get their tokens from the device."""
+    """A `PendingStep` on a device. `result` has what is known so far; what was sampled comes from the device."""
 
     ready = False
 
-    def __init__(
-        self, plan: StepPlan, began: float, event: DeviceEvent, rows: list[RowResult], before: "LaunchedStep | None"
-    ) -> None:
-        self._plan = plan
+    def __init__(self, result: StepResult, began: float, event: DeviceEvent, before: "LaunchedStep | None") -> None:
+        self._result = result
         self._began = began
         self._event = event
-        self._rows = rows
         self._before = before
         self._ended = 0.0
-        self.sampled: list[int] = []
+        self.samples: Samples | None = None
         self.output: torch.Tensor | None = None
-        """[samples, 2] int64 in pinned memory: tokens, and whether their logits are finite."""
-        self.targets: list[tuple[int, SlotState, int]] = []
-        """Slot, its state, and the token's position, for each sample."""
-        self.tokens: list[int] | None = None
+        """[S, 3] int64 in pinned memory: see `DeviceSampler.out`."""
+        self.states: list[SlotState] = []
+        """State of the slot of each row that is sampled from."""
+        self.accepted: Ints | None = None
+        """Accepted drafts of each of these rows, once they are known."""
         self.readback: Readback | None = None
-        """Further values for `rows`, on their way from the device."""
+        """Further values, on their way from the device."""
 
     def wait(self) -> None:
         """Waits until the step's tokens are known."""
         self._event.wait()
-        if self.tokens is None and self.output is not None:
-            self.tokens = self.output[:, 0].tolist()
+        if self.accepted is None and self.output is not None and self.samples is not None:
+            self.accepted = self.samples.accepted(self.output[:, 2].bool().numpy())
 
     def finish(self) -> StepResult:
         self.wait()
         self._ended = time.perf_counter()
-        if self.output is not None:
-            assert self.tokens is not None
-            fill_in((self._rows[r] for r in self.sampled), self.tokens, self.output[:, 1].bool().tolist())
+        if self.output is not None and self.samples is not None and self.accepted is not None:
+            tokens, finite = self.output[:, 0].numpy(), self.output[:, 1].bool().numpy()
+            fill_in(self._result, self.samples, tokens, finite, self.accepted)
         if self.readback is not None:
             self.readback.read()
         # The device had the step before to do first.
         began = self._began if self._before is None else max(self._began, self._before._ended)
         self._before = None
-        return StepResult(self._plan.step_id, self._plan.epoch, self._rows, self._ended - began)
+        self._result.seconds = self._ended - began
+        return self._result
 
 
 class InFlight:
@@ -64,29 +63,30 @@ class InFlight:
         self._ring = PinnedRing(queue, out.nbytes)
         self._newest: LaunchedStep | None = None
         self._open: deque[LaunchedStep] = deque()
-        """Steps whose tokens the batch does not have yet."""
+        """Steps with drafts, of which the batch does not know how many are accepted."""
 
-    def add(self, plan: StepPlan, step: FlatBatch, sampled: list[int], began: float, rows: list[RowResult]) -> LaunchedStep:
-        """Adds a step that has just been queued, whose rows `sampled` were sampled from. Results go to `rows`."""
-        count = len(sampled)
-        host = self._ring.take()[: 2 * 8 * count].view(torch.int64).view(count, 2)
+    def add(self, result: StepResult, samples: Samples, began: float) -> LaunchedStep:
+        """Adds a step that has just been queued. What it sampled, and the time that it took, go to `result`."""
+        count = len(samples)
+        host = self._ring.take()[: 3 * 8 * count].view(torch.int64).view(count, 3)
         if count:
             host.copy_(self._out[:count], non_blocking=True)
-        launched = self._newest = LaunchedStep(plan, began, self._ring.given(), rows, self._newest)
+        launched = self._newest = LaunchedStep(result, began, self._ring.given(), self._newest)
         if count:
-            launched.sampled, launched.output = sampled, host
-            launched.targets = [
-                (plan.slots[r], self._batch.slot_state(plan.slots[r]), int(end))
-                for r, end in zip(sampled, step.ends[sampled], strict=True)
-            ]
+            launched.samples, launched.output = samples, host
+            self._batch.expect(samples, samples.drafts)
+        if samples.drafts.any():
+            launched.states = [self._batch.slot_state(slot) for slot in samples.slots[samples.first].tolist()]
             self._open.append(launched)
         return launched
 
     def absorb(self) -> None:
-        """Writes tokens that have come into the batch, except for slots that have another request by now."""
-        while self._open and self._open[0].tokens is not None:
+        """Shortens sequences in the batch by drafts that were not accepted, except in slots that have another request by now."""
+        while self._open and self._open[0].accepted is not None:
             launched = self._open.popleft()
-            assert launched.tokens is not None
-            for token, (slot, state, end) in zip(launched.tokens, launched.targets, strict=True):
+            samples, accepted = launched.samples, launched.accepted
+            assert samples is not None and accepted is not None
+            slots, refused = samples.slots[samples.first].tolist(), (samples.drafts - accepted).tolist()
+            for slot, state, count in zip(slots, launched.states, refused, strict=True):
                 if self._batch.slot_states[slot] is state:
-                    self._batch.tokens[slot, end] = token
+                    self._batch.lengths[slot] -= count

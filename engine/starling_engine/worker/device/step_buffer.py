@@ -16,70 +16,94 @@ from starling_engine.worker.device.pinned import ENTRIES, PinnedRing
 ALIGNMENT = 16
 CACHED_SHAPES = 256
 """Shapes whose views are cached: those of recorded steps come again, while prompts have many lengths."""
-SAMPLED = ("sampled", "sampled_slots", "ends", "seeds")
-"""Fields with an element for each row that is sampled from, besides the sampling metadata; the rest is undefined."""
 Host = npt.NDArray[np.generic]
 Array = TypeVar("Array", torch.Tensor, Host)
 
 
 class StepShape(NamedTuple):
-    """Tokens and rows of a step, padding included. `decode`: each row has one token and samples one."""
+    """Tokens, rows and samples of a step, padding included. `decode`: each row has one token and samples one."""
 
     tokens: int
     rows: int
+    samples: int
     decode: bool = False
 
 
 @dataclass(slots=True)
 class StepFields(Generic[Array]):
-    """Inputs of a step of T tokens in R rows, some of which are sampled from, in G KV groups.
+    """Inputs of a step of T tokens in R rows, with S samples, in G KV groups.
 
-    ids            [T + 1] int64; tokens of steps whose results the host does not have yet are filled in by the device
-    positions      [T] int64
-    targets        [G, T] int64, slots in the cache, as in AttentionMetadata
+    The host sends
+
+    ids            [T + 1] int64; those that only the device knows are filled in by it
+    token_rows     [T] int64, each token's row
     query_start    [R + 1] int32
-    context_lens   [R] int32
     slots          [R] int64, of the batch
+    starts         [R] int64, the position of a row's first token, or FOLLOWS
     feed_slots     [R] int64, whose last sampled token goes to ids[feed_at]
     feed_at        [R] int64, T for a row whose tokens are known
-    last           [R] int64, each row's last token
-    sampled        [R] int64, rows that are sampled from; this field and the next ones have as many elements, the rest is padding
-    sampled_slots  [R] int64
-    ends           [R] int64, the position of the new token
-    seeds          [R] int64; `sampling_metadata` has [R] too
+    sampled        [S] int64, the step's token behind which is sampled
+    sampled_slots  [S] int64
+    seeds          [S] int64; `sampling_metadata` has [S] too
+    first          [S] int64, for each row that is sampled from, its first sample
+    num_drafts     [S] int64, for each of these rows
+
+    and the device, which knows where rows are, adds
+
+    positions      [T] int64
+    targets        [G, T] int64, slots in the cache, as in AttentionMetadata
+    context_lens   [R] int32
+    ends           [S] int64, the position of the sampled token
     """
 
     ids: Array
-    positions: Array
-    targets: Array
+    token_rows: Array
     query_start: Array
-    context_lens: Array
     slots: Array
+    starts: Array
     feed_slots: Array
     feed_at: Array
-    last: Array
     sampled: Array
     sampled_slots: Array
-    ends: Array
     seeds: Array
+    first: Array
+    num_drafts: Array
+    positions: Array
+    targets: Array
+    context_lens: Array
+    ends: Array
     sampling_metadata: SamplingMetadata[Array]
 
-    def samples(self, count: int) -> "StepFields[Array]":
-        """Returns the step with only the first `count` samples."""
+    def samples(self, rows: int, count: int) -> "StepFields[Array]":
+        """Returns the step with only the first `rows` rows that are sampled from, and their `count` samples."""
         metadata = self.sampling_metadata.map(lambda column: column[:count])
-        return replace(self, **{name: getattr(self, name)[:count] for name in SAMPLED}, sampling_metadata=metadata)
+        named = {name: getattr(self, name)[:count] for name in ("sampled", "sampled_slots", "seeds", "ends")}
+        return replace(self, **named, first=self.first[:rows], num_drafts=self.num_drafts[:rows], sampling_metadata=metadata)
 
 
-def _dimensions(shape: StepShape, groups: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    tokens, rows, _ = shape
+Dimensions = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def _host_dimensions(shape: StepShape) -> Dimensions:
+    """Returns size and dtype of each field that the host sends."""
+    tokens, rows, samples, _ = shape
     return {
         "ids": ((tokens + 1,), torch.int64),
-        "positions": ((tokens,), torch.int64),
-        "targets": ((groups, tokens), torch.int64),
+        "token_rows": ((tokens,), torch.int64),
         "query_start": ((rows + 1,), torch.int32),
-        "context_lens": ((rows,), torch.int32),
-        **dict.fromkeys(("slots", "feed_slots", "feed_at", "last", *SAMPLED), ((rows,), torch.int64)),
-        **{name: ((rows,), column.dtype) for name, column in SAMPLING_COLUMNS._asdict().items()},
+        **dict.fromkeys(("slots", "starts", "feed_slots", "feed_at"), ((rows,), torch.int64)),
+        **dict.fromkeys(("sampled", "sampled_slots", "seeds", "first", "num_drafts"), ((samples,), torch.int64)),
+        **{name: ((samples,), column.dtype) for name, column in SAMPLING_COLUMNS._asdict().items()},
+    }
+
+
+def _dimensions(shape: StepShape, groups: int) -> Dimensions:
+    """Returns size and dtype of each field, those that the host sends first."""
+    return _host_dimensions(shape) | {
+        "positions": ((shape.tokens,), torch.int64),
+        "targets": ((groups, shape.tokens), torch.int64),
+        "context_lens": ((shape.rows,), torch.int32),
+        "ends": ((shape.samples,), torch.int64),
     }
 
 
@@ -89,18 +113,18 @@ def _fields(arrays: dict[str, Array]) -> StepFields[Array]:
     return StepFields(**arrays, sampling_metadata=metadata)
 
 
-def _views(memory: torch.Tensor, shape: StepShape, groups: int) -> dict[str, torch.Tensor]:
+def _views(memory: torch.Tensor, dimensions: Dimensions) -> dict[str, torch.Tensor]:
     """Returns a view of `memory` (uint8) for each field."""
     views, at = {}, 0
-    for name, (size, dtype) in _dimensions(shape, groups).items():
+    for name, (size, dtype) in dimensions.items():
         count = math.prod(size) * dtype.itemsize
         views[name] = memory[at : at + count].view(dtype).view(size)
         at += _aligned(count)
     return views
 
 
-def _num_bytes(shape: StepShape, groups: int) -> int:
-    return sum(_aligned(math.prod(size) * dtype.itemsize) for size, dtype in _dimensions(shape, groups).values())
+def _num_bytes(dimensions: Dimensions) -> int:
+    return sum(_aligned(math.prod(size) * dtype.itemsize) for size, dtype in dimensions.values())
 
 
 def _aligned(count: int) -> int:
@@ -111,7 +135,7 @@ class StepBuffer:
     """Room for a step of `largest`. The memory on the device never moves, as recorded steps require."""
 
     def __init__(self, queue: DeviceQueue, device: torch.device, largest: StepShape, groups: int) -> None:
-        size = _num_bytes(largest, groups)
+        size = _num_bytes(_dimensions(largest, groups))
         self._ring = PinnedRing(queue, size)
         self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
         self._groups = groups
@@ -125,14 +149,14 @@ class StepBuffer:
         return self._arrays(self._host, shape)
 
     def send(self, shape: StepShape) -> StepFields[torch.Tensor]:
-        """Copies the fields to the device, in its queue; returns them there."""
-        used = _num_bytes(shape, self._groups)
+        """Copies the host's fields to the device, in its queue; returns all fields there."""
+        used = _num_bytes(_host_dimensions(shape))
         self._memory[:used].copy_(self._host[:used], non_blocking=True)
         self._ring.given()
         return self._views(shape)
 
     def _make_views(self, shape: StepShape) -> StepFields[torch.Tensor]:
-        return _fields(_views(self._memory, shape, self._groups))
+        return _fields(_views(self._memory, _dimensions(shape, self._groups)))
 
     def _make_arrays(self, host: torch.Tensor, shape: StepShape) -> StepFields[Host]:
-        return _fields({name: view.numpy() for name, view in _views(host, shape, self._groups).items()})
+        return _fields({name: view.numpy() for name, view in _views(host, _dimensions(shape, self._groups)).items()})

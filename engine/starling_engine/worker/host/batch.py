@@ -12,7 +12,7 @@ from starling_engine.kv.spec import KVGroup
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata, write_rows
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.sampling.adjust import Adjuster, needs_adjusting
-from starling_engine.step import NewRequest, StepPlan
+from starling_engine.step import FOLLOWS, NewRequest, StepPlan
 from starling_engine.token_packing import unpack_tokens
 
 Ints = npt.NDArray[np.int64]
@@ -29,42 +29,79 @@ class SlotState:
     pooled: torch.Tensor | None = None
 
     def needs_all_hidden_states(self, start: int) -> bool:
-        """Returns whether a step from position `start` needs the hidden states of all its tokens, not just of the last one."""
+        """Returns whether a row from `start` (see `StepPlan.starts`) needs the hidden states of all its tokens, as prompts may."""
         if self.pooling is not None:
             return True
-        return self.sampling is not None and self.sampling.prompt_logprobs is not None and start < self.num_prompt - 1
+        return self.sampling is not None and self.sampling.prompt_logprobs is not None and 0 <= start < self.num_prompt - 1
+
+
+@dataclass(slots=True)
+class Samples:
+    """Samples of a step: S tokens of R rows of the plan.
+
+    rows    [R], their numbers in the plan
+    first   [R], each one's first sample; the others, one behind each draft, come right behind
+    drafts  [R], how many drafts each has
+    slots   [S]
+    tokens  [S], index of the step's token behind which is sampled
+    ends    [S], the position of the sampled token
+    """
+
+    rows: list[int]
+    first: Ints
+    drafts: Ints
+    slots: Ints
+    tokens: Ints
+    ends: Ints
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def accepted(self, hits: npt.NDArray[np.bool_]) -> Ints:
+        """Returns [R], how many drafts of each row are accepted. `hits` [S]: the sampled token is the row's next draft."""
+        if not self.drafts.any():
+            return np.zeros_like(self.drafts)
+        hits = hits.copy()
+        hits[self.first + self.drafts] = False
+        misses = np.flatnonzero(~hits)
+        return misses[np.searchsorted(misses, self.first)] - self.first
+
+    def kept(self, accepted: Ints) -> Ints:
+        """Returns the samples that count: those up to the one behind the last accepted draft of each row."""
+        within = np.arange(len(self)) - np.repeat(self.first, 1 + self.drafts)
+        return np.flatnonzero(within <= np.repeat(accepted, 1 + self.drafts))
 
 
 @dataclass(slots=True)
 class StepInputs:
-    """Model inputs of a step: token ids [T] int64, attention metadata of each KV group, and the ends of rows.
-
-    last_token [R] is the flat index of each row's last token, ends [R] the position after it.
-    """
+    """Model inputs of a step: token ids [T] int64, and attention metadata of each KV group."""
 
     ids: torch.Tensor
     metadata: list[AttentionMetadata]
-    last_token: Ints
-    ends: Ints
 
 
 @dataclass(slots=True)
 class FlatBatch:
     """A step of R rows and T tokens, flat, on the host.
 
+    Positions of a row that FOLLOWS are exact where the host computes. On a device they are what they would be if all drafts in
+    flight were accepted.
+
     slots      [R]
-    ids        [T] int32
+    starts     [R], the position of each row's first token
+    drafts     [R], how many of its tokens are drafts
+    ids        [T] int32; what a row that FOLLOWS starts with, a device has to fill in
     positions  [T]
-    targets    for each KV group [T], where a token's keys and values go: block * block_size + offset (vLLM's slot_mapping)
     query_end  [R], one past each row's last token
     ends       [R], the position after it
     longest    the most tokens in one row (vLLM's max_query_len)
     """
 
     slots: Ints
+    starts: Ints
+    drafts: Ints
     ids: npt.NDArray[np.int32]
     positions: Ints
-    targets: list[Ints]
     query_end: Ints
     ends: Ints
     longest: int
@@ -74,9 +111,19 @@ class FlatBatch:
         """Query starts and `ends` for `AttentionMetadata.host_lens`; None if every row has one token."""
         return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
 
+    def samples(self, rows: list[int]) -> Samples:
+        """Returns what is sampled from these rows: one token behind the last that is no draft, and one behind each draft."""
+        index = np.array(rows, np.int64)
+        drafts = self.drafts[index]
+        widths = 1 + drafts
+        first = widths.cumsum() - widths
+        each = np.repeat(index, widths)
+        left = np.repeat(first + drafts, widths) - np.arange(len(each))
+        return Samples(rows, first, drafts, self.slots[each], self.query_end[each] - 1 - left, self.ends[each] - left)
+
 
 class InputBatch:
-    """Mirrors the scheduler's decisions. Row arrays are indexed by slot."""
+    """Mirrors the scheduler's decisions. Arrays are indexed by slot."""
 
     def __init__(
         self,
@@ -94,6 +141,8 @@ class InputBatch:
         self.tables = [np.zeros((max_num_seqs, width), np.int32) for _ in groups]
         self.table_lengths = np.zeros((len(groups), max_num_seqs), np.int64)
         self.sampling_metadata = sampling_metadata([GREEDY] * max_num_seqs).map(torch.Tensor.numpy)
+        self.lengths = np.zeros(max_num_seqs, np.int64)
+        """Tokens of a slot's sequence, with those that were sampled; on a device, as if all drafts in flight were accepted."""
         self.seed = np.zeros(max_num_seqs, np.int64)
         self.slot_states: list[SlotState | None] = [None] * max_num_seqs
         self.extra_slots: set[int] = set()
@@ -111,9 +160,6 @@ class InputBatch:
             self._enter(new)
         for slot, group, blocks in ((a.slot, a.group, a.blocks) for a in plan.appends):
             self._append(slot, group, blocks)
-        if plan.inputs:
-            ends = np.array(plan.starts) + np.array(plan.num_tokens) - 1
-            self.tokens[np.array(plan.slots), ends] = plan.inputs
 
     def leave(self, slot: int) -> None:
         self.slot_states[slot] = None
@@ -123,6 +169,7 @@ class InputBatch:
         slot, params = new.slot, new.sampling
         ids = unpack_tokens(new.token_ids)
         self.tokens[slot, : len(ids)] = ids
+        self.lengths[slot] = len(ids)
         self.table_lengths[:, slot] = 0
         for group, blocks in enumerate(new.blocks):
             self._append(slot, group, blocks)
@@ -148,26 +195,33 @@ class InputBatch:
         rows = zip(plan.slots, plan.starts, strict=True) if self.extra_slots else ()
         return any(slot in self.extra_slots and self.slot_state(slot).needs_all_hidden_states(start) for slot, start in rows)
 
+    def sampling_rows(self, plan: StepPlan) -> list[int]:
+        """Returns the rows that sample tokens."""
+        return [r for r, wanted in enumerate(plan.sample) if wanted and self.slot_state(plan.slots[r]).pooling is None]
+
     def gather(self, plan: StepPlan) -> FlatBatch:
-        """Gathers the step's tokens, positions and slots in one vectorised pass, for any mix of prompts and decodes."""
+        """Gathers the step's tokens and positions in one vectorised pass, for any mix of prompts, decodes and drafts."""
         slots = np.array(plan.slots)
         starts = np.array(plan.starts)
+        starts = np.where(starts == FOLLOWS, self.lengths[slots] - 1, starts)
         counts = np.array(plan.num_tokens)
         query_end = counts.cumsum()
         longest = int(counts.max())
+        if plan.inputs:
+            self.tokens[slots, starts] = plan.inputs
         if longest == 1:
             rows, positions = slots, starts
         else:
             rows = np.repeat(slots, counts)
             positions = np.arange(query_end[-1]) + np.repeat(starts - query_end + counts, counts)
-        size = self.block_size
-        page, offset = positions // size, positions % size
-        targets = [table[rows, page].astype(np.int64) * size + offset for table in self.tables]
-        return FlatBatch(slots, self.tokens[rows, positions], positions, targets, query_end, starts + counts, longest)
+        drafts = np.array(plan.num_drafts, np.int64) if plan.num_drafts else np.zeros(len(slots), np.int64)
+        if plan.num_drafts:
+            is_draft = np.arange(query_end[-1]) >= np.repeat(query_end - drafts, counts)
+            self.tokens[rows[is_draft], positions[is_draft]] = unpack_tokens(plan.drafts)
+        return FlatBatch(slots, starts, drafts, self.tokens[rows, positions], positions, query_end, starts + counts, longest)
 
-    def inputs(self, plan: StepPlan) -> StepInputs:
+    def inputs(self, step: FlatBatch) -> StepInputs:
         """Returns the model's inputs, for a model that computes on the host."""
-        step = self.gather(plan)
         query_start = torch.zeros(len(step.slots) + 1, dtype=torch.int32)
         query_start[1:] = torch.from_numpy(step.query_end)
         positions, ends = torch.from_numpy(step.positions), torch.from_numpy(step.ends.astype(np.int32))
@@ -176,8 +230,26 @@ class InputBatch:
             AttentionMetadata(
                 positions, torch.from_numpy(targets), query_start, ends, torch.from_numpy(table[step.slots, :width]), step.longest
             )
-            for targets, table in zip(step.targets, self.tables, strict=True)
+            for targets, table in zip(self._targets(step), self.tables, strict=True)
         ]
         for meta in metadata:
             meta.host_lens = step.host_lens
-        return StepInputs(torch.from_numpy(step.ids.astype(np.int64)), metadata, step.query_end - 1, step.ends)
+        return StepInputs(torch.from_numpy(step.ids.astype(np.int64)), metadata)
+
+    def _targets(self, step: FlatBatch) -> list[Ints]:
+        """Returns for each KV group [T]: block * block_size + offset, where a token's keys and values go (vLLM's slot_mapping)."""
+        size = self.block_size
+        rows = step.slots if step.longest == 1 else np.repeat(step.slots, np.diff(step.query_end, prepend=0))
+        page, offset = step.positions // size, step.positions % size
+        return [table[rows, page].astype(np.int64) * size + offset for table in self.tables]
+
+    def accept(self, samples: Samples, accepted: Ints, chosen: npt.NDArray[np.int64]) -> None:
+        """Takes what was sampled, [S]: each row's tokens up to the one behind its last accepted draft."""
+        kept = samples.kept(accepted)
+        self.tokens[samples.slots[kept], samples.ends[kept]] = chosen[kept]
+        self.expect(samples, accepted)
+
+    def expect(self, samples: Samples, accepted: Ints) -> None:
+        """Notes the lengths of sequences of which this many drafts are accepted."""
+        last = samples.first + accepted
+        self.lengths[samples.slots[last]] = samples.ends[last] + 1

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from starling_engine.step import RowResult, StepPlan, StepResult
+from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.host.batch import InputBatch, StepInputs
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.sampler import Sampler
@@ -28,24 +28,31 @@ class ModelRunner:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
-        self._batch.apply(plan)
+        batch = self._batch
+        batch.apply(plan)
         self._pages.copy(plan)
-        inputs = self._batch.inputs(plan)
+        step = batch.gather(plan)
+        inputs = batch.inputs(step)
         arrived = self._link.receive(len(inputs.ids))
+        result = StepResult(plan.step_id, plan.epoch)
         if not self._link.last:
             self._link.send(self._forward(inputs, None, arrived))
-            return StepResult(plan.step_id, plan.epoch, [], time.perf_counter() - began)
-        sampling = [r for r, wanted in enumerate(plan.sample) if wanted and self._batch.slot_state(plan.slots[r]).pooling is None]
-        last = torch.from_numpy(inputs.last_token[sampling])
+            result.seconds = time.perf_counter() - began
+            return result
+        result.counts = [0] * len(plan.slots)
+        samples = step.samples(batch.sampling_rows(plan))
+        last = torch.from_numpy(samples.tokens)
         # Few requests need all states of their prompt; else only tokens that are sampled from leave the last layer.
-        every = len(last) == len(inputs.ids) or self._batch.any_needs_all_hidden_states(plan)
+        every = len(last) == len(inputs.ids) or batch.any_needs_all_hidden_states(plan)
         hidden = self._forward(inputs, None if every else last, arrived)
-        picked = hidden[last] if every and len(last) < len(hidden) else hidden
-        rows = self._sample(plan, inputs, sampling, picked)
-        if self._batch.extra_slots:
-            for output in self._prompt_outputs.compute(plan, inputs.last_token, hidden, rows):
+        if len(samples):
+            picked = hidden[last] if every and len(last) < len(hidden) else hidden
+            self._sampler.sample(self._model.logits(picked), batch, samples, result)
+        if batch.extra_slots:
+            for output in self._prompt_outputs.compute(plan, step.query_end - 1, hidden, result):
                 output.receive(output.values)
-        return StepResult(plan.step_id, plan.epoch, rows, time.perf_counter() - began)
+        result.seconds = time.perf_counter() - began
+        return result
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
@@ -62,13 +69,3 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
         return self._model.forward(inputs.ids, self._pages.context(inputs.metadata, rows), arrived)
-
-    def _sample(self, plan: StepPlan, inputs: StepInputs, sampling: list[int], last: torch.Tensor) -> list[RowResult]:
-        """Samples the rows that reached their last token, from their states `last`; other rows stay empty."""
-        rows = [RowResult() for _ in plan.slots]
-        if sampling:
-            slots = [plan.slots[r] for r in sampling]
-            sampled = self._sampler.sample(self._model.logits(last), self._batch, slots, inputs.ends[sampling])
-            for r, row in zip(sampling, sampled, strict=True):
-                rows[r] = row
-        return rows

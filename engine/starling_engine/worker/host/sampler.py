@@ -1,6 +1,4 @@
-"""Sampling: adjusts logits, draws tokens, and gives log probabilities to requests that want them."""
-
-from collections.abc import Iterable, Sequence
+"""Sampling: adjusts logits, draws tokens, accepts drafts, and gives log probabilities to requests that want them."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,8 +6,11 @@ import torch
 
 from starling_engine.sampling.logprobs import logprob_rows
 from starling_engine.sampling.select import SampleOp
-from starling_engine.step import RowResult
-from starling_engine.worker.host.batch import InputBatch
+from starling_engine.step import StepResult
+from starling_engine.token_packing import pack_tokens
+from starling_engine.worker.host.batch import InputBatch, Ints, Samples
+
+NOT_FINITE = "the model gave no finite logit to choose from"
 
 
 class Sampler:
@@ -18,66 +19,80 @@ class Sampler:
     def __init__(self, op: SampleOp) -> None:
         self._op = op
 
-    def sample(self, logits: torch.Tensor, batch: InputBatch, slots: Sequence[int], ends: npt.NDArray[np.int64]) -> list[RowResult]:
-        """Draws a token for each row of logits [R, vocab] fp32 (changed in place).
-
-        `ends[r]` is the position of the new token. A row whose logits are not finite gets an error instead of a token.
-        """
-        raw = adjust_rows(logits, batch, slots, ends)
-        index = np.array(slots)
+    def sample(self, logits: torch.Tensor, batch: InputBatch, samples: Samples, result: StepResult) -> None:
+        """Draws a token for each row of logits [S, vocab] fp32 (changed in place); fills in `result`."""
+        raw = adjust_rows(logits, batch, samples)
         chosen = self._op(
             logits,
-            batch.sampling_metadata.map(lambda column: torch.from_numpy(column[index])),
-            torch.from_numpy(batch.seed[index]),
-            torch.from_numpy(ends),
+            batch.sampling_metadata.map(lambda column: torch.from_numpy(column[samples.slots])),
+            torch.from_numpy(batch.seed[samples.slots]),
+            torch.from_numpy(samples.ends),
         )
-        batch.tokens[index, ends] = chosen.numpy()
-        rows = [RowResult() for _ in slots]
-        fill_in(rows, chosen.tolist(), are_finite(logits, chosen).tolist())
-        add_logprobs(rows, logits, raw, chosen, batch, slots)
-        return rows
+        tokens = chosen.numpy()
+        accepted = samples.accepted(tokens == batch.tokens[samples.slots, samples.ends])
+        batch.accept(samples, accepted, tokens)
+        fill_in(result, samples, tokens, are_finite(logits, chosen).numpy(), accepted)
+        add_logprobs(result, logits, raw, chosen, batch, samples)
 
 
-def adjust_rows(
-    logits: torch.Tensor, batch: InputBatch, slots: Sequence[int], ends: npt.NDArray[np.int64]
-) -> dict[int, torch.Tensor]:
-    """Adjusts the rows that have an adjuster; returns copies, by row, of those whose log probabilities are wanted."""
+def adjust_rows(logits: torch.Tensor, batch: InputBatch, samples: Samples) -> dict[int, torch.Tensor]:
+    """Adjusts the samples that have an adjuster; returns copies, by sample, of those whose log probabilities are wanted."""
     raw: dict[int, torch.Tensor] = {}
-    for r, slot in enumerate(slots):
-        if slot in batch.extra_slots and (state := batch.slot_state(slot)).adjuster is not None:
+    for at, slot in _with_extras(batch, samples):
+        if (state := batch.slot_state(slot)).adjuster is not None:
             if state.sampling is not None and state.sampling.logprobs is not None:
-                raw[r] = logits[r].clone()
-            state.adjuster.adjust(logits[r], batch.tokens[slot, : ends[r]])
+                raw[at] = logits[at].clone()
+            state.adjuster.adjust(logits[at], batch.tokens[slot, : samples.ends[at]])
     return raw
 
 
 def are_finite(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Returns [R] bool. In a row with a logit that is not finite, such a one was chosen."""
+    """Returns [S] bool. In a row with a logit that is not finite, such a one was chosen."""
     return torch.isfinite(logits.gather(1, chosen[:, None])[:, 0])
 
 
-def fill_in(rows: Iterable[RowResult], tokens: list[int], finite: Sequence[bool]) -> None:
-    """Sets each row's token, or an error instead."""
-    for row, token, good in zip(rows, tokens, finite, strict=True):
-        if good:
-            row.tokens = [token]
-        else:
-            row.error = "the model gave no finite logit to choose from"
+def fill_in(
+    result: StepResult, samples: Samples, chosen: npt.NDArray[np.int64], finite: npt.NDArray[np.bool_], accepted: Ints
+) -> None:
+    """Sets the rows' tokens, or an error for a row where one of them has no finite logit.
+
+    `chosen` [S] are the sampled tokens; of those behind a draft, only the ones behind the `accepted` [R] drafts of a row count.
+    """
+    counts = dict(zip(samples.rows, (1 + accepted).tolist(), strict=True))
+    kept = samples.kept(accepted)
+    if not finite[kept].all():
+        for row, first in zip(samples.rows, samples.first.tolist(), strict=True):
+            if not finite[first : first + counts[row]].all():
+                result.extras_of(row).error = NOT_FINITE
+                kept = kept[(kept < first) | (kept >= first + counts.pop(row))]
+    for row, count in counts.items():
+        result.counts[row] = count
+    result.tokens = pack_tokens(chosen[kept].tolist())
 
 
 def add_logprobs(
-    rows: list[RowResult],
+    result: StepResult,
     logits: torch.Tensor,
     raw: dict[int, torch.Tensor],
     chosen: torch.Tensor,
     batch: InputBatch,
-    slots: Sequence[int],
+    samples: Samples,
 ) -> None:
     """Adds log probabilities to the rows that want them. `raw` comes from `adjust_rows`."""
-    for r, slot in enumerate(slots):
-        if (
-            slot in batch.extra_slots
-            and (sampling := batch.slot_state(slot).sampling) is not None
-            and sampling.logprobs is not None
-        ):
-            rows[r].logprobs = logprob_rows(raw.get(r, logits[r])[None], chosen[r : r + 1], [sampling.logprobs])
+    if not batch.extra_slots:
+        return
+    for row, first in zip(samples.rows, samples.first.tolist(), strict=True):
+        sampling = batch.slot_state(int(samples.slots[first])).sampling
+        if sampling is not None and sampling.logprobs is not None:
+            result.extras_of(row).logprobs = [
+                scores
+                for at in range(first, first + result.counts[row])
+                for scores in logprob_rows(raw.get(at, logits[at])[None], chosen[at : at + 1], [sampling.logprobs])
+            ]
+
+
+def _with_extras(batch: InputBatch, samples: Samples) -> list[tuple[int, int]]:
+    """Returns number and slot of the samples that need more than plain sampling."""
+    if not batch.extra_slots:
+        return []
+    return [(at, slot) for at, slot in enumerate(samples.slots.tolist()) if slot in batch.extra_slots]

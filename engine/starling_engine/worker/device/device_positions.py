@@ -1,0 +1,55 @@
+"""Positions of a step's rows. The device alone knows how many drafts of the steps before it were accepted."""
+
+from collections.abc import Sequence
+
+import torch
+
+from starling_engine.worker.device.step_writer import Fields
+
+
+class DevicePositions:
+    """State of `slots` slots, and of one more for padding.
+
+    last     [slots + 1] int64, the token that was sampled last in each slot
+    lengths  [slots + 1] int64, tokens of the slot's sequence, that one included; undefined until the first was sampled
+    """
+
+    def __init__(self, slots: int, block_size: int, device: torch.device) -> None:
+        self._padding = slots
+        self._block_size = block_size
+        self.last = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
+
+    def locate(self, f: Fields, tables: Sequence[torch.Tensor]) -> None:
+        """Fills in the fields that the device adds, and token ids that it sampled.
+
+        `tables` of each KV group [slots + 1, width] int32.
+        """
+        f.ids.index_copy_(0, f.feed_at, self.last.index_select(0, f.feed_slots))
+        starts = torch.where(f.starts < 0, self.lengths.index_select(0, f.slots) - 1, f.starts)
+        before = starts - f.query_start[:-1]  # position of a row's token, less its index in the step
+        f.context_lens.copy_(before + f.query_start[1:])
+        torch.add(torch.arange(len(f.positions), device=before.device), before.index_select(0, f.token_rows), out=f.positions)
+        f.ends.copy_(f.positions.index_select(0, f.sampled) + 1)
+        slots, pages = f.slots.index_select(0, f.token_rows), f.positions // self._block_size
+        offsets, padding = f.positions % self._block_size, slots == self._padding
+        for targets, table in zip(f.targets, tables, strict=True):
+            blocks = table.view(-1).index_select(0, slots * table.shape[1] + pages)
+            targets.copy_((blocks * self._block_size + offsets).masked_fill_(padding, -1))
+
+    def accept(self, f: Fields, chosen: torch.Tensor, most_drafts: int) -> torch.Tensor:
+        """Accepts drafts by what was sampled, `chosen` [S] int64; returns which are the next draft of their row, [S] bool.
+
+        `most_drafts` is that of any row. May be called again for other tokens of the same step.
+        """
+        hits = chosen == f.ids.index_select(0, f.sampled + 1)
+        newest = f.first
+        if most_drafts:
+            offsets = torch.arange(most_drafts, device=chosen.device)
+            is_draft = offsets < f.num_drafts[:, None]
+            nth = (f.first[:, None] + offsets).clamp_(max=len(chosen) - 1)
+            newest = f.first + (hits[nth] & is_draft).long().cumprod(1).sum(1)
+        slots = f.sampled_slots.index_select(0, newest)
+        self.last.index_copy_(0, slots, chosen.index_select(0, newest))
+        self.lengths.index_copy_(0, slots, f.ends.index_select(0, newest) + 1)
+        return hits
