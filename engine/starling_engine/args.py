@@ -3,19 +3,40 @@
 A new argument is one field of `EngineArgs`: its checks, its flag of `starling serve` and its documentation come from there.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
+
+import msgspec
 
 from starling_engine.argument import KEY, Argument, argument, arguments_of, check_value, documentation, size_of
-from starling_engine.config import MAX_NUM_WAITING_TOKENS, DirectIo, EvictionPolicy, PreemptionMode, SchedulingPolicy
+from starling_engine.config import (
+    MAX_NUM_WAITING_TOKENS,
+    DirectIo,
+    EvictionPolicy,
+    PreemptionMode,
+    SchedulingPolicy,
+    SpeculativeConfig,
+    SpeculativeMethod,
+)
 from starling_engine.errors import ConfigError
 from starling_engine.kv.event_endpoint import parse_endpoint
 from starling_engine.kv_offload.secondary.store.address import parse_address
 
 MODEL, SCHEDULING, MEMORY, TIERS, PARALLELISM = "Model", "Scheduling", "Memory", "KV tiers", "Parallelism"
+SPECULATION = "Speculative decoding"
 MIN_FOLDER_BYTES = 64 << 20
 """A smaller folder would remove files before they are read."""
+
+SPECULATIVE_BOUNDS = (
+    ("num_speculative_tokens", 1, 32),
+    ("prompt_lookup_min", 1, 32),
+    ("prompt_lookup_max", 1, 256),
+    ("suffix_decoding_max_tree_depth", 1, 256),
+    ("suffix_decoding_max_cached_requests", 0, 1_000_000),
+    ("suffix_decoding_max_spec_factor", 0.0, 100.0),
+    ("suffix_decoding_min_token_prob", 0.0, 1.0),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +235,31 @@ class EngineArgs:
     eplb_window_size: int = argument(1000, PARALLELISM, "Steps over which load is counted.", low=1)
     eplb_step_interval: int = argument(3000, PARALLELISM, "Steps from one look at the load to the next.", low=1)
 
+    speculative_config: dict[str, Any] | str | None = argument(
+        None,
+        SPECULATION,
+        'JSON: {"method": "ngram", "num_speculative_tokens": 5}.',
+        'Speculative decoding in vLLM\'s words, JSON: {"method": "ngram", "num_speculative_tokens": 5}. Methods are ngram'
+        " (prompt_lookup_min, prompt_lookup_max) and suffix (suffix_decoding_max_tree_depth, suffix_decoding_max_cached_requests,"
+        " suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob).",
+        short="-sc",
+        is_json=True,
+    )
+    spec_method: SpeculativeMethod | None = argument(
+        None,
+        SPECULATION,
+        "ngram or suffix.",
+        "Where drafts come from: ngram, the request's own tokens; suffix, earlier outputs too.",
+        choices=get_args(SpeculativeMethod),
+    )
+    spec_tokens: int | None = argument(
+        None,
+        SPECULATION,
+        "Most drafts of a request in a step.",
+        "Most drafts of a request in a step, by default 8; fewer where they do not pay.",
+        low=1,
+    )
+
     show_progress: bool = argument(True, None, "Show progress bars in a terminal.")
 
     def __post_init__(self) -> None:
@@ -227,12 +273,50 @@ class EngineArgs:
         _check_budgets(self)
         _check_experts(self)
         _check_tiers(self)
+        speculative_of(self)
 
 
 ARGUMENTS = arguments_of(EngineArgs)
 SIZES = tuple(name for name, declared in ARGUMENTS.items() if declared.is_size)
 """Arguments in bytes, which may also be written like "4GiB"."""
 EngineArgs.__doc__ = f"{EngineArgs.__doc__}\n\n{documentation(ARGUMENTS)}"
+
+
+def speculative_of(args: EngineArgs) -> SpeculativeConfig:
+    """Returns the settings of speculative decoding. Raises ConfigError naming the argument, and the key in its JSON."""
+    given = args.speculative_config
+    if given is not None and (args.spec_method or args.spec_tokens):
+        raise ConfigError("says the same as spec_method and spec_tokens; give one or the other", "speculative_config")
+    if given is None:
+        both = {"method": args.spec_method, "num_speculative_tokens": args.spec_tokens}
+        return _speculative({name: value for name, value in both.items() if value is not None}, "spec_tokens")
+    try:
+        settings = msgspec.json.decode(given, type=dict[str, Any]) if isinstance(given, str) else given
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"must be a JSON object, got {given!r}: {error}", "speculative_config") from None
+    if settings.get("method") is None:
+        raise ConfigError(f"needs a method: {' or '.join(get_args(SpeculativeMethod))}", "speculative_config")
+    return _speculative(settings, "speculative_config")
+
+
+def _speculative(settings: dict[str, Any], name: str) -> SpeculativeConfig:
+    known = {found.name: found for found in fields(SpeculativeConfig)}
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"has no {key!r} here; possible: {', '.join(known)}", name)
+    try:
+        found = msgspec.convert(settings, SpeculativeConfig)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        if path.startswith("method"):
+            message = f"{settings['method']!r} is not supported; possible: {', '.join(get_args(SpeculativeMethod))}"
+        raise ConfigError(f"{path.rstrip('`') or 'it'}: {message[:1].lower()}{message[1:]}", name) from None
+    for key, low, high in SPECULATIVE_BOUNDS:
+        if not low <= getattr(found, key) <= high:
+            raise ConfigError(f"{key} must be in [{low}, {high}], got {getattr(found, key)}", name)
+    if found.prompt_lookup_min > found.prompt_lookup_max:
+        raise ConfigError(f"prompt_lookup_min must be at most prompt_lookup_max ({found.prompt_lookup_max})", name)
+    return found
 
 
 def _check_budgets(args: EngineArgs) -> None:

@@ -22,6 +22,7 @@ class Argument:
     choices      possible values; empty: any of the type
     low          smallest possible number
     is_size      a number of bytes, which may also be written like "4GiB"
+    is_json      an object, which a flag has as JSON
     """
 
     help: str
@@ -31,6 +32,7 @@ class Argument:
     choices: tuple[object, ...] = ()
     low: int | None = None
     is_size: bool = False
+    is_json: bool = False
 
     @property
     def text(self) -> str:
@@ -56,7 +58,7 @@ def _with_choices(found: Argument, kind: object) -> Argument:
 
 def check_value(name: str, found: Argument, value: Any) -> None:
     """Raises ConfigError for a value that is no choice, or is too small. None stands for a default that is decided later."""
-    if found.choices and value not in found.choices:
+    if found.choices and value is not None and value not in found.choices:
         raise ConfigError(f"must be one of {', '.join(map(str, found.choices))}, got {value!r}", name)
     if found.low is not None and value is not None and value < found.low:
         raise ConfigError(f"must be at least {found.low}, got {value}", name)

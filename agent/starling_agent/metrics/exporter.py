@@ -83,6 +83,7 @@ class EngineCollector(Collector):
         text = "Tokens that the prefix cache lacks, looked up in the tiers."
         yield self._counter("vllm:external_prefix_cache_queries", text, stats.external_queries_total)
         yield self._counter("vllm:external_prefix_cache_hits", "Tokens found in the tiers.", stats.external_hits_total)
+        yield from self._speculation(stats)
         yield self._counter("starling:engine_steps", "Steps of the engine.", stats.steps_total)
         yield self._counter("starling:eplb_rearrangements", "Changes of where experts lie.", stats.eplb_rearrangements_total)
         yield self._counter("starling:eplb_experts_moved", "Experts that ranks loaded for them.", stats.eplb_experts_moved_total)
@@ -103,6 +104,19 @@ class EngineCollector(Collector):
         for (route, status), count in self._requests.responses.items():
             responses.add_metric([route, str(status)], count)
         yield responses
+
+    def _speculation(self, stats: Stats) -> Iterable[Metric]:
+        yield self._counter("vllm:spec_decode_num_drafts", "Rows of steps that had draft tokens.", stats.spec_drafts_total)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.", stats.spec_draft_tokens_total)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.", stats.spec_accepted_tokens_total)
+        accepted = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens by their position in the draft.",
+            labels=[*self._labels, "position"],
+        )
+        for position, count in enumerate(stats.spec_accepted_per_position):
+            accepted.add_metric([*self._labels.values(), str(position)], count)
+        yield accepted
 
     def _sleep_state(self, now: int | None) -> GaugeMetricFamily:
         text = "1 for the state that the engine is in: awake, or asleep at level 1 (weights_offloaded) or 2 (discard_all)."

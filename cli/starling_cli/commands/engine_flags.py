@@ -38,6 +38,8 @@ def _flag(found: dataclasses.Field[Any], declared: Argument) -> inspect.Paramete
         # typer parses a default as it parses an argument.
         kind, default = Any, None if default is None else str(default)
         further = {"parser": parse_bytes, "metavar": "SIZE"}
+    if declared.is_json:
+        kind, further = str | None, {"metavar": "JSON"}
     option = typer.Option(*_names(found, declared), help=declared.help, rich_help_panel=declared.panel, **further)
     annotation = Annotated[kind, option]  # type: ignore[valid-type]
     return inspect.Parameter(found.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from starling_engine.args import EngineArgs
+from starling_engine.args import EngineArgs, speculative_of
 from starling_engine.config import EngineConfig, EplbConfig, SchedulerConfig, TiersConfig, WorkerConfig
 from starling_engine.errors import ConfigError
 from starling_engine.kv_offload.sizes import host_slots, staging_bytes
@@ -38,6 +38,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         stages=args.pipeline_parallel_size,
         preempt=args.preempt,
         eos_token_ids=model.eos_token_ids,
+        speculative=speculative_of(args),
     )
     layout = ParallelLayout(args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size)
     check_split(model, layout, expert_parallel=args.enable_expert_parallel)
@@ -55,6 +56,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        num_speculative_tokens=scheduler.speculative.num_speculative_tokens,
         block_size=args.block_size,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         memory_fraction=args.gpu_memory_utilization,

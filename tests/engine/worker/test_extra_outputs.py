@@ -72,7 +72,8 @@ def test_only_rows_with_adjusted_logits_are_sampled_again(folder: Path, monkeypa
     memory = spy(monkeypatch, DeviceAdjuster, "_words_of_all", lambda _: None)
     scored = spy(monkeypatch, ExtraOutputs, "_score", lambda _, samples, *__: len(samples))
     with core_for(folder) as core:
-        assert adjusted == scored == [core.scheduler.config.max_num_samples] and memory, "measured, so that the KV cache leaves room for it"
+        most = core.scheduler.config.max_num_samples
+        assert adjusted == scored == [most] and memory, "measured, so that the KV cache leaves room for it"
         adjusted.clear()
         memory.clear()
         scored.clear()
