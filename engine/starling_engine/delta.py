@@ -125,6 +125,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     """A request's gains since its last Delta. `attempt` fences answers to an earlier try.
 
     `finish_reason` is stop, length, abort, error, or moved: another core is to continue the request from its resume record.
+    `num_accepted_tokens` of `num_draft_tokens` were accepted by speculative decoding.
     `stop_token` is the token id that stopped it, None for the model's end-of-sequence token. `cached_tokens` is set once, with the
     first Delta.
     """
@@ -136,6 +137,8 @@ class Delta(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: list[LogprobRow] | None = None
     pooled: list[float] | None = None
     cached_tokens: int | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     finish_reason: str | None = None
     stop_token: int | None = None
     error: str | None = None

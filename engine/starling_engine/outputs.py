@@ -39,6 +39,14 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCount:
+    """Draft tokens of all outputs of a request up to now, and how many of them were accepted."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """One generation request with its outputs so far. `prompt_logprobs[0]` is None: nothing precedes the first token."""
@@ -50,6 +58,7 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    drafts: DraftCount = field(default_factory=DraftCount)
 
 
 @dataclass(slots=True)
@@ -89,3 +98,4 @@ class StreamDelta:
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    drafts: DraftCount = field(default_factory=DraftCount)

@@ -206,6 +206,14 @@ MESSAGES = [
     chat("chat_template_kwargs", {"a": "x" * (1 << 20)}),
 ]
 
+PREDICTIONS = [
+    chat("prediction", {"type": "text", "content": "x"}, param="prediction.type"),
+    chat("prediction", {"type": "content"}, param="prediction.content"),
+    chat("prediction", {"type": "content", "content": [{"type": "image_url"}]}, param="prediction.content[0].type"),
+    chat("prediction", {"type": "content", "content": "x", "more": 1}, param="prediction.more"),
+    chat("speculative", "no"),
+]
+
 NOT_YET = [
     chat("tools", [{"type": "function", "function": {"name": "f"}}], message="not supported yet"),
     chat("tool_choice", "auto", message="not supported yet"),
@@ -218,7 +226,6 @@ NOT_YET = [
     chat("modalities", ["text", "audio"]),
     chat("audio", {"voice": "alloy"}),
     chat("reasoning_effort", "high"),
-    chat("prediction", {"type": "content", "content": "x"}),
     chat("web_search_options", {}),
     chat("service_tier", "flex"),
     chat("store", True),
@@ -294,7 +301,7 @@ BODIES_AND_PATHS = [
     BadRequest(path=CHAT, method="BREW", status=405),
 ]
 
-ALL = [*NUMBERS, *TEXTS_AND_LISTS, *MESSAGES, *NOT_YET, *OTHER_ROUTES, *BODIES_AND_PATHS]
+ALL = [*NUMBERS, *TEXTS_AND_LISTS, *MESSAGES, *PREDICTIONS, *NOT_YET, *OTHER_ROUTES, *BODIES_AND_PATHS]
 
 
 def label(bad: BadRequest) -> str:

@@ -81,6 +81,23 @@ def test_every_chunk_has_usage_if_wanted(client):
     assert counts[-1] == 6
 
 
+def test_a_prediction_changes_the_speed_alone_and_is_counted(client):
+    settings = {"model": "pydoc", "messages": QUESTION, "max_tokens": 24, "temperature": 1.0, "seed": 5}
+    plain = client.chat.completions.create(**settings)
+    text = plain.choices[0].message.content
+    assert plain.usage.completion_tokens_details is None
+    for content in (text, [{"type": "text", "text": text}], "another text"):
+        prediction = {"type": "content", "content": content}
+        predicted = client.chat.completions.create(**settings, prediction=prediction)
+        assert predicted.choices[0].message.content == text
+        details = predicted.usage.completion_tokens_details
+        assert (details.accepted_prediction_tokens > 0) == (content != "another text")
+        chunks = client.chat.completions.create(
+            **settings, prediction=prediction, stream=True, stream_options={"include_usage": True}
+        )
+        assert [*chunks][-1].usage.completion_tokens_details is not None
+
+
 def test_a_seed_repeats_an_answer(client):
     def once(seed: int) -> str:
         answer = client.chat.completions.create(model="pydoc", messages=QUESTION, max_tokens=24, temperature=1.5, seed=seed)

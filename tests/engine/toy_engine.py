@@ -43,6 +43,11 @@ def _token(prefix_hash: int, seed: int) -> int:
     return (prefix_hash ^ (seed * 7919)) % VOCAB
 
 
+def token_after(tokens: list[int], seed: int) -> int:
+    """Returns the token that the toy model samples behind `tokens`."""
+    return _token(prefix_hashes(tokens)[-1], seed)
+
+
 def expected_output(prompt: list[int], params: SamplingParams, seed: int, max_model_len: int) -> list[int]:
     tokens, stops = list(prompt), set(params.stop_token_ids or ())
     limit = min(max_model_len, len(prompt) + (params.max_tokens or max_model_len))
@@ -136,7 +141,7 @@ class ToyWorker:
             return []
         sampled: list[int] = []
         for position in range(end - 1 - drafts, end):
-            sampled.append(_token(hashes[position], int(self.batch.seed[slot])))
+            sampled.append(token_after(tokens[: position + 1], int(self.batch.seed[slot])))
             if position + 1 < end and tokens[position + 1] != sampled[-1]:
                 break
         result.counts[r] = len(sampled)
@@ -169,7 +174,7 @@ class ToyDrafter(Drafter):
         tokens, length = request.tokens.tolist(), len(request.tokens) + request.pending
         count = self.rng.randint(0, min(most, self.most))
         while len(tokens) < length + count:
-            tokens.append(_token(prefix_hashes(tokens)[-1], request.record.seed))
+            tokens.append(token_after(tokens, request.record.seed))
         wrong = self.rng.choice([0.0, 0.2, 1.0])
         return [self.rng.randrange(VOCAB) if self.rng.random() < wrong else token for token in tokens[length : length + count]]
 

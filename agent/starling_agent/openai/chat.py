@@ -11,7 +11,7 @@ from starling_agent.openai.endpoint import Caller, Endpoint, caller_of, endpoint
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.make_generation import make_generation
-from starling_agent.openai.messages import assistant_text, template_messages
+from starling_agent.openai.messages import assistant_text, predicted_text, template_messages
 from starling_agent.openai.protocol.answers import ChatChoice, ChatCompletion, ChatMessage
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.rendering import render
@@ -37,12 +37,14 @@ async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller)
     messages = template_messages(body.messages)
     prompt = await render(endpoint, body, messages, caller.request_id)
     ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
+    prediction = predicted_text(body.prediction)
     return make_generation(
         endpoint,
         body,
         kind="chatcmpl",
         caller=caller,
         prompts=[ids],
+        prediction=None if prediction is None else await endpoint.prompts.encode(prediction, "prediction", False),
         prefixes=[assistant_text(messages[-1]) if body.echo else ""],
         default_max_tokens=None,
         logprobs=body.num_logprobs(),

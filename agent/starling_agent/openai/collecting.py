@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from starling_engine.outputs import FinishReason, OutputDelta, TokenLogprobs
 
-from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
+from starling_agent.openai.generation import Generation, PromptDelta
 from starling_agent.openai.protocol.answers import Usage, make_usage
 
 
@@ -43,7 +43,7 @@ async def collect(generation: Generation, deltas: AsyncGenerator[PromptDelta]) -
     n = generation.params.n
     choices = [Choice(index, index // n) for index in range(generation.num_choices)]
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
-    count = TokenCount(generation.prompt_tokens)
+    count = generation.token_count()
     async with aclosing(deltas):
         async for prompt, delta in deltas:
             count.add(prompt, delta, generation.only_echo)
@@ -53,4 +53,4 @@ async def collect(generation: Generation, deltas: AsyncGenerator[PromptDelta]) -
                 choices[prompt * n + output.index].add(output)
     if generation.only_echo:
         choices = [Choice(c.index, c.prompt, finish_reason="length") for c in choices]
-    return Collected(choices, prompt_logprobs, make_usage(count.prompt, count.completion, count.cached))
+    return Collected(choices, prompt_logprobs, make_usage(count.prompt, count.completion, count.cached, count.drafts))

@@ -90,6 +90,7 @@ class Endpoint:
             request_id=engine_id,
             priority=generation.priority,
             cache_salt=generation.cache_salt,
+            prediction=generation.prediction,
         )
         return self.metrics.measured(stream)
 

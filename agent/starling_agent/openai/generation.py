@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from starling_engine import SamplingParams
-from starling_engine.outputs import StreamDelta
+from starling_engine.outputs import DraftCount, StreamDelta
 
 PromptDelta = tuple[int, StreamDelta]
 
@@ -17,6 +17,7 @@ class Generation:
 
     prefixes        text that each prompt's outputs begin with: the echoed prompt, or nothing
     top_logprobs    candidates listed for each output token; None: no log probabilities
+    prediction      token ids that the answer is expected to be
     only_echo       the prompt is only scored; the engine generates one token for it, which is dropped
     """
 
@@ -34,10 +35,15 @@ class Generation:
     return_token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    prediction: list[int] | None = None
 
     @property
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
+
+    def token_count(self) -> "TokenCount":
+        """Returns the count before the first token."""
+        return TokenCount(self.prompt_tokens, drafts=None if self.prediction is None else DraftCount())
 
     @property
     def num_choices(self) -> int:
@@ -51,6 +57,8 @@ class TokenCount:
     prompt: int
     completion: int = 0
     cached_by_prompt: dict[int, int] = field(default_factory=dict)
+    drafts: DraftCount | None = None
+    """Of a request with a prediction, which has one prompt."""
 
     @property
     def cached(self) -> int:
@@ -58,6 +66,8 @@ class TokenCount:
 
     def add(self, prompt: int, delta: StreamDelta, only_echo: bool) -> None:
         self.cached_by_prompt[prompt] = max(delta.num_cached_tokens, self.cached_by_prompt.get(prompt, 0))
+        if self.drafts is not None:
+            self.drafts = delta.drafts
         if not only_echo:
             self.completion += sum(len(output.token_ids) for output in delta.outputs)
 

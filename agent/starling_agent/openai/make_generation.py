@@ -28,6 +28,7 @@ def make_generation(
     logprobs: int | None,
     prompt_logprobs: int | None,
     only_echo: bool = False,
+    prediction: list[int] | None = None,
     renamed: Mapping[str, str],
 ) -> Generation:
     """Raises InvalidRequest. `renamed` maps the engine's names of fields to those of this route.
@@ -62,6 +63,7 @@ def make_generation(
         only_echo=only_echo,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         return_token_ids=bool(body.return_token_ids),
+        prediction=prediction if prediction is None else prediction[: endpoint.max_model_len],
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )

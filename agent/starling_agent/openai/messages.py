@@ -21,6 +21,18 @@ def template_messages(messages: list[Any], param: str = "messages") -> list[dict
     return [_message(message, f"{param}[{i}]") for i, message in enumerate(messages)]
 
 
+def predicted_text(prediction: dict[str, Any] | None) -> str | None:
+    """Returns the text of a predicted output. Raises InvalidRequest with the path of the fault."""
+    if prediction is None:
+        return None
+    if prediction.get("type") != "content":
+        raise InvalidRequest(f"must be 'content', got {shown(prediction.get('type'))}", "prediction.type")
+    for name in prediction.keys() - {"type", "content"}:
+        raise InvalidRequest(f"unknown field {shown(name)}", f"prediction.{name}")
+    content = _content(prediction.get("content"), "prediction.content")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
 def _message(message: object, param: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequest(f"a message must be an object, got {shown(message)}", param)

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from starling_engine.outputs import OutputDelta, StreamDelta
 
 from starling_agent.openai.chunks import CHAT, DONE, ChoiceShape, ChunkWriter
-from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
+from starling_agent.openai.generation import Generation, PromptDelta
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.protocol.answers import CompletionLogprobs, Usage, make_usage
 from starling_agent.openai.stream_batcher import StreamBatcher
@@ -24,7 +24,7 @@ class StreamEncoder:
         self._writer = ChunkWriter(
             shape, generation.answer_id, generation.created, generation.model, usage_field=generation.include_usage
         )
-        self._count = TokenCount(generation.prompt_tokens)
+        self._count = generation.token_count()
         self._rich = generation.top_logprobs is not None or generation.return_token_ids or generation.continuous_usage
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
@@ -111,7 +111,7 @@ class StreamEncoder:
         return (self._writer.usage(self._usage()) if self._generation.include_usage else b"") + DONE
 
     def _usage(self) -> Usage:
-        return make_usage(self._count.prompt, self._count.completion, self._count.cached)
+        return make_usage(self._count.prompt, self._count.completion, self._count.cached, self._count.drafts)
 
     def _continuous_usage(self) -> Usage | None:
         return self._usage() if self._generation.continuous_usage else None

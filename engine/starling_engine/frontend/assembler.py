@@ -8,6 +8,7 @@ from starling_engine.frontend.detokenizer import IncrementalDetokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.outputs import (
     CompletionOutput,
+    DraftCount,
     FinishReason,
     Logprob,
     OutputDelta,
@@ -45,6 +46,7 @@ class Assembler:
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
         self._untaken_prompt_logprobs = self._prompt_logprobs
         self._cached_tokens: int | None = None
+        self._drafts = DraftCount()
 
     @property
     def finished(self) -> bool:
@@ -57,6 +59,9 @@ class Assembler:
         """
         if self._cached_tokens is None and index == 0:  # the first core's count, not that of one which takes over
             self._cached_tokens = delta.cached_tokens
+        if delta.num_draft_tokens:
+            drafts = self._drafts
+            self._drafts = DraftCount(drafts.proposed + delta.num_draft_tokens, drafts.accepted + delta.num_accepted_tokens)
         if self._prompt_logprobs is not None and index == 0:
             self._prompt_logprobs += [with_texts(row, self._text_source) for row in delta.prompt_logprobs or ()]
         return self._sequences[index].push(delta)
@@ -77,6 +82,7 @@ class Assembler:
             finished=self.finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self._cached_tokens or 0,
+            drafts=self._drafts,
         )
 
     def output(self) -> RequestOutput:
@@ -90,6 +96,7 @@ class Assembler:
             finished=self.finished,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_cached_tokens=self._cached_tokens or 0,
+            drafts=self._drafts,
         )
 
 

@@ -395,8 +395,9 @@ class Scheduler:
                 continue
             extras = result.extras.get(row, NO_EXTRAS)
             delta = request.apply(sampled, start, drafts, extras)
-            if drafter is not None and sampled:
+            if drafter is not None and delta is not None:
                 drafter.on_sampled(request, drafts, sampled)
+                delta.num_draft_tokens, delta.num_accepted_tokens = drafts, len(sampled) - 1 if drafts else 0
             if extras.error is None:
                 self._confirm(request, len(request.tokens) - 1 if sampled else start + count)
             else:

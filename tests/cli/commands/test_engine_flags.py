@@ -72,4 +72,13 @@ def test_values_reach_the_arguments():
 def test_flags_of_the_model_come_first_and_the_others_last():
     names = list(inspect.signature(serve.serve).parameters)
     panels = [ARGUMENTS[name].panel if name in ARGUMENTS else "Endpoint" for name in names]
-    assert list(dict.fromkeys(panels)) == [None, "Model", "Endpoint", "Scheduling", "Memory", "KV tiers", "Parallelism"]
+    assert list(dict.fromkeys(panels)) == [
+        None,
+        "Model",
+        "Endpoint",
+        "Scheduling",
+        "Memory",
+        "KV tiers",
+        "Parallelism",
+        "Speculative decoding",
+    ]

@@ -3,23 +3,33 @@
 from typing import Literal
 
 import msgspec
-from starling_engine.outputs import FinishReason
+from starling_engine.outputs import DraftCount, FinishReason
 
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(msgspec.Struct):
+    """`completion_tokens_details` is there for a request with a prediction."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
-def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, drafts: DraftCount | None = None) -> Usage:
+    usage = Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens))
+    if drafts is not None:
+        usage.completion_tokens_details = CompletionTokensDetails(drafts.accepted, drafts.proposed - drafts.accepted)
+    return usage
 
 
 class PromptLogprob(msgspec.Struct):

@@ -51,6 +51,11 @@ MESSAGES_SCHEMA = {
         },
     },
 }
+PREDICTION_SCHEMA = {
+    "type": "object",
+    "required": ["type", "content"],
+    "properties": {"type": {"const": "content"}, "content": {"anyOf": [{"type": "string"}, PARTS]}},
+}
 Messages = Annotated[list[Any], WithJsonSchema(MESSAGES_SCHEMA)]
 
 
@@ -82,6 +87,7 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     max_completion_tokens: Int | None = None
+    prediction: Annotated[dict[str, Any], WithJsonSchema(PREDICTION_SCHEMA)] | None = None
 
     def output_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:

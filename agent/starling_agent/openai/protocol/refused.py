@@ -65,7 +65,6 @@ CHAT: Mapping[str, FieldRefusal] = {
     "reasoning_effort": FieldRefusal("reasoning is not supported yet", ("none",)),
     "include_reasoning": FieldRefusal("reasoning is not supported yet", (True, False)),
     "verbosity": FieldRefusal("the model has no setting for verbosity", ("medium",)),
-    "prediction": FieldRefusal("predicted outputs are not supported yet"),
     "web_search_options": FieldRefusal("there is no web search"),
     "moderation": FieldRefusal("there is no moderation"),
     "prompt_cache_retention": FieldRefusal("cached prompts live until their memory is needed"),

@@ -47,6 +47,7 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    speculative: bool | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
     banned_token_ids: TokenIds | None = None

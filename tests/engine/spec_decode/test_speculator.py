@@ -1,0 +1,112 @@
+"""Drafts are given where they pay, and nowhere else."""
+
+import random
+
+import pytest
+from starling_engine.config import SpeculativeConfig
+from starling_engine.params import SamplingParams
+from starling_engine.spec_decode.speculator import Speculator
+from starling_engine.spec_decode.verify_cost import VerifyCost
+from starling_engine.step import StepPlan
+
+from tests.engine.toy_engine import ToyEngine, expected_output
+
+LOOP = [1, 2, 3, 4, 5, 6]
+
+
+def speculating(method: str | None = "ngram", **settings: object) -> ToyEngine:
+    """Returns an engine whose drafts are made from text; its steps take `seconds_of`."""
+    engine = ToyEngine(max_model_len=600, num_blocks=600, budget=256, **settings)
+    engine.scheduler.drafter = Speculator(SpeculativeConfig(method=method, num_speculative_tokens=8), engine.scheduler.stats)
+    return engine
+
+
+def cheap(plan: StepPlan) -> float:
+    return 0.020 + 0.0005 * plan.total_tokens
+
+
+def usual(plan: StepPlan) -> float:
+    """Takes as long as a 0.6B model on two cores."""
+    return 0.020 + 0.003 * plan.total_tokens
+
+
+def dear(plan: StepPlan) -> float:
+    return 0.001 + 0.020 * plan.total_tokens
+
+
+def repeat(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the toy model repeat its prompt."""
+    monkeypatch.setattr("tests.engine.toy_engine.token_after", lambda tokens, _: tokens[len(tokens) - len(LOOP)])
+    engine.add("a", LOOP * 3, SamplingParams(max_tokens=300))
+    engine.run()
+    assert engine.outputs["a"] == LOOP * 50
+
+
+def test_text_that_repeats_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speculating()
+    engine.worker.seconds = cheap
+    repeat(engine, monkeypatch)
+    stats = engine.scheduler.stats
+    assert len(engine.plans) < 300 / 6
+    assert stats.spec_accepted_tokens_total > 0.95 * stats.spec_draft_tokens_total > 240
+    assert stats.spec_accepted_per_position[0] == stats.spec_drafts_total, "all of the first drafts"
+    assert sum(stats.spec_accepted_per_position) == stats.spec_accepted_tokens_total
+
+
+def test_there_are_no_drafts_where_each_takes_as_long_as_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speculating()
+    engine.worker.seconds = dear
+    repeat(engine, monkeypatch)
+    assert not any(sum(plan.num_drafts) for plan in engine.plans[60:])
+
+
+def test_drafts_that_are_refused_end_at_once() -> None:
+    engine = speculating()
+    engine.worker.seconds = usual
+    prompt = random.Random(0).choices(range(4), k=60)
+    engine.add("a", prompt, SamplingParams(max_tokens=300))
+    engine.run()
+    assert engine.outputs["a"] == expected_output(prompt, SamplingParams(max_tokens=300), 0, 600)
+    drafted = [sum(plan.num_drafts) for plan in engine.plans]
+    assert sum(drafted[40:]) < 30, "the model is a hash: nothing repeats"
+
+
+def test_a_request_may_do_without_and_a_prediction_needs_no_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speculating(max_num_seqs=4)
+    monkeypatch.setattr("tests.engine.toy_engine.token_after", lambda tokens, _: tokens[len(tokens) - len(LOOP)])
+    engine.add("off", LOOP * 3, SamplingParams(max_tokens=50, speculative=False))
+    engine.run()
+    assert not engine.scheduler.stats.spec_drafts_total
+    engine = speculating(None)
+    engine.worker.seconds = cheap
+    engine.add("plain", LOOP * 3, SamplingParams(max_tokens=50))
+    engine.run()
+    assert not engine.scheduler.stats.spec_drafts_total
+    engine.add("predicted", LOOP * 3, SamplingParams(max_tokens=48), prediction_ids=LOOP * 8)
+    engine.run()
+    assert engine.scheduler.stats.spec_accepted_tokens_total > 30
+
+
+def test_with_steps_in_flight_drafts_wait_for_the_tokens_that_they_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speculating(depth=2)
+    engine.worker.seconds = cheap
+    repeat(engine, monkeypatch)
+    assert len(engine.plans) < 300 / 6
+
+
+def test_the_time_of_steps_is_a_line_through_what_was_measured() -> None:
+    rng, cost = random.Random(0), VerifyCost()
+    for _ in range(200):
+        tokens = rng.randint(1, 8)
+        cost.observe(tokens, (20 + 3 * tokens) * rng.uniform(0.95, 1.05) * rng.choice([1] * 20 + [50]) / 1000)
+    assert cost.price(1, 1) == pytest.approx(3 / 23, rel=0.35)
+    for tokens in (1, 4, 8):
+        assert cost.of(tokens) == pytest.approx((20 + 3 * tokens) / 1000, rel=0.25)
+
+
+def test_a_step_that_is_always_the_same_says_nothing_of_one_token_more() -> None:
+    cost = VerifyCost()
+    before = cost.price(1, 1)
+    for _ in range(100):
+        cost.observe(1, 0.02)
+    assert cost.price(1, 1) == before
