@@ -1,7 +1,6 @@
 """The scheduler's state of a request."""
 
 from array import array
-from collections.abc import Sequence
 from enum import Enum, auto
 
 import msgspec
@@ -103,7 +102,7 @@ class RequestState:
         self.stop_ids = self.eos_ids | frozenset(params.stop_token_ids or ())
         self.wants_prompt_logprobs = params.prompt_logprobs is not None and record.pooling is None
 
-    def apply(self, tokens: Sequence[int], start: int, num_drafts: int, extras: RowExtras) -> Delta | None:
+    def apply(self, tokens: list[int], start: int, num_drafts: int, extras: RowExtras) -> Delta | None:
         """Takes the results of a row that began at `start` with `num_drafts` drafts; returns the gains, None if there are none.
 
         The row is known to have computed all tokens but the last one that it sampled, or, if it sampled none, its own.
@@ -114,30 +113,27 @@ class RequestState:
             return Delta(record.id, record.attempt, pooled=extras.pooled, error=extras.error, finish_reason=reason)
         scores = self._unscored(start, extras.prompt_logprobs) if extras.prompt_logprobs else None
         if tokens:
-            refused = 1 + num_drafts - len(tokens)
-            self.planned -= refused
             self.pending -= 1 + num_drafts
-            return self._accept(tokens, Delta(record.id, record.attempt, logprobs=extras.logprobs, prompt_logprobs=scores))
+            if num_drafts:
+                self.planned -= 1 + num_drafts - len(tokens)  # drafts that were refused
+            return self._accept(Delta(record.id, record.attempt, tokens, extras.logprobs, scores))
         return Delta(record.id, record.attempt, prompt_logprobs=scores) if scores else None
 
-    def _accept(self, tokens: Sequence[int], delta: Delta) -> Delta:
-        """Appends the sampled tokens, up to the one that ends the request."""
-        params = self.record.params
-        for taken, token in enumerate(tokens, 1):
+    def _accept(self, delta: Delta) -> Delta:
+        """Appends the delta's tokens, and cuts it behind the one that ends the request."""
+        for taken, token in enumerate(delta.tokens, 1):
             self.tokens.append(token)
             length = len(self.tokens)
-            if token in self.stop_ids and length - self.num_prompt > params.min_tokens:
+            if token in self.stop_ids and length - self.num_prompt > self.record.params.min_tokens:
                 delta.finish_reason = "stop"
                 if token not in self.eos_ids:
                     delta.stop_token = token
             elif length >= self.length_limit:
                 delta.finish_reason = "length"
             if delta.finish_reason is not None:
-                tokens = tokens[:taken]
+                delta.tokens = delta.tokens[:taken]
+                delta.logprobs = delta.logprobs[:taken] if delta.logprobs is not None else None
                 break
-        delta.tokens = list(tokens)
-        if delta.logprobs is not None:
-            delta.logprobs = delta.logprobs[: len(tokens)]
         return delta
 
     def _unscored(self, start: int, rows: list[LogprobRow]) -> list[LogprobRow]:

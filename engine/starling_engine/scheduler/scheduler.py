@@ -387,12 +387,12 @@ class Scheduler:
         drafter = self.drafter if self.drafter.active else None
         if drafter is not None and builder.decodes_only:
             drafter.on_step(sum(builder.num_tokens), result.seconds)
-        tokens, at = unpack_tokens(result.tokens), 0
+        tokens, at = unpack_tokens(result.tokens).tolist(), 0
         for row, (request, run, start, count, drafts) in enumerate(builder.rows()):
-            sampled = tokens[at : at + result.counts[row]]
-            at += len(sampled)
+            before, at = at, at + result.counts[row]
             if request.run != run:
                 continue
+            sampled = tokens[before:at]
             extras = result.extras.get(row, NO_EXTRAS)
             delta = request.apply(sampled, start, drafts, extras)
             if drafter is not None and delta is not None:

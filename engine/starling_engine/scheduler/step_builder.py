@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 from starling_engine.request_state import RequestState
 from starling_engine.step import FOLLOWS, BlockAppend, BlockCopy, NewRequest, StepPlan
@@ -25,6 +26,7 @@ class StepBuilder:
     num_tokens: list[int] = field(default_factory=list)
     sample: list[bool] = field(default_factory=list)
     num_drafts: list[int] = field(default_factory=list)
+    """Numbers of drafts of the rows up to the last one that has any."""
     drafts: "array[int]" = field(default_factory=lambda: array("i"))
     new: list[NewRequest] = field(default_factory=list)
     appends: list[BlockAppend] = field(default_factory=list)
@@ -45,16 +47,27 @@ class StepBuilder:
         self.runs.append(request.run)
         self.slots.append(request.slot)
         self.starts.append(FOLLOWS if end > request.given and not several else start)
-        self.num_tokens.append(count + len(drafts))
-        self.num_drafts.append(len(drafts))
-        self.drafts.extend(drafts)
+        self.num_tokens.append(count)
         self.sample.append(samples)
-        self.token_budget -= count + len(drafts)
-        request.planned = end + len(drafts)
+        self.token_budget -= count
+        request.planned = end
         if several:
             self.inputs.append(request.tokens[start])
         if samples:
-            request.pending += 1 + len(drafts)
+            request.pending += 1
+        if drafts:
+            self._add_drafts(request, drafts)
+
+    def _add_drafts(self, request: RequestState, drafts: Sequence[int]) -> None:
+        """Adds drafts to the last row, which samples."""
+        count = len(drafts)
+        self.num_drafts += [0] * (len(self.slots) - 1 - len(self.num_drafts))
+        self.num_drafts.append(count)
+        self.drafts.extend(drafts)
+        self.num_tokens[-1] += count
+        self.token_budget -= count
+        request.planned += count
+        request.pending += count
 
     def _enter(self, request: RequestState) -> None:
         request.entered = True
@@ -67,13 +80,14 @@ class StepBuilder:
 
     def rows(self) -> Iterator[tuple[RequestState, int, int, int, int]]:
         """Yields for each row the request, its run, the start (see `StepPlan.starts`), and the numbers of tokens and drafts."""
-        return zip(self.requests, self.runs, self.starts, self.num_tokens, self.num_drafts, strict=True)
+        return zip(self.requests, self.runs, self.starts, self.num_tokens, chain(self.num_drafts, repeat(0)), strict=False)
 
     def rows_of(self, request: RequestState) -> Iterator[tuple[int, int]]:
         """Yields the numbers of tokens, and of those that it may sample, of the row of a request's present run."""
         for row, other in enumerate(self.requests):
             if other is request and self.runs[row] == request.run:
-                yield self.num_tokens[row], 1 + self.num_drafts[row] if self.sample[row] else 0
+                drafts = self.num_drafts[row] if row < len(self.num_drafts) else 0
+                yield self.num_tokens[row], 1 + drafts if self.sample[row] else 0
 
     @property
     def decodes_only(self) -> bool:
@@ -85,7 +99,7 @@ class StepBuilder:
         """Returns each row's tokens, not counting drafts."""
         if not self.drafts:
             return self.num_tokens
-        return [count - drafts for count, drafts in zip(self.num_tokens, self.num_drafts, strict=True)]
+        return [count - drafts for _, _, _, count, drafts in self.rows()]
 
     def plan(self, freed_slots: list[int]) -> StepPlan:
         has_drafts = bool(self.drafts)
@@ -100,7 +114,7 @@ class StepBuilder:
             self.appends,
             self.copies,
             freed_slots,
-            self.num_drafts if has_drafts else [],
+            [drafts for *_, drafts in self.rows()] if has_drafts else [],
             pack_tokens(self.drafts) if has_drafts else b"",
             self.inputs,
         )
