@@ -70,7 +70,7 @@ def test_the_operator_sets_no_other_arguments():
 def _plain_types(annotation: Any) -> set[type]:
     if get_origin(annotation) is Literal:
         return {type(value) for value in get_args(annotation)}
-    return set(get_args(annotation)) or {annotation}
+    return {kind for part in get_args(annotation) for kind in _plain_types(part)} or {annotation}
 
 
 def _first_sentence(text: str | None) -> str:

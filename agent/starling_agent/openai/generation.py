@@ -58,7 +58,7 @@ class TokenCount:
     completion: int = 0
     cached_by_prompt: dict[int, int] = field(default_factory=dict)
     drafts: DraftCount | None = None
-    """Of a request with a prediction, which has one prompt."""
+    """Drafts of a request with a prediction, which has one prompt."""
 
     @property
     def cached(self) -> int:

@@ -10,6 +10,17 @@ from starling_crds.v1alpha1.engine_arguments import EngineArgument, extra_argume
 from starling_crds.v1alpha1.strings import AbsolutePath, ObjectName, Size, StoreUrl
 
 
+class SpeculativeSpec(ApiModel):
+    """Speculative decoding; further settings go into extraArgs.speculative_config, which then has all of them."""
+
+    method: Annotated[Literal["ngram", "suffix"], EngineArgument("spec_method")] = Field(
+        description="Where drafts come from: ngram, the request's own tokens; suffix, earlier outputs too."
+    )
+    tokens: Annotated[int | None, EngineArgument("spec_tokens")] = Field(
+        default=None, ge=1, le=32, description="Most drafts of a request in a step, by default 8; fewer where they do not pay."
+    )
+
+
 class EngineSpec(ApiModel):
     """Settings of the engine; each has the engine's default when it is left out."""
 
@@ -61,6 +72,7 @@ class EngineSpec(ApiModel):
     scheduling_policy: Annotated[Literal["fcfs", "priority"], EngineArgument("scheduling_policy")] = Field(
         default="fcfs", description="Order in which waiting requests start."
     )
+    speculative: SpeculativeSpec | None = Field(default=None, description="Speculative decoding; without it there is none.")
     extra_args: Annotated[dict[str, Any], ShapedBy(extra_arguments_model)] = Field(
         default_factory=dict,
         description=(
