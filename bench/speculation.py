@@ -2,8 +2,8 @@
 
     python bench/speculation.py [--rounds N] [BATCH ...]
 
-SmolLM2-135M-Instruct answers prompts of two kinds: those whose answer copies (edit this file, quote this page, JSON), and free ones.
-The large shape has random weights, so its answers are replaced by these: each step computes all that it would, and then
+SmolLM2-135M-Instruct answers prompts of two kinds: those whose answer copies (edit this file, quote this page, JSON), and free
+ones. The large shape has random weights, so its answers are replaced by these: each step computes all that it would, and then
 takes the small model's token. Drafts are then as good as they are on real text. Methods take turns on one engine.
 
 Writes bench/results/speculation.md.

@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from starling_engine.constraint import Constraint
 from starling_engine.delta import Delta
 from starling_engine.kv.manager import SequenceBlocks
 from starling_engine.request import EngineRequest
@@ -50,6 +51,7 @@ class RequestState:
         "blocks",
         "cached_tokens",
         "computed",
+        "constraint",
         "entered",
         "eos_ids",
         "failed_at",
@@ -93,6 +95,8 @@ class RequestState:
         self.slot = -1
         """Batch slot; -1 while the request waits."""
         self.cached_tokens = 0
+        self.constraint: Constraint | None = None
+        """Restricts what may be sampled; None where nothing does."""
         self.answered = bool(record.output_ids)
         """True once output has been sent, so that prompt and cached tokens are counted once."""
         longest = self.num_prompt + params.max_tokens if params.max_tokens is not None else max_model_len
@@ -124,10 +128,13 @@ class RequestState:
         for taken, token in enumerate(delta.tokens, 1):
             self.tokens.append(token)
             length = len(self.tokens)
+            ended = self.constraint is not None and self.constraint.advance(token)
             if token in self.stop_ids and length - self.num_prompt > self.record.params.min_tokens:
                 delta.finish_reason = "stop"
                 if token not in self.eos_ids:
                     delta.stop_token = token
+            elif ended:
+                delta.finish_reason = "stop"
             elif length >= self.length_limit:
                 delta.finish_reason = "length"
             if delta.finish_reason is not None:

@@ -57,6 +57,7 @@ class StepPlan(msgspec.Struct, frozen=True):
                 pooled)
     num_drafts  per row: how many of its tokens are drafts, the last of them
     drafts      the drafts of one row after the other, packed (`starling_engine.token_packing`)
+    masked      rows that sample only what their mask allows; the masks come while the step runs (`StepMasks`)
     inputs      per row: its first input token, with several pipeline stages, whose workers do not see what was sampled; no row of
                 theirs FOLLOWS
     """
@@ -73,6 +74,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     freed_slots: list[int] = []
     num_drafts: list[int] = []
     drafts: bytes = b""
+    masked: list[int] = []
     inputs: list[int] = []
 
     @property
@@ -83,6 +85,18 @@ class StepPlan(msgspec.Struct, frozen=True):
     def drafts_of_rows(self) -> list[int]:
         """Returns `num_drafts`, with zeros where the column is empty."""
         return self.num_drafts or [0] * len(self.slots)
+
+
+class StepMasks(msgspec.Struct, frozen=True, tag="masks"):
+    """Masks of a step's rows: for the row, and for behind each of its drafts, a bit for each token that may be sampled.
+
+    `bits` has little-endian words of 32 bits, as many for each sample as the vocabulary takes. A row of the plan's `masked` that is
+    missing here ends with an error: nothing is ever sampled without its mask.
+    """
+
+    step_id: int
+    rows: list[int]
+    bits: bytes
 
 
 class LogprobRow(msgspec.Struct, frozen=True, array_like=True):

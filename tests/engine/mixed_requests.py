@@ -2,10 +2,12 @@
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starling_engine.constraint import Constraint
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
@@ -13,6 +15,7 @@ from starling_engine.spec_decode.drafter import Drafter
 
 from tests.engine.cores import core_for
 
+Constrain = Callable[[EngineRequest], Constraint | None]
 KINDS: list[dict[str, Any]] = [
     {"logprobs": 3, "prompt_logprobs": 2},
     {"presence_penalty": 0.7, "repetition_penalty": 1.3, "logprobs": 1},
@@ -36,21 +39,28 @@ def request(rng: random.Random, number: int) -> EngineRequest:
     return EngineRequest(id=name, prompt_ids=prompt, params=params, seed=seed)
 
 
-def random_traffic(folder: Path, drafter: Drafter | None = None, kv_blocks: int = 14, **settings: Any) -> dict[str, dict[str, Any]]:
+def random_traffic(
+    folder: Path,
+    drafter: Drafter | None = None,
+    kv_blocks: int = 14,
+    constrain: Constrain = lambda _: None,
+    **settings: Any,
+) -> dict[str, dict[str, Any]]:
     """Returns `answers` of 16 requests in a cache that is too small: some are preempted, prompts run beside decodes."""
     with core_for(folder, kv_blocks=kv_blocks, budget=32, **settings) as core:
         core.scheduler.drafter = drafter or core.scheduler.drafter
-        found = answers(core, [request(random.Random(number), number) for number in range(16)])
+        found = answers(core, [request(random.Random(number), number) for number in range(16)], constrain)
         assert core.scheduler.stats.preemptions_total > 0 or core.scheduler.config.stages > 1, "or this shows less than it says"
     return found
 
 
-def answers(core: EngineCore, requests: list[EngineRequest]) -> dict[str, dict[str, Any]]:
-    """Runs the requests; returns all that each of them got, its floats apart."""
+def answers(core: EngineCore, requests: list[EngineRequest], constrain: Constrain = lambda _: None) -> dict[str, dict[str, Any]]:
+    """Runs the requests; returns all that each of them got, its floats apart. `constrain` gives a request its constraint."""
     lists = ("tokens", "logprob_ids", "numbers", "prompt_logprob_ids", "prompt_numbers")
     found: dict[str, dict[str, Any]] = {r.id: {name: [] for name in lists} | {"end": None} for r in requests}
     for one in requests:
         assert core.add(one) is None
+        core.scheduler.requests[one.id].constraint = constrain(one)
     deadline = time.monotonic() + 120
     while core.has_work:
         assert time.monotonic() < deadline

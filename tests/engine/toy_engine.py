@@ -6,8 +6,8 @@ real InputBatch, so a wrong block table, slot or count cannot go unseen.
 
 import random
 import zlib
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from starling_engine.config import SchedulerConfig, SpeculativeConfig, TiersConfig
@@ -23,7 +23,7 @@ from starling_engine.request import EngineRequest
 from starling_engine.request_state import RequestState
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.spec_decode.drafter import Drafter
-from starling_engine.step import FOLLOWS, LogprobRow, RowExtras, StepPlan, StepResult
+from starling_engine.step import FOLLOWS, LogprobRow, RowExtras, StepMasks, StepPlan, StepResult
 from starling_engine.token_packing import pack_tokens
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
 
@@ -48,14 +48,49 @@ def token_after(tokens: list[int], seed: int) -> int:
     return _token(prefix_hashes(tokens)[-1], seed)
 
 
-def expected_output(prompt: list[int], params: SamplingParams, seed: int, max_model_len: int) -> list[int]:
+def first_allowed(token: int, mask: int) -> int:
+    """Returns the token, or the next one that the mask allows: bit t is for token t."""
+    return next(found for found in (*range(token, VOCAB), *range(token)) if mask >> found & 1)
+
+
+class ToyConstraint:
+    """Allows some tokens, by the output so far. After `most` tokens nothing may follow; from `fails_at` on it has no answer."""
+
+    words = -(-VOCAB // 32)
+
+    def __init__(self, key: int, most: int, fails_at: int | None = None) -> None:
+        self.key = key
+        self.most = most
+        self.fails_at = fails_at
+        self.output: list[int] = []
+
+    def mask(self, output: list[int]) -> int:
+        rng = random.Random(zlib.crc32(bytes(output), self.key))
+        return sum(1 << token for token in rng.sample(range(VOCAB), rng.choice([1, 3, 20])))
+
+    def fill(self, drafts: Sequence[int], bits: memoryview) -> None:
+        if self.fails_at is not None and len(self.output) >= self.fails_at:
+            raise ValueError("it is told to fail")
+        masks = [self.mask([*self.output, *drafts[:count]]) for count in range(len(drafts) + 1)]
+        bits[:] = b"".join(mask.to_bytes(4 * self.words, "little") for mask in masks)
+
+    def advance(self, token: int) -> bool:
+        assert self.mask(self.output) >> token & 1, "what is not allowed is never sampled"
+        self.output.append(token)
+        return len(self.output) >= self.most
+
+
+def expected_output(
+    prompt: list[int], params: SamplingParams, seed: int, max_model_len: int, constraint: ToyConstraint | None = None
+) -> list[int]:
     tokens, stops = list(prompt), set(params.stop_token_ids or ())
     limit = min(max_model_len, len(prompt) + (params.max_tokens or max_model_len))
     value = prefix_hashes(tokens)[-1]
     while len(tokens) < limit:
-        tokens.append(_token(value, seed))
+        token, output = _token(value, seed), tokens[len(prompt) :]
+        tokens.append(token if constraint is None else first_allowed(token, constraint.mask(output)))
         value = zlib.crc32(tokens[-1].to_bytes(4, "little"), value)
-        if tokens[-1] in stops:
+        if tokens[-1] in stops or (constraint is not None and len(output) + 1 >= constraint.most):
             break
     return tokens[len(prompt) :]
 
@@ -83,7 +118,7 @@ class ToyWorker:
         self.seconds: Callable[[StepPlan], float] = lambda _: 0.0
         """Returns the seconds that a step reports."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, masks: StepMasks | None = None) -> StepResult:
         self.batch.apply(plan)
         self.last_step = plan.step_id
         for copy in plan.copies:
@@ -101,6 +136,7 @@ class ToyWorker:
             if slot not in self._lost:
                 self._store(step, r, inputs.metadata)
         result = StepResult(plan.step_id, plan.epoch, [0] * len(plan.slots), seconds=self.seconds(plan))
+        self._masks = _masks_by_row(plan, step, masks)
         tokens = [token for r in range(len(plan.slots)) for token in self._sample(plan, step, r, result)]
         result.tokens = pack_tokens(tokens)
         return result
@@ -139,9 +175,13 @@ class ToyWorker:
         if self.batch.slot_state(slot).pooling is not None:
             result.extras_of(r).pooled = [float(hashes[-1])]
             return []
+        if r in plan.masked and r not in self._masks:
+            result.extras_of(r).error = "no mask"
+            return []
         sampled: list[int] = []
-        for position in range(end - 1 - drafts, end):
-            sampled.append(token_after(tokens[: position + 1], int(self.batch.seed[slot])))
+        for offset, position in enumerate(range(end - 1 - drafts, end)):
+            token = token_after(tokens[: position + 1], int(self.batch.seed[slot]))
+            sampled.append(first_allowed(token, self._masks[r][offset]) if r in self._masks else token)
             if position + 1 < end and tokens[position + 1] != sampled[-1]:
                 break
         result.counts[r] = len(sampled)
@@ -156,6 +196,19 @@ class ToyWorker:
             return None
         following = self.batch.tokens[plan.slots[r], plan.starts[r] + 1 : min(end + 1, state.num_prompt)]
         return [LogprobRow([token], [0.0], 1) for token in following.tolist()]
+
+
+def _masks_by_row(plan: StepPlan, step: FlatBatch, masks: StepMasks | None) -> dict[int, list[int]]:
+    """Returns the masks of a row and of its drafts, by row."""
+    found: dict[int, list[int]] = {}
+    at, size = 0, 4 * ToyConstraint.words
+    for row in masks.rows if masks is not None else ():
+        count = 1 + int(step.drafts[row])
+        assert row in plan.masked
+        found[row] = [int.from_bytes(masks.bits[at + size * n : at + size * (n + 1)], "little") for n in range(count)]
+        at += size * count
+    assert masks is None or at == len(masks.bits)
+    return found
 
 
 class ToyDrafter(Drafter):
@@ -174,7 +227,9 @@ class ToyDrafter(Drafter):
         tokens, length = request.tokens.tolist(), len(request.tokens) + request.pending
         count = self.rng.randint(0, min(most, self.most))
         while len(tokens) < length + count:
-            tokens.append(token_after(tokens, request.record.seed))
+            token, output = token_after(tokens, request.record.seed), tokens[request.num_prompt :]
+            constraint = request.constraint
+            tokens.append(first_allowed(token, constraint.mask(output)) if isinstance(constraint, ToyConstraint) else token)
         wrong = self.rng.choice([0.0, 0.2, 1.0])
         return [self.rng.randrange(VOCAB) if self.rng.random() < wrong else token for token in tokens[length : length + count]]
 
@@ -297,17 +352,28 @@ class ToyEngine:
         self.tiers = ToyTiers(self.worker, slots, {} if secondary is None else secondary, rng or random.Random(0))
         self.depth = depth
         self.plans: list[StepPlan] = []
+        self.submitted: deque[StepPlan] = deque()
+        """Plans that the worker has not begun: they wait for masks."""
+        self.masks: dict[int, StepMasks] = {}
         self.results: list[StepResult] = []
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, Delta] = {}
         self.prompt_rows: dict[str, list[LogprobRow]] = {}
         self.cached: dict[str, int] = {}
 
-    def add(self, request_id: str, prompt: list[int], params: SamplingParams | None = None, **fields: object) -> Delta | None:
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams | None = None,
+        constraint: ToyConstraint | None = None,
+        **fields: object,
+    ) -> Delta | None:
         record = EngineRequest(id=request_id, prompt_ids=prompt, params=params or SamplingParams(), **fields)
         refusal = self.scheduler.answer_at_once(record)
         if refusal is None:
             self.scheduler.add(record)
+            self.scheduler.requests[request_id].constraint = constraint
         return refusal
 
     def embed(self, request_id: str, prompt: list[int], pooling: str = "last") -> None:
@@ -322,12 +388,21 @@ class ToyEngine:
             assert plan.total_tokens <= self.config.max_num_batched_tokens
             assert sum(plan.sample) + sum(plan.num_drafts) <= self.config.max_num_samples
             self.plans.append(plan)
-            self.results.append(self.worker.execute(plan))
+            self.submitted.append(plan)
             made = plan
+        self._execute()
         if self.results:
             for delta in self.scheduler.update(self.results.pop(0)):
                 self._take(delta)
+        self._execute()
         return made
+
+    def _execute(self) -> None:
+        """Executes plans in their order, up to the first one whose masks are not there yet."""
+        self.masks |= {masks.step_id: masks for masks in self.scheduler.take_masks()}
+        while self.submitted and (not self.submitted[0].masked or self.submitted[0].step_id in self.masks):
+            plan = self.submitted.popleft()
+            self.results.append(self.worker.execute(plan, self.masks.pop(plan.step_id, None)))
 
     def _transfer(self) -> None:
         """Carries out orders; all of them when nothing else can go on."""

@@ -107,7 +107,9 @@ class EngineCore:
             self.executor.submit(plan)
             self._has_stepped = True
         self._send_transfers()
+        self._send_masks()
         deltas = self._collect()
+        self._send_masks()  # of steps that waited for these results
         self.sleeper.step()
         return deltas
 
@@ -144,6 +146,10 @@ class EngineCore:
         if self.scheduler.has_work and self.has_pending_transfers:
             self._handle_replies(TRANSFER_SECONDS)
         return []
+
+    def _send_masks(self) -> None:
+        for masks in self.scheduler.take_masks():
+            self.executor.send_masks(masks)
 
     def _on_idle(self) -> None:
         if self._has_stepped and self._dp_sync:

@@ -6,7 +6,7 @@ from typing import Protocol
 from starling_engine.config import EngineConfig, WorkerConfig
 from starling_engine.executor.processes import ProcessExecutor
 from starling_engine.executor.thread import ThreadExecutor
-from starling_engine.step import StepPlan, StepResult
+from starling_engine.step import StepMasks, StepPlan, StepResult
 from starling_engine.worker.commands import Command, Reply
 from starling_engine.worker.messages import Phase, WorkerReport
 
@@ -43,6 +43,10 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> None:
         """Hands a plan over without waiting. At most the queue depth may be in flight."""
+        ...
+
+    def send_masks(self, masks: StepMasks) -> None:
+        """Sends masks to the ranks that sample; for steps in their order, each once while it is in flight. Does not wait."""
         ...
 
     def collect(self, timeout: float) -> StepResult | None:

@@ -21,7 +21,7 @@ from starling_engine.ipc.listening import listen
 from starling_engine.kv.layer_specs import kv_groups
 from starling_engine.kv_offload.orders import TransferChunks
 from starling_engine.model_config.config import load_model_config
-from starling_engine.step import StepPlan, StepResult
+from starling_engine.step import StepMasks, StepPlan, StepResult
 from starling_engine.topology.epoch import Abandon, Commit, Prepare, Prepared, Switched, Unprepared
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.worker.commands import Command, Reply
@@ -141,6 +141,12 @@ class ProcessExecutor:
             self._health.begin()
         self._results.submit(plan.step_id)
         self._send_to_all(Execute(plan))
+
+    def send_masks(self, masks: StepMasks) -> None:
+        encoded = self._encode(masks)
+        for rank in range(self._ranks):
+            if self._config.layout.in_last_stage(rank):
+                self._send_encoded(rank, worker_identity(rank), encoded)
 
     def collect(self, timeout: float) -> StepResult | None:
         end = time.monotonic() + timeout

@@ -11,11 +11,12 @@ from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
 from starling_engine.ipc.child import import_for_good
 from starling_engine.kv_offload.orders import TransferChunks, TransferOrder
-from starling_engine.step import StepPlan, StepResult
+from starling_engine.step import StepMasks, StepPlan, StepResult
 from starling_engine.worker.commands import Command, CommandHandler, Reply
 from starling_engine.worker.messages import Phase, WorkerReport
 
 if TYPE_CHECKING:
+    from starling_engine.worker.masks import MaskQueue
     from starling_engine.worker.result_pump import ResultPump
     from starling_engine.worker.worker import Worker
 
@@ -32,6 +33,7 @@ class ThreadExecutor:
         self._reports: queue.SimpleQueue[WorkerReport | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker-0", daemon=True)
         self._transfer: Callable[[Sequence[TransferOrder]], None] | None = None
+        self._masks: MaskQueue | None = None
         self._failure: BaseException | None = None
         """The error that ended the worker after it was ready."""
         self._phase = Phase("starting")
@@ -63,6 +65,10 @@ class ThreadExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         self._input.put(plan)
+
+    def send_masks(self, masks: StepMasks) -> None:
+        assert self._masks is not None, "the worker has to be ready"
+        self._masks.put(masks)
 
     def collect(self, timeout: float) -> StepResult | None:
         if not self._results:
@@ -111,10 +117,12 @@ class ThreadExecutor:
         # torch keeps thread counts and inference mode per thread, so all of it is imported and set where it runs.
         try:
             import_for_good("torch")
+            from starling_engine.worker.masks import MaskQueue
             from starling_engine.worker.result_pump import ResultPump
             from starling_engine.worker.worker import Worker
 
-            worker = Worker(self._config, self._tick, self._report_phase, reply=self._output.put)
+            self._masks = MaskQueue()
+            worker = Worker(self._config, self._tick, self._report_phase, reply=self._output.put, masks=self._masks)
             report = worker.prepare()
             pump = ResultPump(self._put_result, self._fail)
             commands = CommandHandler(worker, self._output.put, pump.settle)

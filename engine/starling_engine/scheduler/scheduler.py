@@ -26,7 +26,7 @@ from starling_engine.scheduler.step_builder import StepBuilder
 from starling_engine.scheduler.suspects import Suspects
 from starling_engine.spec_decode.drafter import Drafter
 from starling_engine.spec_decode.speculator import Speculator
-from starling_engine.step import FOLLOWS, BlockAppend, RowExtras, StepPlan, StepResult
+from starling_engine.step import FOLLOWS, BlockAppend, RowExtras, StepMasks, StepPlan, StepResult
 from starling_engine.token_packing import unpack_tokens
 
 logger = logging.getLogger("starling.scheduler")
@@ -406,6 +406,17 @@ class Scheduler:
                 deltas.append(self._finish_delta(request, delta))
         return deltas
 
+    def take_masks(self) -> list[StepMasks]:
+        """Returns the masks of steps in flight that are due: of requests that are in no earlier step, each step's once."""
+        due: list[StepMasks] = []
+        earlier: set[RequestState] = set()
+        for builder in self._in_flight.values():
+            if builder.masked and earlier.isdisjoint(builder.requests[row] for row in builder.masked):
+                due.append(_masks(builder))
+                builder.masked = []
+            earlier.update(builder.requests)
+        return due
+
     def _confirm(self, request: RequestState, computed: int) -> None:
         """Marks a request's tokens up to `computed` as cached: other requests may use them."""
         prompt_done = request.computed < request.num_prompt <= computed
@@ -535,3 +546,20 @@ class Scheduler:
         self._suspects.check_integrity()
         assert all(self.requests.get(r.record.id) is r for r in self._suspects.tried)
         assert self._forks.keys() <= self.requests.keys()
+
+
+def _masks(builder: StepBuilder) -> StepMasks:
+    """Fills in the masks of a step's rows. A row whose constraint fails, or whose request has gone, has none."""
+    filled: list[tuple[int, bytearray]] = []
+    for row in builder.masked:
+        request, drafts = builder.requests[row], builder.drafts_of(row)
+        if request.constraint is None or request.run != builder.runs[row]:
+            continue
+        bits = bytearray(4 * request.constraint.words * (1 + len(drafts)))
+        try:
+            request.constraint.fill(drafts, memoryview(bits))
+        except ValueError as error:
+            logger.info("%s has no mask for step %d: %s", request.record.id, builder.step_id, error)
+            continue
+        filled.append((row, bits))
+    return StepMasks(builder.step_id, [row for row, _ in filled], b"".join(bits for _, bits in filled))

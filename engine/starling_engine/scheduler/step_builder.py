@@ -28,6 +28,8 @@ class StepBuilder:
     num_drafts: list[int] = field(default_factory=list)
     """Numbers of drafts of the rows up to the last one that has any."""
     drafts: "array[int]" = field(default_factory=lambda: array("i"))
+    masked: list[int] = field(default_factory=list)
+    """Rows that wait for their masks."""
     new: list[NewRequest] = field(default_factory=list)
     appends: list[BlockAppend] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
@@ -55,6 +57,8 @@ class StepBuilder:
             self.inputs.append(request.tokens[start])
         if samples:
             request.pending += 1
+            if request.constraint is not None:
+                self.masked.append(len(self.slots) - 1)
         if drafts:
             self._add_drafts(request, drafts)
 
@@ -89,6 +93,13 @@ class StepBuilder:
                 drafts = self.num_drafts[row] if row < len(self.num_drafts) else 0
                 yield self.num_tokens[row], 1 + drafts if self.sample[row] else 0
 
+    def drafts_of(self, row: int) -> Sequence[int]:
+        """Returns the drafts of a row."""
+        if row >= len(self.num_drafts):
+            return ()
+        first = sum(self.num_drafts[:row])
+        return self.drafts[first : first + self.num_drafts[row]]
+
     @property
     def decodes_only(self) -> bool:
         """True if each row has one token, not counting drafts."""
@@ -116,5 +127,6 @@ class StepBuilder:
             freed_slots,
             [drafts for *_, drafts in self.rows()] if has_drafts else [],
             pack_tokens(self.drafts) if has_drafts else b"",
+            self.masked,
             self.inputs,
         )

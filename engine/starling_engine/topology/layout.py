@@ -26,8 +26,11 @@ class ParallelLayout:
 
     def samples(self, rank: int) -> bool:
         """Returns whether a step's results come from this rank: the first of the last stage."""
-        at = self.coordinates(rank)
-        return at.pp == self.pipeline - 1 and at.tp == 0
+        return self.in_last_stage(rank) and self.coordinates(rank).tp == 0
+
+    def in_last_stage(self, rank: int) -> bool:
+        """Returns whether the rank is in the stage that samples: all of its ranks do, each by itself."""
+        return self.coordinates(rank).pp == self.pipeline - 1
 
     def depth(self, *, asynchronous: bool) -> int:
         """Returns the steps that may be in flight at once: one for each stage, and one more that is planned meanwhile."""

@@ -10,7 +10,7 @@ import msgspec
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup
 from starling_engine.ledger import Ledger
-from starling_engine.step import StepPlan, StepResult
+from starling_engine.step import StepMasks, StepPlan, StepResult
 from starling_engine.worker.commands import Command, Reply
 from starling_engine.worker.counters import ProgressCount
 
@@ -35,7 +35,8 @@ class Stop(msgspec.Struct, tag="stop"):
     """End now; nothing is in flight."""
 
 
-ToReadyWorker = Execute | Stop | Command
+PlanMessage = Execute | Stop | Command
+ToReadyWorker = PlanMessage | StepMasks
 ToWorker = Start | Allocate | ToReadyWorker
 
 

@@ -16,6 +16,7 @@ from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.runner import ModelRunner
 from starling_engine.worker.host.sampler import Sampler
+from starling_engine.worker.masks import StepMasking
 from starling_engine.worker.pending_step import Runner
 from starling_engine.worker.stage import StageLink
 
@@ -33,12 +34,13 @@ class RunnerFactory:
     batch: InputBatch
     link: StageLink
     tick: Callable[[], None]
+    masking: StepMasking
 
     def make(self, kv: list[torch.Tensor]) -> Runner:
         """Makes a runner for a device that works on its own, or one for the thread that calls. `kv` as KVPages has it."""
         op, pages = select_sample_op(self.platform.device), KVPages(kv, self.groups, self.tick)
         if self.platform.queue is None:
-            return ModelRunner(self.model, pages, self.batch, Sampler(op), self.link)
+            return ModelRunner(self.model, pages, self.batch, Sampler(op), self.link, self.masking)
         return DeviceRunner(
             self.model,
             pages,
@@ -47,6 +49,7 @@ class RunnerFactory:
             self.tick,
             self.link,
             self.platform.queue,
+            self.masking,
             max_tokens=self.config.max_num_batched_tokens,
             max_samples=self.config.max_num_samples,
             vocab_size=self.model.config.vocab_size,

@@ -29,6 +29,7 @@ from starling_engine.topology.epoch import Balance, Rearranged
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.guarded_step import GuardedStep
 from starling_engine.worker.host.batch import InputBatch
+from starling_engine.worker.masks import MaskQueue, MaskSource, StepMasking
 from starling_engine.worker.memory_plan import allocate, kv_dtype, plan
 from starling_engine.worker.messages import Phase, WorkerReport
 from starling_engine.worker.pending_step import Finished, PendingStep, Runner
@@ -59,10 +60,12 @@ class Worker:
         on_phase: PhaseSink,
         agree: Agree = _alone,
         reply: Callable[[TransferDone | TierStatus], None] | None = None,
+        masks: MaskSource | None = None,
     ) -> None:
-        """`reply` is for a configuration with tiers, and is called by their threads."""
+        """`masks` is for a rank that samples. `reply` is for a configuration with tiers, and is called by their threads."""
         self._config = config
         self._reply = reply
+        self._masking = StepMasking(masks or MaskQueue())
         self._transfers: TransferThreads | None = None
         self._agree = agree
         self._tick = tick
@@ -113,7 +116,7 @@ class Worker:
         eos = setup.model.eos_token_ids
         batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, eos)
         link = StageLink(setup.ranks.pipeline, setup.model.hidden_size, setup.dtype, device)
-        factory = RunnerFactory(config, setup.platform, model, groups, batch, link, self._tick)
+        factory = RunnerFactory(config, setup.platform, model, groups, batch, link, self._tick, self._masking)
         ledger = self._agreed(plan(factory, setup.dtype, self._reserved(model)), model, setup.dtype)
         kv = allocate(groups, ledger.num_blocks, kv_dtype(config), device)
         self._runner = factory.make(kv)

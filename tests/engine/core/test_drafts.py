@@ -1,22 +1,29 @@
-"""Drafts change no token: what is sampled is what would be sampled without, whatever is guessed and in whatever layout."""
+"""Drafts change no token, under masks or none: what is sampled is what would be sampled without, in whatever layout."""
 
 import random
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starling_engine.config import SpeculativeConfig, TiersConfig
+from starling_engine.request import EngineRequest
 from starling_engine.request_state import RequestState
 from starling_engine.spec_decode.drafter import Drafter
+from starling_engine.token_packing import pack_tokens
 from starling_engine.topology.layout import ParallelLayout
+from starling_engine.worker import masks
 
-from tests.engine.checkpoints import VARIANTS, write_checkpoint
+from tests.engine.checkpoints import VARIANTS, VOCAB, write_checkpoint
+from tests.engine.cores import core_for
 from tests.engine.late_device import use_late_device
-from tests.engine.mixed_requests import assert_same, random_traffic
+from tests.engine.mixed_requests import answers, assert_same, random_traffic, request
 
 pytestmark = pytest.mark.timeout(120)
 MOST = 4
+FAILING = 11
+"""Seed of the request whose constraint fails."""
 
 
 class Replay(Drafter):
@@ -63,19 +70,74 @@ def with_tiers(_: Callable[..., None]) -> dict[str, Any]:
     return {"tiers": TiersConfig(cpu_bytes=1 << 22), "preempt": "swap"}
 
 
+def unmasked(_: EngineRequest) -> None:
+    """Gives no request a constraint."""
+
+
+class SomeTokens:
+    """Allows a few tokens, which depend on the output so far; nothing may follow after 50."""
+
+    words = VOCAB // 32
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._output: list[int] = []
+
+    def _allowed(self, output: list[int]) -> set[int]:
+        rng = random.Random(zlib.crc32(pack_tokens(output), self._key))
+        return set(rng.sample(range(VOCAB), rng.choice([1, 5, 100])))
+
+    def fill(self, drafts: Sequence[int], bits: memoryview) -> None:
+        if self._key == FAILING and len(self._output) > 3:
+            raise ValueError("it is told to fail")
+        masks = [sum(1 << token for token in self._allowed([*self._output, *drafts[:n]])) for n in range(len(drafts) + 1)]
+        bits[:] = b"".join(mask.to_bytes(4 * self.words, "little") for mask in masks)
+
+    def advance(self, token: int) -> bool:
+        assert token in self._allowed(self._output), "what is not allowed is never sampled"
+        self._output.append(token)
+        return len(self._output) == 50
+
+
+def masked(request: EngineRequest) -> SomeTokens | None:
+    """Gives most requests a constraint, also such with penalties, bias, logprobs or a filter.
+
+    Those with a list of allowed tokens have none: it would have no token in common with some masks.
+    """
+    free = request.pooling is not None or request.params.allowed_token_ids is not None or request.seed % 3 == 0
+    return None if free else SomeTokens(request.seed)
+
+
+@pytest.mark.parametrize("constrain", [unmasked, masked])
 @pytest.mark.parametrize("name", ["qwen3-mixed", "deepseek-v3"])
 @pytest.mark.parametrize("where", [on_host, on_device, on_recording_device, in_stages, in_shards, with_tiers])
 @pytest.mark.matrix
 def test_every_kind_of_request_gets_the_tokens_that_it_gets_without(
-    where: Callable[..., dict[str, Any]], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: Callable[..., dict[str, Any]], name: str, constrain: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(tmp_path, VARIANTS[name])
     kv_blocks = {"qwen3-mixed": 14, "deepseek-v3": 18}[name]
-    expected = random_traffic(tmp_path, kv_blocks=kv_blocks)
+    expected = random_traffic(tmp_path, kv_blocks=kv_blocks, constrain=constrain)
     drafter = Replay(expected, random.Random(0))
     settings = {"kv_blocks": kv_blocks} | where(monkeypatch.setattr)
     if name == "deepseek-v3":
         settings["kv_blocks"] = kv_blocks  # every rank has whole latents
-    found = random_traffic(tmp_path, drafter, speculative=SpeculativeConfig(num_speculative_tokens=MOST), **settings)
+    settings["speculative"] = SpeculativeConfig(num_speculative_tokens=MOST)
+    found = random_traffic(tmp_path, drafter, constrain=constrain, **settings)
     assert drafter.drafted > 100
+    if constrain is masked:  # with drafts it may have a token more when it fails
+        assert found.pop(f"r{FAILING}")["end"] == expected.pop(f"r{FAILING}")["end"] == ("error", masks.NO_MASK)
     assert_same(found, expected)
+    assert all(answer["end"][1] is None for answer in found.values())
+
+
+def test_masks_that_do_not_come_end_their_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path, VARIANTS["llama3.1"])
+    monkeypatch.setattr(masks, "MASK_SECONDS", 0.2)
+    with core_for(tmp_path) as core:
+        core.scheduler.take_masks = list
+        found = answers(
+            core, [request(random.Random(n), n) for n in range(4)], lambda one: SomeTokens(1) if one.id == "r1" else None
+        )
+    assert found["r1"]["end"] == ("error", masks.NO_MASK) and not found["r1"]["tokens"]
+    assert all(found[name]["end"][1] is None for name in ("r0", "r2", "r3"))

@@ -14,7 +14,7 @@ from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLo
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import FOLLOWS, StepResult
 
-from tests.engine.toy_engine import ToyEngine, expected_output
+from tests.engine.toy_engine import ToyConstraint, ToyEngine, expected_output
 
 BAD, BROKEN = 60, 61
 """First tokens of prompts with which steps, or their own rows, fail."""
@@ -273,6 +273,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     )
     engine.worker.seconds = lambda plan: 0.01 * rng.random() + 0.001 * plan.total_tokens
     shared = prompt_of(60, seed)
+    masked = draw(st.booleans())
     engine.worker.fail_from = {BAD: rng.randint(1, 40)}
     engine.worker.broken = {BROKEN}
     wanted: dict[str, list[int]] = {}
@@ -287,9 +288,12 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
             for i in range(copies):
                 name = f"{step}/{i}"
                 fork = f"{step}/0" if i else None
-                if engine.add(name, prompt, own, seed=i, fork_of=fork, priority=rng.randint(0, 2), arrival=float(step)) is None:
-                    wanted[name] = expected_output(prompt, own, i, 72)
-                    faulty |= {name} if prompt[0] in (BAD, BROKEN) else set()
+                fails_at = rng.choice([None, None, 3])
+                constraint = ToyConstraint(i, rng.randint(1, 15), fails_at) if masked and rng.random() < 0.5 else None
+                settings = {"fork_of": fork, "priority": rng.randint(0, 2), "arrival": float(step)}
+                if engine.add(name, prompt, own, constraint, seed=i, **settings) is None:
+                    wanted[name] = expected_output(prompt, own, i, 72, constraint)
+                    faulty |= {name} if prompt[0] in (BAD, BROKEN) or (constraint and fails_at) else set()
         if wanted and rng.random() < 0.1:
             victim = rng.choice(sorted(wanted))
             engine.scheduler.abort(victim)
@@ -299,7 +303,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     engine.run()
     for name, output in wanted.items():
         done = engine.finished.get(name)
-        assert name in aborted or engine.outputs[name] == output or (done and done.error in ("boom", "not finite")), name
+        assert name in aborted or engine.outputs[name] == output or (done and done.error in ("boom", "not finite", "no mask")), name
         assert name in aborted or done is None or done.error is None or name in faulty, f"{name} is no culprit"
 
 

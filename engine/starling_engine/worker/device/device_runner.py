@@ -25,6 +25,7 @@ from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import NO_SAMPLES, Fields, StepWriter
 from starling_engine.worker.host.batch import FlatBatch, InputBatch, Samples
 from starling_engine.worker.host.kv_pages import KVPages
+from starling_engine.worker.masks import StepMasking
 from starling_engine.worker.pending_step import PendingStep
 from starling_engine.worker.prompt_outputs import NoModel, RunnableModel
 from starling_engine.worker.stage import StageLink
@@ -49,6 +50,7 @@ class DeviceRunner:
         tick: Callable[[], None],
         link: StageLink,
         queue: DeviceQueue,
+        masking: StepMasking,
         *,
         max_tokens: int,
         max_samples: int,
@@ -70,7 +72,7 @@ class DeviceRunner:
         self._writer = StepWriter(batch, queue, device, max_tokens, max_samples)
         self._positions = DevicePositions(rows, batch.block_size, device)
         self._sampler = DeviceSampler(op, max_samples, vocab_size, self._positions)
-        self._extra_outputs = ExtraOutputs(batch, self._sampler, queue, device)
+        self._extra_outputs = ExtraOutputs(batch, self._sampler, queue, device, masking)
         self._use(model)
         self._in_flight = InFlight(batch, queue, self._sampler.out)
         self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest), max_samples) if recorded else None

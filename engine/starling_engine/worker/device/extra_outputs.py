@@ -24,6 +24,7 @@ from starling_engine.worker.device.device_sampler import DeviceSampler
 from starling_engine.worker.device.pinned import DeviceValues, Readback, send
 from starling_engine.worker.device.step_writer import Fields
 from starling_engine.worker.host.batch import FlatBatch, InputBatch, Samples, SlotState
+from starling_engine.worker.masks import StepMasking, apply_masks
 from starling_engine.worker.prompt_outputs import PromptOutputs, RunnableModel
 
 
@@ -35,6 +36,8 @@ class ExtraSample:
     offset: int
     row: int
     state: SlotState
+    mask: torch.Tensor | None = None
+    """Words of its mask, on the host."""
 
     @property
     def num_logprobs(self) -> int | None:
@@ -42,10 +45,13 @@ class ExtraSample:
 
 
 class ExtraOutputs:
-    """Adjusts and scores rows of logits, at most LOGPROB_ROWS at once."""
+    """Adjusts, masks and scores rows of logits, at most LOGPROB_ROWS at once."""
 
-    def __init__(self, batch: InputBatch, sampler: DeviceSampler, queue: DeviceQueue, device: torch.device) -> None:
+    def __init__(
+        self, batch: InputBatch, sampler: DeviceSampler, queue: DeviceQueue, device: torch.device, masking: StepMasking
+    ) -> None:
         self._batch = batch
+        self._masking = masking
         self._sampler = sampler
         self._queue = queue
         self._device = device
@@ -66,18 +72,20 @@ class ExtraOutputs:
 
         Called for every plan in turn. `hidden` [T, hidden_size] is set if a row reads its prompt.
         """
-        if not (extra_slots := self._batch.extra_slots):
+        extra_slots, masked = self._batch.extra_slots, self._masking.of(plan, samples, result)
+        if not extra_slots and masked is None:
             return None
         self._enter(plan)
+        words = {} if masked is None else dict(zip(masked.at.tolist(), masked.words, strict=True))
         extras = [
-            ExtraSample(first + offset, offset, row, self._batch.slot_state(plan.slots[row]))
+            ExtraSample(first + offset, offset, row, self._batch.slot_state(plan.slots[row]), words.get(first + offset))
             for row, first, drafts in zip(samples.rows, samples.first.tolist(), samples.drafts.tolist(), strict=True)
-            if plan.slots[row] in extra_slots
+            if plan.slots[row] in extra_slots or first in words
             for offset in range(1 + drafts)
         ]
-        adjusted = [sample for sample in extras if sample.state.adjuster is not None]
-        if adjusted:
-            self._sample_adjusted(f, adjusted, len(samples), int(samples.drafts.max()))
+        changed = [sample for sample in extras if sample.state.adjuster is not None or sample.mask is not None]
+        if changed:
+            self._sample_changed(f, changed, len(samples), int(samples.drafts.max()))
         scored = _parts([sample for sample in extras if sample.num_logprobs is not None])
         outputs = [self._score(part, len(samples), result) for part in scored]
         if hidden is not None:
@@ -88,8 +96,9 @@ class ExtraOutputs:
         """Does the most work that ever comes at once, behind a step of rows [R, hidden_size]; its memory is measured."""
         params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 0.0}, logprobs=MAX_LOGPROBS)
         state = SlotState(1, params, None, Adjuster(params, 1, ()))
-        samples = [ExtraSample(at, 0, at, state) for at in range(min(len(hidden), LOGPROB_ROWS))]
-        self._sample_adjusted(f, samples, len(hidden), 0)
+        mask = torch.zeros(-(-self._sampler.vocab_size // 32), dtype=torch.int32)
+        samples = [ExtraSample(at, 0, at, state, mask) for at in range(min(len(hidden), LOGPROB_ROWS))]
+        self._sample_changed(f, samples, len(hidden), 0)
         self._score(samples, len(hidden), StepResult(-1, 0))
         # A prompt's log probabilities, for any number of rows.
         states, following = hidden[:1].expand(LOGPROB_ROWS, -1).contiguous(), self._send(np.zeros(LOGPROB_ROWS, np.int64))
@@ -101,32 +110,43 @@ class ExtraOutputs:
             if adjuster is not None:
                 self._adjuster.enter(new.slot, adjuster, unpack_tokens(new.token_ids).tolist())
 
-    def _sample_adjusted(self, f: Fields, samples: list[ExtraSample], count: int, most_drafts: int) -> None:
-        """Replaces tokens drawn from the model's own logits by tokens of adjusted logits, of all the step's adjusted `samples`.
+    def _sample_changed(self, f: Fields, samples: list[ExtraSample], count: int, most_drafts: int) -> None:
+        """Replaces tokens drawn from the model's own logits by tokens of adjusted or masked logits, of all such `samples`.
 
         The drafts before a sample count as output for it. They are counted one after the other, and taken back at the end.
         """
-        at = self._indices(samples)
-        behind = self._send(np.array([sample.offset for sample in samples], np.int64))
-        slots, ends = f.sampled_slots.index_select(0, at), f.ends.index_select(0, at)
-        drafts = f.ids.index_select(0, f.sampled.index_select(0, at))  # for offset 0 it is no draft
-        once = torch.ones_like(at, dtype=torch.int32)
-        for offset in range(most_drafts + 1):
+        adjusted = [sample for sample in samples if sample.state.adjuster is not None]
+        for part in _parts([sample for sample in samples if sample.state.adjuster is None]):
+            at = self._indices(part)
+            self._sample_masked(f, part, at, self._sampler.logits(count).index_select(0, at))
+        counted = self._indices(adjusted)
+        behind = self._send(np.array([sample.offset for sample in adjusted], np.int64))
+        slots, ends = f.sampled_slots.index_select(0, counted), f.ends.index_select(0, counted)
+        drafts = f.ids.index_select(0, f.sampled.index_select(0, counted))  # for offset 0 it is no draft
+        once = torch.ones_like(counted, dtype=torch.int32)
+        for offset in range(most_drafts + 1 if adjusted else 0):
             if offset:
                 self._adjuster.count(slots, drafts, once * (behind == offset))
-            for part in _parts([sample for sample in samples if sample.offset == offset]):
-                self._sample_part(f, part, count)
+            for part in _parts([sample for sample in adjusted if sample.offset == offset]):
+                self._sample_adjusted(f, part, count)
         self._sampler.accept(f, most_drafts)
-        if most_drafts:
+        if adjusted:
             self._adjuster.count(slots, drafts, -once * (behind > 0))
-        chosen = self._sampler.out[:, 0].index_select(0, at)
-        self._adjuster.count(slots, chosen, once * self._sampler.counts(ends, slots))
+            chosen = self._sampler.out[:, 0].index_select(0, counted)
+            self._adjuster.count(slots, chosen, once * self._sampler.counts(ends, slots))
 
-    def _sample_part(self, f: Fields, samples: list[ExtraSample], count: int) -> None:
+    def _sample_adjusted(self, f: Fields, samples: list[ExtraSample], count: int) -> None:
         at = self._indices(samples)
         adjusters = [sample.state.adjuster for sample in samples if sample.state.adjuster is not None]
         slots, ends = f.sampled_slots.index_select(0, at), f.ends.index_select(0, at)
-        logits = self._adjuster.adjust(self._sampler.logits(count), at, slots, ends, adjusters)
+        self._sample_masked(f, samples, at, self._adjuster.adjust(self._sampler.logits(count), at, slots, ends, adjusters))
+
+    def _sample_masked(self, f: Fields, samples: list[ExtraSample], at: torch.Tensor, logits: torch.Tensor) -> None:
+        """Samples again from logits [R, vocab_size], under the masks of those samples that have one."""
+        if any(sample.mask is not None for sample in samples):
+            everything = torch.full((-(-logits.shape[1] // 32),), -1, dtype=torch.int32)
+            words = torch.stack([everything if sample.mask is None else sample.mask for sample in samples])
+            apply_masks(logits, self._send(words.numpy()))
         self._sampler.sample_again(f, at, logits)
 
     def _score(self, samples: list[ExtraSample], count: int, result: StepResult) -> DeviceValues:
@@ -138,7 +158,7 @@ class ExtraOutputs:
         )
 
     def _indices(self, samples: list[ExtraSample]) -> torch.Tensor:
-        return self._send(np.array([sample.at for sample in samples]))
+        return self._send(np.array([sample.at for sample in samples], np.int64))
 
     def _send(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return send(self._queue, array, self._device)

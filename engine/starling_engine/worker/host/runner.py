@@ -8,6 +8,7 @@ from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.host.batch import InputBatch, StepInputs
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.sampler import Sampler
+from starling_engine.worker.masks import StepMasking
 from starling_engine.worker.pending_step import Finished, PendingStep
 from starling_engine.worker.prompt_outputs import NoModel, PromptOutputs, RunnableModel
 from starling_engine.worker.stage import StageLink
@@ -16,11 +17,14 @@ from starling_engine.worker.stage import StageLink
 class ModelRunner:
     """See `Runner`."""
 
-    def __init__(self, model: RunnableModel, pages: KVPages, batch: InputBatch, sampler: Sampler, link: StageLink) -> None:
+    def __init__(
+        self, model: RunnableModel, pages: KVPages, batch: InputBatch, sampler: Sampler, link: StageLink, masking: StepMasking
+    ) -> None:
         self._pages = pages
         self._batch = batch
         self._sampler = sampler
         self._link = link
+        self._masking = masking
         self._use(model)
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -47,7 +51,8 @@ class ModelRunner:
         hidden = self._forward(inputs, None if every else last, arrived)
         if len(samples):
             picked = hidden[last] if every and len(last) < len(hidden) else hidden
-            self._sampler.sample(self._model.logits(picked), batch, samples, result)
+            logits = self._model.logits(picked)
+            self._sampler.sample(logits, batch, samples, self._masking.of(plan, samples, result), result)
         if batch.extra_slots:
             for output in self._prompt_outputs.compute(plan, step.query_end - 1, hidden, result):
                 output.receive(output.values)

@@ -9,6 +9,7 @@ from starling_engine.sampling.select import SampleOp
 from starling_engine.step import StepResult
 from starling_engine.token_packing import pack_tokens
 from starling_engine.worker.host.batch import InputBatch, Ints, Samples
+from starling_engine.worker.masks import Masked, apply_masks
 
 NOT_FINITE = "the model gave no finite logit to choose from"
 
@@ -19,9 +20,9 @@ class Sampler:
     def __init__(self, op: SampleOp) -> None:
         self._op = op
 
-    def sample(self, logits: torch.Tensor, batch: InputBatch, samples: Samples, result: StepResult) -> None:
+    def sample(self, logits: torch.Tensor, batch: InputBatch, samples: Samples, masked: Masked | None, result: StepResult) -> None:
         """Draws a token for each row of logits [S, vocab] fp32 (changed in place); fills in `result`."""
-        raw = adjust_rows(logits, batch, samples)
+        raw = adjust_rows(logits, batch, samples, masked)
         chosen = self._op(
             logits,
             batch.sampling_metadata.map(lambda column: torch.from_numpy(column[samples.slots])),
@@ -35,14 +36,22 @@ class Sampler:
         add_logprobs(result, logits, raw, chosen, batch, samples)
 
 
-def adjust_rows(logits: torch.Tensor, batch: InputBatch, samples: Samples) -> dict[int, torch.Tensor]:
-    """Adjusts the samples that have an adjuster; returns copies, by sample, of those whose log probabilities are wanted."""
+def adjust_rows(logits: torch.Tensor, batch: InputBatch, samples: Samples, masked: Masked | None = None) -> dict[int, torch.Tensor]:
+    """Adjusts and masks the samples for which that is asked.
+
+    Returns copies, by sample, of those whose log probabilities are wanted.
+    """
     raw: dict[int, torch.Tensor] = {}
+    at_masked = set(masked.at.tolist()) if masked is not None else set()
     for at, slot in _with_extras(batch, samples):
-        if (state := batch.slot_state(slot)).adjuster is not None:
-            if state.sampling is not None and state.sampling.logprobs is not None:
-                raw[at] = logits[at].clone()
+        state = batch.slot_state(slot)
+        if (state.adjuster is not None or at in at_masked) and state.sampling is not None and state.sampling.logprobs is not None:
+            raw[at] = logits[at].clone()
+        if state.adjuster is not None:
             state.adjuster.adjust(logits[at], batch.tokens[slot, : samples.ends[at]])
+    if masked is not None:
+        at_rows = torch.from_numpy(masked.at)
+        logits[at_rows] = apply_masks(logits[at_rows], masked.words)
     return raw
 
 
@@ -54,16 +63,19 @@ def are_finite(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 def fill_in(
     result: StepResult, samples: Samples, chosen: npt.NDArray[np.int64], finite: npt.NDArray[np.bool_], accepted: Ints
 ) -> None:
-    """Sets the rows' tokens, or an error for a row where one of them has no finite logit.
+    """Sets the rows' tokens, or an error for a row where one of them has no finite logit; a row that has an error gets none.
 
     `chosen` [S] are the sampled tokens; of those behind a draft, only the ones behind the `accepted` [R] drafts of a row count.
     """
     counts = dict(zip(samples.rows, (1 + accepted).tolist(), strict=True))
     kept = samples.kept(accepted)
-    if not finite[kept].all():
+    if result.extras or not finite[kept].all():
         for row, first in zip(samples.rows, samples.first.tolist(), strict=True):
-            if not finite[first : first + counts[row]].all():
+            failed = row in result.extras and result.extras[row].error is not None
+            if not failed and not finite[first : first + counts[row]].all():
                 result.extras_of(row).error = NOT_FINITE
+                failed = True
+            if failed:
                 kept = kept[(kept < first) | (kept >= first + counts.pop(row))]
     for row, count in counts.items():
         result.counts[row] = count

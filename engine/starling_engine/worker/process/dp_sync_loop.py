@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
 import zmq
 
 from starling_engine.errors import RankLost
@@ -13,7 +12,8 @@ from starling_engine.step import StepPlan
 from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Switched, Unprepared
 from starling_engine.worker.commands import CommandHandler, Idle
 from starling_engine.worker.counters import ProgressCounters
-from starling_engine.worker.messages import Execute, Executed, FromWorker, Stop, ToReadyWorker
+from starling_engine.worker.messages import Execute, Executed, FromWorker, PlanMessage, Stop
+from starling_engine.worker.process.sockets import PlanSocket
 from starling_engine.worker.worker import Worker
 
 STAGE_POLL_MS = 1
@@ -26,14 +26,13 @@ class DpSyncLoop:
     def __init__(
         self,
         worker: Worker,
-        socket: "zmq.Socket[bytes]",
+        socket: PlanSocket,
         send: Callable[[FromWorker], None],
         counters: ProgressCounters,
         rank: int,
     ) -> None:
         self._worker = worker
         self._socket = socket
-        self._decode = msgspec.msgpack.Decoder(ToReadyWorker).decode
         self._send = send
         self._counters = counters
         self._rank = rank
@@ -49,15 +48,15 @@ class DpSyncLoop:
         self._commands = CommandHandler(worker, send)
         self._preparer = EpochPreparer(zmq.Context.instance(), self._joiner, self._load_progress)
         self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(socket.socket, zmq.POLLIN)
         self._poller.register(self._preparer.socket, zmq.POLLIN)
 
     def run(self) -> None:
         """Runs until Stop."""
         while not self._stopped:
             self._wait()
-            while not self._stopped and self._socket.poll(0):
-                self._handle(self._decode(self._socket.recv()))
+            while not self._stopped and (message := self._socket.next()) is not None:
+                self._handle(message)
             if (done := self._preparer.poll()) is not None:
                 self._on_prepared(done)
             if not self._stopped and self._sync.needs_sync(has_plan=bool(self._plans)):
@@ -86,6 +85,8 @@ class DpSyncLoop:
 
     def _wait(self) -> None:
         """Waits until there is something to do."""
+        if self._socket.has_message:
+            return
         epoch = self._sync.epoch
         if epoch is None:
             self._poller.poll()
@@ -104,7 +105,7 @@ class DpSyncLoop:
             return STAGE_POLL_MS
         return None if self._expects_plan else 0
 
-    def _handle(self, message: ToReadyWorker) -> None:
+    def _handle(self, message: PlanMessage) -> None:
         match message:
             case Execute(plan):
                 self._plans.append(plan)

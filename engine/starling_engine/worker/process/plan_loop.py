@@ -9,7 +9,8 @@ import zmq
 from starling_engine.step import StepResult
 from starling_engine.worker.commands import CommandHandler, Reply
 from starling_engine.worker.counters import ProgressCounters
-from starling_engine.worker.messages import Execute, Executed, Stop, ToReadyWorker
+from starling_engine.worker.messages import Execute, Executed, PlanMessage, Stop
+from starling_engine.worker.process.sockets import PlanSocket
 from starling_engine.worker.result_pump import ResultPump
 from starling_engine.worker.worker import Worker
 
@@ -29,7 +30,7 @@ class PlanLoop:
     def __init__(
         self,
         worker: Worker,
-        socket: "zmq.Socket[bytes]",
+        socket: PlanSocket,
         results: "zmq.Socket[bytes]",
         send: Callable[[Reply], None],
         counters: ProgressCounters,
@@ -43,7 +44,6 @@ class PlanLoop:
         self._failures: list[BaseException] = []
         self._pump = ResultPump(self._send_result, self._failures.append)
         self._commands = CommandHandler(worker, send, self._pump.settle)
-        self._decode = msgspec.msgpack.Decoder(ToReadyWorker).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
     def run(self) -> None:
@@ -68,9 +68,8 @@ class PlanLoop:
             self._results.send(self._encode(Executed(result)))
         self._counters.finish_step(self._rank)
 
-    def _receive(self) -> ToReadyWorker:
-        while not self._socket.poll(WATCH_MS):
+    def _receive(self) -> PlanMessage:
+        while (message := self._socket.next(WATCH_MS)) is None:
             if self._failures:
                 raise self._failures[0]
-        message: ToReadyWorker = self._decode(self._socket.recv())
         return message

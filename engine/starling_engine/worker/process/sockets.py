@@ -3,6 +3,8 @@
 import logging
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -10,8 +12,17 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from starling_engine.kv_offload.orders import TierStatus, TransferChunks, TransferDone, TransferOrder
+from starling_engine.step import StepMasks
 from starling_engine.worker.counters import ProgressCount
-from starling_engine.worker.messages import HEARTBEAT_SECONDS, Heartbeat, TransfersReady, heartbeat_identity, transfer_identity
+from starling_engine.worker.messages import (
+    HEARTBEAT_SECONDS,
+    Heartbeat,
+    PlanMessage,
+    ToReadyWorker,
+    TransfersReady,
+    heartbeat_identity,
+    transfer_identity,
+)
 
 CONNECTION_TIMEOUT_MS = 10_000
 """Silence after which ZeroMQ ends a connection: a machine whose power is cut does not close its own."""
@@ -35,6 +46,41 @@ def connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str, identity: b
     socket = executor_socket(context, address, identity, linger_ms)
     socket.connect(address)
     return socket
+
+
+class PlanSocket:
+    """Receives what an executor sends its ready worker: masks, for the step that waits for them, and apart from these all else."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self.socket = socket
+        self._decode = msgspec.msgpack.Decoder(ToReadyWorker).decode
+        self._masks: deque[StepMasks] = deque()
+        self._messages: deque[PlanMessage] = deque()
+
+    @property
+    def has_message(self) -> bool:
+        """True when a message was received while masks were waited for."""
+        return bool(self._messages)
+
+    def next(self, timeout_ms: int = 0) -> PlanMessage | None:
+        """Returns the next message that is no mask; None when there is none for `timeout_ms`."""
+        while not self._messages and self.socket.poll(timeout_ms):
+            self._receive()
+        return self._messages.popleft() if self._messages else None
+
+    def receive(self, timeout: float) -> StepMasks | None:
+        """See `MaskSource`."""
+        end = time.monotonic() + timeout
+        while not self._masks and self.socket.poll(max(0, round(1000 * (end - time.monotonic())))):
+            self._receive()
+        return self._masks.popleft() if self._masks else None
+
+    def _receive(self) -> None:
+        message: ToReadyWorker = self._decode(self.socket.recv())
+        if isinstance(message, StepMasks):
+            self._masks.append(message)
+        else:
+            self._messages.append(message)
 
 
 class HeartbeatSender:

@@ -29,7 +29,7 @@ from starling_engine.worker.messages import (
 )
 from starling_engine.worker.process.dp_sync_loop import DpSyncLoop
 from starling_engine.worker.process.plan_loop import PlanLoop
-from starling_engine.worker.process.sockets import HeartbeatSender, TransferSocket, connect
+from starling_engine.worker.process.sockets import HeartbeatSender, PlanSocket, TransferSocket, connect
 from starling_engine.worker.worker import Worker
 
 logger = logging.getLogger("starling.worker")
@@ -68,9 +68,10 @@ class WorkerProcess:
         self._counters = counters
         transfers = TransferSocket(self._address, self._rank) if config.tiers is not None else None
         reply = transfers.reply if transfers is not None else None
-        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree, reply)
+        plans = PlanSocket(self._socket)
+        worker = Worker(config, lambda: counters.tick(self._rank), self._report_phase, self._agree, reply, plans)
         report = worker.prepare()
-        loop = self._make_loop(worker, counters, dp_sync=config.dp_sync)
+        loop = self._make_loop(worker, plans, counters, dp_sync=config.dp_sync)
         if transfers is not None:
             transfers.serve(worker.transfer)
         self._send(WorkerReady(report.ledger, report.seconds[0], report.async_scheduling, report.step_target_ms))
@@ -85,11 +86,11 @@ class WorkerProcess:
         """Waits until all messages are sent."""
         zmq.Context.instance().destroy(SEND_MS)
 
-    def _make_loop(self, worker: Worker, counters: ProgressCounters, *, dp_sync: bool) -> DpSyncLoop | PlanLoop:
+    def _make_loop(self, worker: Worker, plans: PlanSocket, counters: ProgressCounters, *, dp_sync: bool) -> DpSyncLoop | PlanLoop:
         if dp_sync:
-            return DpSyncLoop(worker, self._socket, self._send, counters, self._rank)
+            return DpSyncLoop(worker, plans, self._send, counters, self._rank)
         results = self._connect(result_identity(self._rank))
-        return PlanLoop(worker, self._socket, results, self._send, counters, self._rank)
+        return PlanLoop(worker, plans, results, self._send, counters, self._rank)
 
     def _connect(self, identity: bytes) -> "zmq.Socket[bytes]":
         return connect(zmq.Context.instance(), self._address, identity, SEND_MS)
