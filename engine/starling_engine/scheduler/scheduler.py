@@ -395,9 +395,9 @@ class Scheduler:
             sampled = tokens[before:at]
             extras = result.extras.get(row, NO_EXTRAS)
             delta = request.apply(sampled, start, drafts, extras)
-            if drafter is not None and delta is not None:
+            if drafter is not None and sampled and delta is not None:
                 drafter.on_sampled(request, drafts, sampled)
-                delta.num_draft_tokens, delta.num_accepted_tokens = drafts, len(sampled) - 1 if drafts else 0
+                delta.num_draft_tokens, delta.num_accepted_tokens = drafts, len(sampled) - 1
             if extras.error is None:
                 self._confirm(request, len(request.tokens) - 1 if sampled else start + count)
             else:
@@ -408,6 +408,8 @@ class Scheduler:
 
     def take_masks(self) -> list[StepMasks]:
         """Returns the masks of steps in flight that are due: of requests that are in no earlier step, each step's once."""
+        if not any(builder.masked for builder in self._in_flight.values()):
+            return []
         due: list[StepMasks] = []
         earlier: set[RequestState] = set()
         for builder in self._in_flight.values():
@@ -551,8 +553,9 @@ class Scheduler:
 def _masks(builder: StepBuilder) -> StepMasks:
     """Fills in the masks of a step's rows. A row whose constraint fails, or whose request has gone, has none."""
     filled: list[tuple[int, bytearray]] = []
+    all_drafts = builder.drafts_by_row()
     for row in builder.masked:
-        request, drafts = builder.requests[row], builder.drafts_of(row)
+        request, drafts = builder.requests[row], all_drafts[row]
         if request.constraint is None or request.run != builder.runs[row]:
             continue
         bits = bytearray(4 * request.constraint.words * (1 + len(drafts)))

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 
 from starling_engine.request_state import RequestState
 from starling_engine.step import FOLLOWS, BlockAppend, BlockCopy, NewRequest, StepPlan
@@ -93,12 +93,10 @@ class StepBuilder:
                 drafts = self.num_drafts[row] if row < len(self.num_drafts) else 0
                 yield self.num_tokens[row], 1 + drafts if self.sample[row] else 0
 
-    def drafts_of(self, row: int) -> Sequence[int]:
-        """Returns the drafts of a row."""
-        if row >= len(self.num_drafts):
-            return ()
-        first = sum(self.num_drafts[:row])
-        return self.drafts[first : first + self.num_drafts[row]]
+    def drafts_by_row(self) -> list[Sequence[int]]:
+        """Returns the drafts of each row."""
+        ends = accumulate(drafts for *_, drafts in self.rows())
+        return [self.drafts[end - drafts : end] for end, (*_, drafts) in zip(ends, self.rows(), strict=True)]
 
     @property
     def decodes_only(self) -> bool:
