@@ -164,6 +164,7 @@ def paged_case(
 DECODE = [(1, 1), (1, 7), (1, 16), (1, 63), (1, 65), (1, 300)]
 CHUNKS = [(1, 1), (5, 5), (70, 70), (3, 200), (150, 400)]
 MIXED = [(1, 130), (40, 40), (1, 1), (1, 33), (9, 300), (0, 20)]
+DRAFTS = [(2, 2), (70, 330), (8, 9), (1, 700), (7, 40), (3, 600), (20, 90), (9, 530), (6, 1100), (0, 20), (5, 65), (4, 256)]
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
@@ -201,6 +202,57 @@ def test_paged_attention(
     assert_close(ops.paged_attention(q, kv, *arguments).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cache", [BF16, FP32, FP8])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (37, 0.0), (0, 5.0), (300, 3.0)])
+@pytest.mark.parametrize(
+    ("lengths", "heads", "kv_heads", "dim", "block_size"),
+    [
+        (DRAFTS, 4, 2, 128, 16),
+        (DRAFTS, 3, 3, 16, 8),
+        (DRAFTS, 5, 1, 80, 32),
+        (DRAFTS, 16, 1, 64, 16),
+        ([(8, 3000)], 8, 1, 64, 16),
+        ([(3, 3000), (2, 900)], 8, 4, 256, 32),
+    ],
+)
+def test_paged_attention_of_decodes_with_drafts(
+    lengths: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    window: int,
+    soft_cap: float,
+    cache: torch.dtype,
+    threads: int,
+) -> None:
+    """Decodes of 1 to 9 tokens beside chunks; contexts are in one part or several."""
+    torch.set_num_threads(threads)
+    dtype = FP32 if cache == FP32 else BF16
+    q, kv, tables, starts, contexts = paged_case(lengths, heads, kv_heads, dim, block_size, dtype)
+    kv, scales = kv.to(cache), (0.5, 3.0) if cache == FP8 else (1.0, 1.0)
+    arguments = (tables, starts, contexts, dim**-0.5, window, soft_cap, *scales)
+    expected = reference.paged_attention(q.float(), kv.float(), *arguments)
+    assert not expected.isnan().any()
+    assert_close(ops.paged_attention(q, kv, *arguments).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
+
+
+@pytest.mark.parametrize(("window", "context"), [(0, 90), (0, 2500), (64, 2500)])
+def test_attention_of_a_token_is_the_same_whatever_drafts_follow(window: int, context: int) -> None:
+    heads, kv_heads, dim = 8, 2, 64
+    q, kv, tables, _, _ = paged_case([(9, context)], heads, kv_heads, dim, 16, FP32)
+
+    def attend(first: int, tokens: int) -> Tensor:
+        """Attends from the tokens [first, first + tokens) of the last 9 of the sequence."""
+        starts, contexts = torch.tensor([0, tokens]).int(), torch.tensor([context - 9 + first + tokens]).int()
+        return ops.paged_attention(q[first : first + tokens], kv, tables, starts, contexts, 0.125, window)
+
+    alone = torch.cat([attend(i, 1) for i in range(9)])
+    for tokens in range(2, 10):
+        assert_close(attend(0, tokens), alone[:tokens], 2e-6)
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize(
     ("lengths", "heads", "kv_heads", "dim", "window"),
@@ -221,14 +273,14 @@ def test_paged_attention_over_fp8(
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize(("heads", "dim"), [(1, 256), (16, 16)])
-@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 2, 9])
 def test_each_code_of_fp8_reads_as_in_torch(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> None:
     """Keys are 0 and a sequence's values alike, so the answer is the value. Chunks of heads of 16 are unpacked 16 at a time."""
     q, kv, tables, starts, contexts = paged_case([(tokens, tokens)], heads, heads, dim, 8, dtype)
     codes = torch.arange(256, dtype=torch.uint8).view(FP8).view(heads, dim)
     kv = torch.stack((torch.zeros(heads, 8, dim).to(FP8), codes[:, None].expand(heads, 8, dim))).expand(len(kv), -1, -1, -1, -1)
     found = ops.paged_attention(q, kv.contiguous(), tables, starts, contexts, 1.0)
-    torch.testing.assert_close(found, codes.to(dtype).expand_as(found), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found, codes.to(dtype).expand_as(found), rtol=2e-7, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("cache", [BF16, FP32, FP8])
@@ -258,11 +310,12 @@ def test_paged_attention_splits_a_lone_long_context() -> None:
 
 
 def test_paged_attention_skips_blocks_before_the_window() -> None:
-    q, kv, tables, starts, contexts = paged_case([(1, 200), (40, 230)], 4, 2, 64, 16, BF16)
+    q, kv, tables, starts, contexts = paged_case([(1, 200), (40, 230), (4, 210)], 4, 2, 64, 16, BF16)
     arguments = (tables, starts, contexts, 0.125, 50)
     whole = ops.paged_attention(q, kv, *arguments)
     tables[0, : (200 - 50) // 16] = 0  # the block full of not-a-numbers
     tables[1, : (191 - 50) // 16] = 0
+    tables[2, : (207 - 50) // 16] = 0
     assert torch.equal(ops.paged_attention(q, kv, *arguments), whole)
 
 

@@ -1,5 +1,5 @@
-// Paged causal attention over a batch that mixes single tokens and long chunks. It is cut into tasks, free threads take
-// the next task, and parts of a split context are combined at the end.
+// Paged causal attention over a batch that mixes decodes, of a token and perhaps some drafts, and long chunks. It is cut into
+// tasks, free threads take the next task, and parts of a split context are combined at the end.
 #include "attention.h"
 
 #include <algorithm>
@@ -18,35 +18,33 @@ struct Split {
   int64_t first, count;
 };
 
-bool is_single(const int32_t* query_start, int64_t sequence) {
-  return query_start[sequence + 1] - query_start[sequence] == 1;
-}
-
 template <typename T, typename C>
 class Plan {
  public:
   std::vector<Task> tasks;
   std::vector<Split> splits;
   int64_t parts = 0;
-  int64_t heads_each = 1;  // KV heads that a single token's task has
+  int64_t heads_each = 1;  // KV heads that a decode's task has
+  int64_t most_tokens = 0;  // query tokens of a decode
 
   Plan(const Attention<T, C>& attention, const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
        int threads)
       : a(attention) {
-    // Long chunks come first; single tokens then fill the gaps at the end.
-    int64_t singles = 0;
+    const auto tokens_of = [&](int64_t s) { return query_start[s + 1] - query_start[s]; };
+    // Long chunks come first; decodes then fill the gaps at the end.
+    int64_t decodes = 0;
     for (int64_t s = 0; s < sequences; ++s)
-      if (is_single(query_start, s))
-        ++singles;
+      if (a.is_decode(tokens_of(s)))
+        ++decodes, most_tokens = std::max<int64_t>(most_tokens, tokens_of(s));
       else
-        add_chunk(s, query_start[s], query_start[s + 1] - query_start[s], context_lens[s]);
-    if (singles == 0) return;
+        add_chunk(s, query_start[s], tokens_of(s), context_lens[s]);
+    if (decodes == 0) return;
     // Enough tasks for all threads, with as many heads and as many keys each as possible.
-    const int64_t wanted = threads == 1 ? 1 : ceil_div(kTasksPerThread * threads, singles);
+    const int64_t wanted = threads == 1 ? 1 : ceil_div(kTasksPerThread * threads, decodes);
     heads_each = std::max<int64_t>(1, a.kv_heads / wanted);
     const int64_t pieces = ceil_div(wanted, ceil_div(a.kv_heads, heads_each));
     for (int64_t s = 0; s < sequences; ++s)
-      if (is_single(query_start, s)) add_single(s, query_start[s], context_lens[s], pieces);
+      if (a.is_decode(tokens_of(s))) add_decode(s, query_start[s], tokens_of(s), context_lens[s], pieces);
   }
 
  private:
@@ -63,13 +61,13 @@ class Plan {
       }
   }
 
-  void add_single(int64_t sequence, int64_t token, int64_t context, int64_t pieces) {
-    const int64_t begin = a.first_key(context - 1);
+  void add_decode(int64_t sequence, int64_t start, int64_t tokens, int64_t context, int64_t pieces) {
+    const int64_t position = context - tokens, begin = a.first_key(position);
     const int64_t step = std::max(kMinSplitKeys, ceil_div(ceil_div(context - begin, pieces), a.block_size) * a.block_size);
     const int64_t count = ceil_div(context - begin, step);
     for (int64_t head = 0; head < a.kv_heads; head += heads_each) {
       const int64_t heads = std::min(heads_each, a.kv_heads - head);
-      Task task{sequence, head, heads, token, 1, context - 1, begin, context, -1};
+      Task task{sequence, head, heads, start, tokens, position, begin, context, -1};
       if (count == 1) {
         tasks.push_back(task);
         continue;
@@ -140,10 +138,10 @@ void attend(const Attention<T, C>& a, const int32_t* query_start, const int32_t*
   const Plan<T, C> plan(a, query_start, context_lens, sequences, threads);
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size()), splits = static_cast<int64_t>(plan.splits.size());
   const int64_t group = a.group();
-  Parts parts(plan.parts, plan.heads_each * group, a.dim);
+  Parts parts(plan.parts, plan.heads_each * plan.most_tokens * group, a.dim);
   each_in_turn(tasks, static_cast<int>(std::min<int64_t>(threads, tasks)), [&](int64_t i) {
     const Task& task = plan.tasks[i];
-    const State state = task.tokens == 1 ? attend_one_token(a, task) : attend_tile(a, task);
+    const State state = a.is_decode(task.tokens) ? attend_decode(a, task) : attend_tile(a, task);
     if (task.part < 0)
       write_out(a, task, state);
     else

@@ -16,6 +16,11 @@ constexpr float kLowest = -1e30f;
 // Query tokens times query heads of one KV head that a task computes at once.
 constexpr int64_t kMaxQueryRows = 256;
 
+// Query tokens of a decode: one, and its drafts.
+constexpr int64_t kMaxDecodeTokens = 8;
+// Query rows of one KV head, from 2 tokens on, up to which reading keys once is as fast as packing them.
+constexpr int64_t kMaxDecodeRows = 64;
+
 // C is what the cache holds: T, or fp8.
 template <typename T, typename C = T>
 struct Attention {
@@ -31,6 +36,9 @@ struct Attention {
   T* out;          // as q
 
   int64_t group() const { return heads / kv_heads; }
+  bool is_decode(int64_t tokens) const {
+    return tokens == 1 || (tokens > 1 && tokens <= kMaxDecodeTokens && tokens * group() <= kMaxDecodeRows);
+  }
   int64_t first_key(int64_t position) const {
     return window > 0 && position >= window ? position - window + 1 : 0;
   }
@@ -77,6 +85,15 @@ inline const C* key_row(const Attention<T, C>& a, const Task& task, int64_t key)
   const uint32_t size = static_cast<uint32_t>(a.block_size), at = static_cast<uint32_t>(key);
   const int64_t block = a.block_tables[task.sequence * a.max_blocks + at / size];
   return a.kv + ((block * 2 * a.kv_heads + task.kv_head) * a.block_size + at % size) * a.dim;
+}
+
+// Copies the task's queries in the order of its state's rows.
+template <typename T, typename C>
+inline void gather_queries(const Attention<T, C>& a, const Task& task, T* out) {
+  const int64_t size = a.group() * a.dim;
+  for (int64_t h = 0; h < task.kv_heads; ++h)
+    for (int64_t t = 0; t < task.tokens; ++t, out += size)
+      std::copy_n(a.q + (task.token + t) * a.heads * a.dim + (task.kv_head + h) * size, size, out);
 }
 
 template <typename T, typename C>
@@ -144,7 +161,7 @@ inline void scale_row(float* row, int64_t dim, float by) {
 
 // Two ways to compute a task. Both leave its state in the thread's scratch memory, valid until the next task.
 template <typename T, typename C>
-State attend_one_token(const Attention<T, C>& a, const Task& task);  // reads each key once, in the cache's layout
+State attend_decode(const Attention<T, C>& a, const Task& task);  // reads each key once, in the cache's layout
 template <typename T, typename C>
 State attend_tile(const Attention<T, C>& a, const Task& task);  // packs keys into matrix tiles first
 

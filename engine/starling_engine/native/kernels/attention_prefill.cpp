@@ -74,14 +74,6 @@ void unpack_row(const fp8* key, int64_t values_at, int64_t dim, T* to, int64_t u
   unpack(key + values_at, dim, to + unpacked_values_at);
 }
 
-// Gathers the query rows of a task, token by token, and head by head within.
-template <typename T, typename C>
-void gather_queries(const Attention<T, C>& a, const Task& task, T* out) {
-  const int64_t row = a.group() * a.dim;
-  for (int64_t i = 0; i < task.tokens; ++i)
-    std::memcpy(out + i * row, a.q + ((task.token + i) * a.heads + task.kv_head * a.group()) * a.dim, row * sizeof(T));
-}
-
 }  // namespace
 
 template <typename T, typename C>
