@@ -256,7 +256,7 @@ class EngineArgs:
         None,
         SPECULATION,
         "Most drafts of a request in a step.",
-        "Most drafts of a request in a step, by default 8; fewer where they do not pay.",
+        "Most drafts of a request in a step, by default 7; fewer where they do not pay.",
         low=1,
     )
 

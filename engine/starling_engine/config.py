@@ -37,7 +37,7 @@ class SpeculativeConfig:
     """
 
     method: SpeculativeMethod | None = None
-    num_speculative_tokens: int = 8
+    num_speculative_tokens: int = 7
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 24

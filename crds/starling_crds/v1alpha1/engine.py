@@ -17,7 +17,7 @@ class SpeculativeSpec(ApiModel):
         description="Where drafts come from: ngram, the request's own tokens; suffix, earlier outputs too."
     )
     tokens: Annotated[int | None, EngineArgument("spec_tokens")] = Field(
-        default=None, ge=1, le=32, description="Most drafts of a request in a step, by default 8; fewer where they do not pay."
+        default=None, ge=1, le=32, description="Most drafts of a request in a step, by default 7; fewer where they do not pay."
     )
 
 

@@ -2,11 +2,14 @@
 
 DECAY = 0.97
 """Factor of older measurements' weight, with each new one."""
-FIRST_SHARE = 0.15
-"""Time of one more token in a step over that of a step of one token, until it was measured."""
-LEAST_SPREAD = 0.2
-"""Variance of the steps' tokens from which on their times tell what one token more takes."""
-OUTLIER = 3.0
+USUAL_SHARE = 0.15
+"""Time of one more token over that of a step without any, where little was measured."""
+TRUST = 8.0
+"""Sum of squares of the steps' distances from their mean, in tokens, at which what was measured counts as much as what is usual.
+
+What was measured is forgotten. So drafts are tried again after a while, and no step that was held up ends them for good.
+"""
+OUTLIER = 2.0
 """Steps that take so many times what is expected were held up by something else, and count as taking that."""
 
 
@@ -15,7 +18,7 @@ class VerifyCost:
 
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
-        self._share = FIRST_SHARE
+        self._share = USUAL_SHARE
         """Slope over base."""
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -28,10 +31,12 @@ class VerifyCost:
         self._squares = DECAY * self._squares + tokens * tokens
         self._products = DECAY * self._products + tokens * seconds
         tokens_mean, seconds_mean = self._tokens / self._weight, self._seconds / self._weight
-        spread = self._squares / self._weight - tokens_mean**2
-        if spread > LEAST_SPREAD and seconds_mean:
-            slope = (self._products / self._weight - tokens_mean * seconds_mean) / spread
-            slope = min(max(slope, 0.0), 0.999 * seconds_mean / tokens_mean)
+        usual = seconds_mean * USUAL_SHARE / (1 + USUAL_SHARE * tokens_mean)
+        spread = self._squares - self._weight * tokens_mean**2
+        together = self._products - self._weight * tokens_mean * seconds_mean
+        slope = (together + TRUST * usual) / (spread + TRUST)
+        slope = min(max(slope, 0.0), 0.999 * seconds_mean / tokens_mean)
+        if seconds_mean:
             self._share = slope / (seconds_mean - slope * tokens_mean)
 
     def of(self, tokens: float) -> float:
