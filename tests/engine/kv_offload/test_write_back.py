@@ -7,7 +7,7 @@ import pytest
 from starling_engine.kv_offload.orders import TransferDone, TransferOrder
 from starling_engine.kv_offload.policies import BURST, WRITE_SHARE
 from starling_engine.kv_offload.write_back import CALM_SECONDS, ORDER_SECONDS, PAUSE
-from starling_engine.step import StepPlan, StepResult
+from starling_engine.step import StepMasks, StepPlan, StepResult
 
 from tests.engine.kv_offload.test_offload import Secondary, engine_of, params, prompt_of, run_one
 from tests.engine.toy_engine import ToyEngine
@@ -45,9 +45,9 @@ class Busy:
             self.orders.append(len(order.chunks))
         return done
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan, masks: StepMasks | None) -> StepResult:
         self.now += STEP
-        result = self._execute(plan)
+        result = self._execute(plan, masks)
         result.seconds = STEP
         return result
 
