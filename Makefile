@@ -8,11 +8,13 @@ WORKERS ?= 3
 STAMP := $(VENV)/.installed
 # It wants an older pydantic than ours, which its index does not use: so not in the environment.
 ROUTER := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/ai-dynamo-runtime-1.6.1
+# The wheel of jsonschema has no suite, so it comes from the source.
+SCHEMAS := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/json-schema-test-suite-4.26.0
 
 # A machine that is shared may stand still for longer than a test waits: what ran out of time, and that alone, is tried once more.
 AGAIN := --reruns 1 --only-rerun "waited [0-9.]+ s for|not within [0-9.]+ s:|built-in function monotonic|TLS handshake timeout"
 
-.PHONY: help setup kube libraries router manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup kube libraries router schemas manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -54,10 +56,17 @@ router: setup ## NVIDIA Dynamo's index of KV events, which a test has listen to 
 		--target $(ROUTER).new ai-dynamo-runtime==1.6.1 && mv $(ROUTER).new $(ROUTER); } || \
 		echo "without ai-dynamo-runtime, the test of KV events with its router is left out"
 
-test: setup kube libraries router ## run the tests; with WORKERS=0 in this process, for a debugger
+schemas: setup ## JSON Schema's own test suite, as the source of jsonschema has it; into the cache
+	@test -d $(SCHEMAS) || { rm -rf $(SCHEMAS).new && mkdir -p $(SCHEMAS).new && $(BIN)/python -m pip download --quiet \
+		--disable-pip-version-check --no-deps --no-binary jsonschema --dest $(SCHEMAS).new jsonschema==4.26.0 && \
+		tar --extract --gzip --file $(SCHEMAS).new/jsonschema-4.26.0.tar.gz --directory $(SCHEMAS).new --strip-components 3 \
+		jsonschema-4.26.0/json/tests/draft2020-12 && rm $(SCHEMAS).new/*.tar.gz && mv $(SCHEMAS).new $(SCHEMAS); } || \
+		echo "without the source of jsonschema, the test of schemas with JSON Schema's own suite is left out"
+
+test: setup kube libraries router schemas ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(ARGS)
 
-test-all: setup kube libraries router ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries router schemas ## the tests with the whole of each matrix of cases, of which `make test` takes samples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) --whole $(ARGS)
 
 lint: setup ## style, types, import rules

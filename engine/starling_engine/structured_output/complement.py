@@ -62,7 +62,7 @@ def _are_pairwise_disjoint(branches: list[Schema], document: SchemaDocument) -> 
 
 
 def _without_rest(keyword: str, schema: dict[str, Any]) -> Schema:
-    """What `items` or `additionalProperties` refuses, which has to lie somewhere behind what is listed."""
+    """Says what `items` or `additionalProperties` refuses, which lies somewhere behind what is listed."""
     rest = schema[keyword]
     if rest in (True, {}):
         return False

@@ -1,4 +1,4 @@
-"""Whether two schemas can accept one value: then exactly one of them (`oneOf`) is any of them (`anyOf`)."""
+"""Proofs that two schemas accept no value in common: then exactly one of them (`oneOf`) is any of them (`anyOf`)."""
 
 from itertools import product
 from typing import Any
@@ -9,6 +9,7 @@ from starling_engine.structured_output.values import conjuncts, identity, possib
 
 MAX_DEPTH = 10
 """Objects in objects that are compared; deeper ones count as not disjoint."""
+_Parts = list[dict[str, Any]]
 _BOUNDS = {
     "string": (("minLength",), ("maxLength",)),
     "array": (("minItems",), ("maxItems",)),
@@ -38,20 +39,21 @@ def _list_different_values(left: Schema, right: Schema, document: SchemaDocument
     return set(map(identity, lists[0])).isdisjoint(map(identity, lists[1]))
 
 
-def _all_branches_disjoint(parts: list[dict[str, Any]], other: Schema, document: SchemaDocument, depth: int) -> bool:
+def _all_branches_disjoint(parts: _Parts, other: Schema, document: SchemaDocument, depth: int) -> bool:
     choices = [part[keyword] for part in parts for keyword in ("anyOf", "oneOf") if keyword in part]
     return any(all(are_disjoint(branch, other, document, depth + 1) for branch in branches) for branches in choices)
 
 
-def _are_disjoint_as(name: str, lefts: list[dict[str, Any]], rights: list[dict[str, Any]], document: SchemaDocument, depth: int) -> bool:
+def _are_disjoint_as(name: str, lefts: _Parts, rights: _Parts, document: SchemaDocument, depth: int) -> bool:
     pairs = [*product(lefts, rights), *product(rights, lefts)]
+    document.spend(len(pairs) // 4)
     if any(_is_below(name, low, high) for low, high in pairs):
         return True
     return name == "object" and any(_differ_in_a_property(one, other, document, depth) for one, other in pairs)
 
 
 def _is_below(name: str, low: dict[str, Any], high: dict[str, Any]) -> bool:
-    """Whether all that the one leaves of a type is smaller than all that the other leaves."""
+    """Returns whether all that the one leaves of a type is smaller than all that the other leaves."""
     least, most = _BOUNDS.get(name, ((), ()))
     for maximum, minimum in product((word for word in most if word in low), (word for word in least if word in high)):
         if not is_number(low[maximum]) or not is_number(high[minimum]):
@@ -63,12 +65,12 @@ def _is_below(name: str, low: dict[str, Any], high: dict[str, Any]) -> bool:
 
 
 def _differ_in_a_property(one: dict[str, Any], other: dict[str, Any], document: SchemaDocument, depth: int) -> bool:
-    """Whether a property that the one requires cannot be valid for both."""
+    """Returns whether a property that the one requires cannot be valid for both."""
     return any(are_disjoint(_property(one, name), _property(other, name), document, depth + 1) for name in one.get("required", []))
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:
-    """What a schema says of a property; of one that only a pattern may name, nothing."""
+    """Returns the schema of a property; anything, for one that only a pattern may name."""
     if name in schema.get("properties", {}):
         found: Schema = schema["properties"][name]
         return found

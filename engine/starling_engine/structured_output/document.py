@@ -204,7 +204,8 @@ def _pointed(resource: Any, pointer: str) -> Any:
 
 
 def _path(steps: list[str | int]) -> str:
-    words = [
-        f".{step}" if str(step).replace("$", "").replace("-", "").isidentifier() else f"[{json.dumps(step)}]" for step in steps
-    ]
-    return "$" + "".join(words)
+    return "$" + "".join(f".{step}" if _is_plain(str(step)) else f"[{json.dumps(step)}]" for step in steps)
+
+
+def _is_plain(step: str) -> bool:
+    return step.replace("$", "").replace("-", "").isidentifier()

@@ -5,7 +5,7 @@ What only a calendar or a registry can say is left out: there is no pattern of `
 
 from typing import Any
 
-KNOWN = frozenset(("duration", "email", "ipv4", "ipv6", "uuid", "uri"))
+KNOWN = frozenset(("duration", "ipv4", "ipv6", "uuid", "uri"))
 """Formats whose expressions in the library accept nothing but what their specifications do."""
 
 UNCHECKED = frozenset(
@@ -25,9 +25,11 @@ _SHORT_MONTH = "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
 _DATE = f"(?:[0-9]{{4}}-(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 # A leap second is left out: Python's datetime has none, and when there was one only a table says.
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-# No hyphens third and fourth: what begins with xn-- is right only if Punycode says so.
+# No hyphens third and fourth: a label that begins with xn-- is right only if Punycode says so.
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9]|[A-Za-z0-9-][A-Za-z0-9]|[A-Za-z0-9-](?:[A-Za-z0-9][A-Za-z0-9]|-[A-Za-z0-9])|"
 _LABEL += "[A-Za-z0-9-](?:[A-Za-z0-9][A-Za-z0-9-]|-[A-Za-z0-9])[A-Za-z0-9-]{0,58}[A-Za-z0-9])?"
+_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
+_ATOM = r"[A-Za-z0-9!#$%&'*+\-/=?^_`{|}~]+"
 _HOST = f"(?:{_SCALAR})*"
 _AUTHORITY = f"(?:(?:{_SCALAR}|:)*@)?{_HOST}(?::[0-9]*)?"
 _PATHS = f"(?://{_AUTHORITY}(?:/{_SEGMENT}*)*|/(?:{_SEGMENT}+(?:/{_SEGMENT}*)*)?"
@@ -46,7 +48,8 @@ _PATTERNS = {
     "date": _DATE,
     "date-time": f"{_DATE}[tT]{_TIME}",
     "time": _TIME,
-    "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
+    "hostname": _DOMAIN,
+    "email": rf"{_ATOM}(?:\.{_ATOM})*@{_DOMAIN}",
     "uri-reference": f"(?:{_URI}|{_RELATIVE})",
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
@@ -55,6 +58,7 @@ _PATTERNS = {
     "base64url": _BASE64.replace("+/", "_-"),
     **{f"uuid{version}": _of_version(version) for version in range(1, 9)},
 }
+_LENGTHS: dict[str, Any] = {"hostname": {"maxLength": 253}, "email": {"allOf": [{"pattern": "^[^@]{1,64}@[^@]{1,253}$"}]}}
 POSSIBLE = sorted({*KNOWN, *_PATTERNS})
 """Formats that are enforced, for messages."""
 
@@ -67,5 +71,4 @@ def as_keywords(name: str) -> dict[str, Any] | None:
         return {"format": name}
     if name not in _PATTERNS:
         return None
-    pattern = {"pattern": f"^(?:{_PATTERNS[name]})$"}
-    return {**pattern, "maxLength": 253} if name == "hostname" else pattern
+    return {"pattern": f"^(?:{_PATTERNS[name]})$", **_LENGTHS.get(name, {})}

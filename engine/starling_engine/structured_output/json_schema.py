@@ -97,7 +97,7 @@ class _Rewriter:
             return source
         origin = source if self._document.contains(source) else origin
         source = self._named_properties(self._document.modern(source), origin)
-        written = Written()
+        written = Written(named_types(source) if "type" in source else None)
         done: set[Write] = set()
         for keyword in source:
             if is_annotation(keyword):
@@ -109,7 +109,7 @@ class _Rewriter:
             if write not in done:
                 done.add(write)
                 write(source, written, origin)
-        schema = written.schema(named_types(source) if "type" in source else None)
+        schema = written.schema()
         self._numbers.note_schema(schema)
         return schema
 

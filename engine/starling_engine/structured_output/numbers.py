@@ -80,7 +80,7 @@ def bounds_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class Intersections:
-    """Whether numbers of different schemas of a document, which may all have to hold for one value, are exact together."""
+    """Bounds and steps of all schemas of a document: `allOf`, `anyOf` and `$ref` may make several hold for one number."""
 
     def __init__(self) -> None:
         self._intersects = False
@@ -108,27 +108,21 @@ class Intersections:
         if self._common_multiple_overflows():
             return "multipleOf with so many digits, in schemas that allOf, anyOf or $ref may join, is not possible"
         if self._begins_at_an_open_integer():
-            return (
-                "exclusive bounds beside fractions, in schemas that allOf, anyOf or $ref may join, are not possible"
-            )
+            return "exclusive bounds beside fractions, in schemas that allOf, anyOf or $ref may join, are not possible"
         return None
 
     def _begins_at_an_open_integer(self) -> bool:
-        lows = {bound for word in BOUNDS[:2] for bound in self._bounds(word)}
-        highs = {bound for word in BOUNDS[2:] for bound in self._bounds(word)}
-        above = {low for low in self._bounds("exclusiveMinimum") if low >= 0} & {
-            floor(high) for high in highs if high != floor(high)
-        }
-        below = {-high for high in self._bounds("exclusiveMaximum") if high <= 0} & {
-            floor(-low) for low in lows if low != floor(low)
-        }
-        return bool(above or below)
+        floors_of_highs = {floor(high) for word in BOUNDS[2:] for high in self._bounds(word) if high != floor(high)}
+        floors_of_lows = {floor(-low) for word in BOUNDS[:2] for low in self._bounds(word) if low != floor(low)}
+        above = {low for low in self._bounds("exclusiveMinimum") if low >= 0}
+        below = {-high for high in self._bounds("exclusiveMaximum") if high <= 0}
+        return bool(above & floors_of_highs or below & floors_of_lows)
 
     def _bounds(self, word: str) -> set[float]:
         return {interval[word] for interval in self._intervals if word in interval}
 
     def _common_multiple_overflows(self) -> bool:
-        """Whether a least common multiple, times another number, may exceed the 32 bits that the library computes with."""
+        """Looks for a least common multiple that, times another number, may exceed the library's 32 bits."""
         scaled = [found for multiple in self._multiples if (found := scaled_multiple(multiple))]
         if len(scaled) < 2:
             return False

@@ -49,7 +49,7 @@ def all_but(words: Iterable[str]) -> str:
 
 
 def _rest(words: list[str], start: int) -> str:
-    """What may follow a prefix that the words share: each branch leaves all of them, or goes on with some."""
+    """Says what may follow a prefix that the words share: each branch leaves all of them, or goes on with some."""
     ended = any(len(word) == start for word in words)
     following: dict[str, list[str]] = {}
     for word in words:
@@ -84,9 +84,9 @@ class _Translator:
         self._text = pattern
         self._at = 0
         self._ended = False
-        """Whether `$` has been read, so that nothing can follow on this branch."""
+        """Set when `$` has been read, so that nothing can follow on this branch."""
         self._begun = False
-        """Whether something was read on this branch, so that `^` can no longer stand here."""
+        """Set when something was read on this branch, so that `^` can no longer stand here."""
         self._anchors = 0
 
     def alternatives(self, depth: int, at_start: bool) -> str:

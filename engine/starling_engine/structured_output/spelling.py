@@ -1,4 +1,4 @@
-"""What older drafts and OpenAPI 3.0 write, in the words of JSON Schema 2020-12."""
+"""Keywords of older drafts and of OpenAPI 3.0, in the words of JSON Schema 2020-12."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which types and which values a schema leaves: a superset of those that it accepts, found without its other keywords."""
+"""Types and values that a schema leaves: a superset of those that it accepts, found without its other keywords."""
 
 import json
 from itertools import pairwise
