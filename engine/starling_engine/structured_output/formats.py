@@ -5,7 +5,7 @@ What only a calendar or a registry can say is left out: there is no pattern of `
 
 from typing import Any
 
-KNOWN = frozenset(("duration", "ipv4", "ipv6", "uuid", "uri"))
+KNOWN = frozenset(("duration", "ipv4", "ipv6", "uri"))
 """Formats whose expressions in the library accept nothing but what their specifications do."""
 
 UNCHECKED = frozenset(
@@ -56,6 +56,7 @@ _PATTERNS = {
     "byte": _BASE64,
     "base64": _BASE64,
     "base64url": _BASE64.replace("+/", "_-"),
+    "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     **{f"uuid{version}": _of_version(version) for version in range(1, 9)},
 }
 _LENGTHS: dict[str, Any] = {"hostname": {"maxLength": 253}, "email": {"allOf": [{"pattern": "^[^@]{1,64}@[^@]{1,253}$"}]}}

@@ -21,6 +21,8 @@ from starling_engine.structured_output.written import Written
 
 MAX_OVERLAPPING = 5
 """Branches of a `oneOf` that may overlap: each is written once with all others negated."""
+MAX_PATTERNS = 16
+"""Patterns of one `patternProperties`."""
 MAX_WRITTEN = 1_000_000
 """Characters of the schema that is written."""
 
@@ -193,6 +195,11 @@ class _Rewriter:
             written.also(self.schema(schema, origin))
 
     def _by_pattern(self, parts: dict[str, Schema], origin: Any) -> dict[str, Schema]:
+        if len(parts) > MAX_PATTERNS:
+            reason = f"patternProperties is possible for {MAX_PATTERNS} patterns at most"
+            raise self._document.refusal(origin, "patternProperties", reason)
+        # Each is compared with each.
+        self._document.spend(10 * len(parts) ** 2)
         found: dict[str, Schema] = {}
         for pattern, part in parts.items():
             translated = self._translated(pattern, origin, "patternProperties")
