@@ -33,10 +33,10 @@ class SchemaDocument:
         """Raises `InvalidRequest` for what is no schema or too large. `param` is the request's field, for all errors."""
         self._param = param
         self._work = 0
+        self._parents: dict[int, tuple[Any, str | int]] = {}
         if not isinstance(root, dict | bool):
             raise self.refusal(root, None, "a schema has to be an object, true or false")
         self.root: Schema = root
-        self._parents: dict[int, tuple[Any, str | int]] = {}
         # What is looked up by identity is held, or another object might get its identity.
         self._modern: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._answers: dict[tuple[str, int], tuple[Any, Any]] = {}
@@ -90,7 +90,7 @@ class SchemaDocument:
 
     def refusal(self, node: Any, keyword: str | None, reason: str) -> InvalidRequest:
         """Returns the error that names a keyword of a part of this document by its path."""
-        steps = self._steps(node) if hasattr(self, "_parents") else []
+        steps = self._steps(node)
         if keyword is not None and isinstance(node, dict) and keyword in node:
             steps = [*steps, keyword]
         return InvalidRequest(f"{_path(steps)}: {reason}", self._param)

@@ -10,13 +10,13 @@ from typing import Any
 
 from starling_engine.structured_output import arrays, numbers, objects
 from starling_engine.structured_output.complement import NoComplement, complement
+from starling_engine.structured_output.cycles import first_cycle
 from starling_engine.structured_output.disjoint import are_disjoint
 from starling_engine.structured_output.document import SchemaDocument
 from starling_engine.structured_output.formats import POSSIBLE, as_keywords
 from starling_engine.structured_output.grammar import are_exclusive
 from starling_engine.structured_output.keywords import Schema, is_annotation, named_types
 from starling_engine.structured_output.patterns import UnsupportedPattern, translate
-from starling_engine.structured_output.references import first_cycle
 from starling_engine.structured_output.written import Written
 
 MAX_OVERLAPPING = 5

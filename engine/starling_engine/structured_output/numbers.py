@@ -1,6 +1,6 @@
 """Numbers that the library gets exactly right, and the others, which are refused.
 
-The library reads bounds as 64-bit floats and writes expressions of digits from them. That is exact up to 2**53.
+The library reads bounds as 64-bit floats and writes expressions of digits from them. That is exact below 2**53.
 """
 
 from decimal import Decimal
@@ -11,6 +11,7 @@ from starling_engine.structured_output.keywords import Schema, is_number
 from starling_engine.structured_output.patterns import is_writable
 
 LARGEST = 2**53
+"""Integers up to here are exact as 64-bit floats, but one more than it is not."""
 _LARGEST_COEFFICIENT = 2**32 - 1
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
@@ -28,7 +29,7 @@ def fault_of_value(value: Any) -> str | None:
 
 def fault_of_bound(bound: float) -> str | None:
     """Returns why a bound cannot be enforced exactly, or None if it can."""
-    return f"the bound {bound} is beyond {LARGEST}, up to which bounds are exact" if abs(bound) > LARGEST else None
+    return f"the bound {bound} is not below {LARGEST}, and so not exact" if abs(bound) >= LARGEST else None
 
 
 def fault_of_interval(numbers: dict[str, Any]) -> str | None:
