@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from starling_engine.config import SpeculativeConfig
 from starling_engine.delta import Stats
 from starling_engine.request_state import RequestState
+from starling_engine.spec_decode.acceptance_log import AcceptanceLog
 from starling_engine.spec_decode.drafter import Drafter
 from starling_engine.spec_decode.proposers import EarlierOutputs, NgramProposer, PredictionProposer, Proposer, SuffixProposer
 from starling_engine.spec_decode.verify_cost import VerifyCost
@@ -35,6 +36,7 @@ class Speculator(Drafter):
     def __init__(self, config: SpeculativeConfig, stats: Stats) -> None:
         self._config = config
         self._stats = stats
+        self._log = AcceptanceLog(stats)
         self._cost = VerifyCost()
         self._guesses: dict[str, Guesses] = {}
         """Guesses of the open requests that may get drafts, by their ids."""
@@ -112,6 +114,7 @@ class Speculator(Drafter):
         stats.spec_accepted_tokens_total += accepted
         for position in range(accepted):
             stats.spec_accepted_per_position[position] += 1
+        self._log.update()
 
     def on_finished(self, request: RequestState) -> None:
         guesses = self._guesses.pop(request.record.id, None)

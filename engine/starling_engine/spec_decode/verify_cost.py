@@ -33,8 +33,8 @@ class VerifyCost:
         tokens_mean, seconds_mean = self._tokens / self._weight, self._seconds / self._weight
         usual = seconds_mean * USUAL_SHARE / (1 + USUAL_SHARE * tokens_mean)
         spread = self._squares - self._weight * tokens_mean**2
-        together = self._products - self._weight * tokens_mean * seconds_mean
-        slope = (together + TRUST * usual) / (spread + TRUST)
+        covariance = self._products - self._weight * tokens_mean * seconds_mean
+        slope = (covariance + TRUST * usual) / (spread + TRUST)
         slope = min(max(slope, 0.0), 0.999 * seconds_mean / tokens_mean)
         if seconds_mean:
             self._share = slope / (seconds_mean - slope * tokens_mean)

@@ -4,7 +4,9 @@ import random
 
 import pytest
 from starling_engine.config import SpeculativeConfig
+from starling_engine.delta import Stats
 from starling_engine.params import SamplingParams
+from starling_engine.spec_decode.acceptance_log import AcceptanceLog
 from starling_engine.spec_decode.speculator import Speculator
 from starling_engine.spec_decode.verify_cost import VerifyCost
 from starling_engine.step import StepPlan
@@ -92,6 +94,20 @@ def test_with_steps_in_flight_drafts_wait_for_the_tokens_that_they_follow(monkey
     engine.worker.seconds = cheap
     repeat(engine, monkeypatch)
     assert len(engine.plans) < 300 / 6
+
+
+def test_acceptance_is_logged_while_there_are_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "starling.speculation")
+    now, stats = 0.0, Stats()
+    log = AcceptanceLog(stats, lambda: now)
+    for _ in range(30):
+        now += 1.0
+        stats.spec_drafts_total += 2
+        stats.spec_draft_tokens_total += 8
+        stats.spec_accepted_tokens_total += 6
+        log.update()
+    line = "60 of 80 draft tokens accepted (75 %) in 10 s; rows with drafts gave 4.00 tokens on average"
+    assert caplog.messages == [line] * 3
 
 
 def test_the_time_of_steps_is_a_line_through_what_was_measured() -> None:
