@@ -12,6 +12,7 @@ NEEDED = {
     "execnet": "execnet",
     "hypothesis": "hypothesis",
     "iniconfig": "iniconfig",
+    "llguidance": "llguidance",
     "msgspec": "msgspec",
     "packaging": "packaging",
     "pluggy": "pluggy",
@@ -27,7 +28,7 @@ NEEDED = {
 """What the engine and its tests import besides what comes with torch and transformers: packages, and the module of each."""
 
 PYTHON_VERSION = "3.12"
-PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28)))
+PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31)))
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
