@@ -383,10 +383,14 @@ class Scheduler:
         if result.error is not None:
             return self._on_step_failure(builder, result.error)
         self._prefill.observe(builder.rows_without_drafts, result.seconds)
+        if self.drafter.active and builder.decodes_only:
+            self.drafter.on_step(sum(builder.num_tokens), result.seconds)
+        return self._take_rows(builder, result)
+
+    def _take_rows(self, builder: StepBuilder, result: StepResult) -> list[Delta]:
+        """Applies the results of a step's rows, but for those of requests that have left their slot since."""
         deltas: list[Delta] = []
         drafter = self.drafter if self.drafter.active else None
-        if drafter is not None and builder.decodes_only:
-            drafter.on_step(sum(builder.num_tokens), result.seconds)
         tokens, at = unpack_tokens(result.tokens).tolist(), 0
         for row, (request, run, start, count, drafts) in enumerate(builder.rows()):
             before, at = at, at + result.counts[row]
