@@ -1,4 +1,4 @@
-"""What speculative decoding gains and costs at the Qwen3-0.6B shape in bf16, with the acceptance of a real model.
+"""Measures what speculative decoding gains and costs at the Qwen3-0.6B shape in bf16, with the acceptance of a real model.
 
     python bench/speculation.py [--rounds N] [BATCH ...]
 

@@ -61,7 +61,7 @@ class Layers:
 
 
 Rounds = dict[tuple[str, int], list[float]]
-"""By library and number of tokens: the median seconds of each round."""
+"""Returns the median seconds of each round, by library and number of tokens."""
 
 
 def compare(layers: Layers, tokens: list[int], libraries: dict[str, Path | None], rounds: int) -> Rounds:

@@ -81,11 +81,6 @@ class StepPlan(msgspec.Struct, frozen=True):
     def total_tokens(self) -> int:
         return sum(self.num_tokens)
 
-    @property
-    def drafts_of_rows(self) -> list[int]:
-        """Returns `num_drafts`, with zeros where the column is empty."""
-        return self.num_drafts or [0] * len(self.slots)
-
 
 class StepMasks(msgspec.Struct, frozen=True, tag="masks"):
     """Masks of a step's rows: for the row, and for behind each of its drafts, a bit for each token that may be sampled.

@@ -1,6 +1,7 @@
 """Each native kernel against its torch reference, over shapes that include the odd ones."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -161,6 +162,13 @@ def paged_case(
     return q, kv, tables, starts, torch.tensor([context for _, context in lengths], dtype=torch.int32)
 
 
+def check_attention(q: Tensor, kv: Tensor, *arguments: Any) -> None:
+    """Asserts that the kernels give what the reference gives."""
+    expected = reference.paged_attention(q.float(), kv.float(), *arguments)
+    assert not expected.isnan().any()
+    assert_close(ops.paged_attention(q, kv, *arguments).float(), expected, 1e-2 if q.dtype == BF16 else 1e-5)
+
+
 DECODE = [(1, 1), (1, 7), (1, 16), (1, 63), (1, 65), (1, 300)]
 CHUNKS = [(1, 1), (5, 5), (70, 70), (3, 200), (150, 400)]
 MIXED = [(1, 130), (40, 40), (1, 1), (1, 33), (9, 300), (0, 20)]
@@ -196,10 +204,7 @@ def test_paged_attention(
     dtype: torch.dtype,
 ) -> None:
     q, kv, tables, starts, contexts = paged_case(lengths, heads, kv_heads, dim, block_size, dtype)
-    arguments = (tables, starts, contexts, dim**-0.5, window, soft_cap)
-    expected = reference.paged_attention(q.float(), kv.float(), *arguments)
-    assert not expected.isnan().any()
-    assert_close(ops.paged_attention(q, kv, *arguments).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
+    check_attention(q, kv, tables, starts, contexts, dim**-0.5, window, soft_cap)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -232,10 +237,7 @@ def test_paged_attention_of_decodes_with_drafts(
     dtype = FP32 if cache == FP32 else BF16
     q, kv, tables, starts, contexts = paged_case(lengths, heads, kv_heads, dim, block_size, dtype)
     kv, scales = kv.to(cache), (0.5, 3.0) if cache == FP8 else (1.0, 1.0)
-    arguments = (tables, starts, contexts, dim**-0.5, window, soft_cap, *scales)
-    expected = reference.paged_attention(q.float(), kv.float(), *arguments)
-    assert not expected.isnan().any()
-    assert_close(ops.paged_attention(q, kv, *arguments).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
+    check_attention(q, kv, tables, starts, contexts, dim**-0.5, window, soft_cap, *scales)
 
 
 @pytest.mark.parametrize(("window", "context"), [(0, 90), (0, 2500), (64, 2500)])

@@ -217,7 +217,9 @@ class ToyDrafter(Drafter):
     With steps in flight they are those behind all that was drafted before; where that was refused, they are wrong.
     """
 
-    active = True  # type: ignore[assignment]
+    @property
+    def active(self) -> bool:
+        return True
 
     def __init__(self, most: int, rng: random.Random) -> None:
         self.most = most

@@ -2,6 +2,8 @@
 
 There is one rule: every request runs from its planned tokens to all it has, within the step's token budget. Decode, chunked
 prefill, prefix hits and resumed requests are cases of it.
+
+The file is long because planning, blocks, batch slots and results change the same few lists. What decides without them is apart.
 """
 
 import logging
@@ -23,6 +25,7 @@ from starling_engine.scheduler.prefix import PrefixHit, PrefixLookup
 from starling_engine.scheduler.prompt_hashing import PromptHashing
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.scheduler.step_builder import StepBuilder
+from starling_engine.scheduler.step_masks import take_due_masks
 from starling_engine.scheduler.suspects import Suspects
 from starling_engine.spec_decode.drafter import Drafter
 from starling_engine.spec_decode.speculator import Speculator
@@ -411,17 +414,9 @@ class Scheduler:
         return deltas
 
     def take_masks(self) -> list[StepMasks]:
-        """Returns the masks of steps in flight that are due: of requests that are in no earlier step, each step's once."""
-        if not any(builder.masked for builder in self._in_flight.values()):
-            return []
-        due: list[StepMasks] = []
-        earlier: set[RequestState] = set()
-        for builder in self._in_flight.values():
-            if builder.masked and earlier.isdisjoint(builder.requests[row] for row in builder.masked):
-                due.append(_masks(builder))
-                builder.masked = []
-            earlier.update(builder.requests)
-        return due
+        """Returns the masks that steps in flight wait for, as far as it is known what they follow."""
+        in_flight = self._in_flight.values()
+        return take_due_masks(in_flight) if any(builder.masked for builder in in_flight) else []
 
     def _confirm(self, request: RequestState, computed: int) -> None:
         """Marks a request's tokens up to `computed` as cached: other requests may use them."""
@@ -552,21 +547,3 @@ class Scheduler:
         self._suspects.check_integrity()
         assert all(self.requests.get(r.record.id) is r for r in self._suspects.tried)
         assert self._forks.keys() <= self.requests.keys()
-
-
-def _masks(builder: StepBuilder) -> StepMasks:
-    """Fills in the masks of a step's rows. A row whose constraint fails, or whose request has gone, has none."""
-    filled: list[tuple[int, bytearray]] = []
-    all_drafts = builder.drafts_by_row()
-    for row in builder.masked:
-        request, drafts = builder.requests[row], all_drafts[row]
-        if request.constraint is None or request.run != builder.runs[row]:
-            continue
-        bits = bytearray(4 * request.constraint.words * (1 + len(drafts)))
-        try:
-            request.constraint.fill(drafts, memoryview(bits))
-        except ValueError as error:
-            logger.info("%s has no mask for step %d: %s", request.record.id, builder.step_id, error)
-            continue
-        filled.append((row, bits))
-    return StepMasks(builder.step_id, [row for row, _ in filled], b"".join(bits for _, bits in filled))

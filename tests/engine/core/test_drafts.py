@@ -29,7 +29,9 @@ FAILING = 11
 class Replay(Drafter):
     """Drafts what an earlier run answered, as far as `rng` does not put other tokens in its place."""
 
-    active = True
+    @property
+    def active(self) -> bool:
+        return True
 
     def __init__(self, answers: dict[str, dict[str, Any]], rng: random.Random) -> None:
         self._answers = answers

@@ -1,4 +1,4 @@
-"""In bfloat16 a step that verifies drafts adds up in another order: where a token differs first, two were as good as each other."""
+"""A step that verifies drafts adds up in another order: where a bfloat16 token differs first, two were as good as each other."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""What the grammar of a schema accepts, asked byte by byte of the library itself."""
+"""Asks the library itself, byte by byte, what the grammar of a schema accepts."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_voca
 
 
 class Matcher:
-    """Whether texts and values are accepted from beginning to end."""
+    """Tells whether texts and values are accepted from beginning to end."""
 
     def __init__(self, schema: Any) -> None:
         """Raises `InvalidRequest` where the schema is refused."""
@@ -40,7 +40,7 @@ class Matcher:
         return self._start.deep_copy().validate_tokens(tokens) == len(tokens)
 
     def accepts(self, value: Any) -> bool:
-        """Whether the value is accepted in any order of its keys."""
+        """Returns whether the value is accepted in any order of its keys."""
         return any(self.accepts_text(text) for text in islice(_spellings(value), SPELLINGS))
 
 

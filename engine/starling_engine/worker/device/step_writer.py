@@ -37,7 +37,7 @@ class StepWriter:
         if (tokens, rows, count) != shape[:3]:
             self._fill_up(f, shape, tokens, rows, samples)
         f.ids[:tokens] = step.ids
-        f.token_rows[:tokens] = np.repeat(np.arange(rows), np.diff(step.query_end, prepend=0))
+        f.token_rows[:tokens] = np.repeat(np.arange(rows), step.ends - step.starts)
         f.query_start[0] = 0
         f.query_start[1 : rows + 1] = step.query_end
         f.slots[:rows] = step.slots

@@ -239,14 +239,13 @@ class InputBatch:
     def _targets(self, step: FlatBatch) -> list[Ints]:
         """Returns for each KV group [T]: block * block_size + offset, where a token's keys and values go (vLLM's slot_mapping)."""
         size = self.block_size
-        rows = step.slots if step.longest == 1 else np.repeat(step.slots, np.diff(step.query_end, prepend=0))
+        rows = step.slots if step.longest == 1 else np.repeat(step.slots, step.ends - step.starts)
         page, offset = step.positions // size, step.positions % size
         return [table[rows, page].astype(np.int64) * size + offset for table in self.tables]
 
     def accept(self, samples: Samples, accepted: Ints, chosen: npt.NDArray[np.int64]) -> None:
-        """Takes what was sampled, [S]: each row's tokens up to the one behind its last accepted draft."""
-        kept = samples.kept(accepted)
-        self.tokens[samples.slots[kept], samples.ends[kept]] = chosen[kept]
+        """Takes what was sampled, [S]. Tokens behind a refused draft lie behind the sequence's end, and are written over."""
+        self.tokens[samples.slots, samples.ends] = chosen
         self.expect(samples, accepted)
 
     def expect(self, samples: Samples, accepted: Ints) -> None:
