@@ -174,6 +174,15 @@ class WorkerConfig:
         return "float8_e4m3fn" if self.fp8_cache else self.dtype
 
 
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Tokens that grammars choose from: a tokenizer's folder, the number of the model's logits, the tokens that end an output."""
+
+    tokenizer_path: str
+    size: int
+    eos_token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything that one engine core is started with. Its process gets it as JSON."""
@@ -189,6 +198,8 @@ class EngineConfig:
     seed: int | None = None
     """Seed for the frontend's draws of request seeds; None takes the system's entropy."""
     data_parallel_rank: int = 0
+    vocabulary: VocabularyConfig | None = None
+    """None where no request has a grammar."""
     kv_events: str | None = None
     """Endpoint that KV events are published at: see `kv.publisher`."""
     sleep_mode: bool = False

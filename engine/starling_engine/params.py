@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -16,6 +16,30 @@ MAX_TOKEN_IDS = 8192
 """Limit of each of the lists of stop, allowed and banned tokens."""
 
 
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A form that the output has to have. One of these says which; the names are vLLM's.
+
+    json            a JSON schema, as text or parsed from JSON
+    json_object     True: any JSON object
+    regex           an expression that the whole output matches, in the syntax of Rust's regex crate
+    choice          the output is one of these texts
+    grammar         a context-free grammar, as Lark or EBNF (GBNF)
+    structural_tag  text with parts that have a form of their own, as vLLM and xgrammar describe it
+
+    `disable_any_whitespace` leaves no white space between the tokens of JSON. With `reasoning` the model may reason first, between
+    its tokenizer's marks of reasoning, where anything goes.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    reasoning: bool = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of sampling.
 
@@ -23,7 +47,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     chosen one for each output position, `prompt_logprobs` likewise for the prompt. `max_tokens` None means up to the model's
     length. `seed` None lets the frontend draw one. Penalties follow OpenAI (presence, frequency: over output tokens) and
     CTRL (repetition: over prompt and output tokens, https://arxiv.org/abs/1909.05858). `speculative` False keeps the request from
-    speculative decoding, which changes its speed and nothing else.
+    speculative decoding, which changes its speed and nothing else. `structured_outputs` restricts what is sampled to a form; an
+    output that has it ends, also below `min_tokens`.
     """
 
     n: int = 1
@@ -49,6 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
     skip_special_tokens: bool = True
     speculative: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     @property
     def stop_strings(self) -> list[str]:

@@ -18,6 +18,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority                  lower runs earlier
     arrival                   seconds since the Unix epoch
     attempt                   counts the cores that were asked; answers to an earlier attempt are ignored
+    grammar                   what the output has to follow, in the words of the grammar library; empty where nothing restricts it
     prediction_ids            what the output is expected to be: drafts for speculative decoding
     num_prompt_logprobs_sent  the prompt's positions whose log probabilities were sent already
     """
@@ -35,3 +36,4 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_prompt_logprobs_sent: int = 0
     fork_of: str | None = None
     prediction_ids: list[int] = []
+    grammar: str = ""

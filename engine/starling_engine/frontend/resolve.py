@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from starling_engine.args import EngineArgs, speculative_of
-from starling_engine.config import EngineConfig, EplbConfig, SchedulerConfig, TiersConfig, WorkerConfig
+from starling_engine.config import EngineConfig, EplbConfig, SchedulerConfig, TiersConfig, VocabularyConfig, WorkerConfig
 from starling_engine.errors import ConfigError
 from starling_engine.kv_offload.sizes import host_slots, staging_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
@@ -82,6 +82,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         progress_timeout=args.progress_timeout,
         async_scheduling=args.async_scheduling,
         seed=args.seed,
+        vocabulary=VocabularyConfig(str(resolve_tokenizer(args, folder)), model.vocab_size, model.eos_token_ids),
         kv_events=args.kv_events,
         sleep_mode=args.enable_sleep_mode,
     )

@@ -1,7 +1,6 @@
 """The tokenizer of a checkpoint, read from its files without importing transformers."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 
 import tokenizers
 
-from starling_engine.errors import InvalidRequest, ModelError
+from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.chat import ChatRenderer, ChatTemplates, Message
 from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens
 from starling_engine.frontend.escaping_tokenizer import EscapingTokenizer
 from starling_engine.frontend.token_bytes import Spelling, spelling_of
-
-_log = logging.getLogger(__name__)
+from starling_engine.tokenizer_files import read_tokenizer
 
 
 class Tokenizer:
@@ -34,9 +32,6 @@ class Tokenizer:
     ) -> None:
         """`named_tokens`: bos_token, eos_token, ... by name, as chat templates see them. `info`: tokenizer_config.json."""
         self.info = dict(info or {})
-        # Some checkpoints have limits for training, but a prompt must never be cut or padded silently.
-        backend.no_truncation()
-        backend.no_padding()
         added = backend.get_added_tokens_decoder()
         self.backend = backend
         self.spelling: Spelling | None = spelling_of(_decoder_section(backend))
@@ -53,13 +48,8 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
         """Reads tokenizer.json and the small files next to it. Raises ModelError when they cannot be used."""
-        config = _read_json(folder / "tokenizer_config.json")
-        backend = _load_backend(folder)
-        named, extra = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
-        _add_missing_tokens(backend, config.get("added_tokens_decoder") or {})
-        known = [token for token in [*named.values(), *extra] if backend.token_to_id(token) is not None]
-        backend.add_special_tokens(_without_those_marked(backend, known))
-        return cls(backend, named, ChatTemplates.load(folder, config), config)
+        files = read_tokenizer(folder)
+        return cls(files.backend, files.named_tokens, ChatTemplates.load(folder, files.config), files.config)
 
     def encode(self, prompt: str | ChatPrompt, add_special_tokens: bool = True) -> list[int]:
         """Returns token ids. `add_special_tokens` adds the checkpoint's tokens around a plain prompt (mostly a BOS token).
@@ -132,81 +122,6 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
 
-def _load_backend(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return _convert(folder)
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-
-
-def _convert(folder: Path) -> tokenizers.Tokenizer:
-    """Converts the tokenizer of a checkpoint with only a SentencePiece or tiktoken file."""
-    _log.warning("%s has no tokenizer.json: transformers converts it, which takes seconds at every start", folder)
-    from transformers import AutoTokenizer
-
-    try:
-        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"{folder} has no tokenizer.json, and transformers cannot make one: {error}") from error
-    backend = getattr(converted, "backend_tokenizer", None)
-    if not isinstance(backend, tokenizers.Tokenizer):
-        raise ModelError(f"{folder} has no tokenizer.json, and {type(converted).__name__} cannot be written as one")
-    return backend
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Reads an object; an absent file counts as an empty one. Raises ModelError."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} must hold an object")
-    return content
-
-
 def _decoder_section(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
     state: dict[str, Any] | None = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
     return state
-
-
-def _special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Returns tokens with a name (bos_token, ...; some models have more: image_token, ...) and those without.
-
-    special_tokens_map.json counts only if the config has no `added_tokens_decoder`, as in transformers.
-    """
-    merged = dict(config) if "added_tokens_decoder" in config else {**config, **legacy}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    if isinstance(extra, dict):
-        merged, extra = {**merged, **extra}, []
-    named = {key: text for key, value in merged.items() if key.endswith("_token") and (text := _content_of(value))}
-    return named, [text for value in extra if (text := _content_of(value))]
-
-
-def _content_of(token: Any) -> str | None:
-    """Returns the text of a token, which is a string or an object with matching rules."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) and content else None
-
-
-def _add_missing_tokens(backend: tokenizers.Tokenizer, decoder: Mapping[str, Mapping[str, Any]]) -> None:
-    """Adds the tokens that only tokenizer_config.json knows. Raises ModelError if their ids would differ."""
-    known = backend.get_added_tokens_decoder()
-    for id_, entry in sorted(((int(id_), entry) for id_, entry in decoder.items()), key=lambda item: item[0]):
-        if id_ in known:
-            continue
-        rules = {key: entry[key] for key in ("lstrip", "rstrip", "normalized", "single_word", "special") if key in entry}
-        backend.add_tokens([tokenizers.AddedToken(entry["content"], **rules)])
-        if (actual := backend.token_to_id(entry["content"])) != id_:
-            raise ModelError(f"tokenizer_config.json gives {entry['content']!r} the id {id_}, tokenizer.json {actual}")
-
-
-def _without_those_marked(backend: tokenizers.Tokenizer, tokens: Sequence[str]) -> list[tokenizers.AddedToken]:
-    """Returns the `tokens` that are not special yet; marking one again would drop its matching rules."""
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    return [tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens if token not in special]

@@ -1,0 +1,110 @@
+"""The tokenizer of a checkpoint as its files have it, read without importing transformers."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from starling_engine.errors import ModelError
+
+_log = logging.getLogger(__name__)
+
+
+class TokenizerFiles(NamedTuple):
+    """A tokenizer with all of its checkpoint's special tokens, those with a name (bos_token, ...), and tokenizer_config.json."""
+
+    backend: tokenizers.Tokenizer
+    named_tokens: dict[str, str]
+    config: dict[str, Any]
+
+
+def read_tokenizer(folder: Path) -> TokenizerFiles:
+    """Reads tokenizer.json and the small files next to it. Raises ModelError when they cannot be used."""
+    config = _read_json(folder / "tokenizer_config.json")
+    backend = _load_backend(folder)
+    named, extra = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+    _add_missing_tokens(backend, config.get("added_tokens_decoder") or {})
+    known = [token for token in [*named.values(), *extra] if backend.token_to_id(token) is not None]
+    backend.add_special_tokens(_without_those_marked(backend, known))
+    # Some checkpoints have limits for training, but a prompt must never be cut or padded silently.
+    backend.no_truncation()
+    backend.no_padding()
+    return TokenizerFiles(backend, named, config)
+
+
+def _load_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _convert(folder)
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def _convert(folder: Path) -> tokenizers.Tokenizer:
+    """Converts the tokenizer of a checkpoint with only a SentencePiece or tiktoken file."""
+    _log.warning("%s has no tokenizer.json: transformers converts it, which takes seconds at every start", folder)
+    from transformers import AutoTokenizer
+
+    try:
+        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"{folder} has no tokenizer.json, and transformers cannot make one: {error}") from error
+    backend = getattr(converted, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ModelError(f"{folder} has no tokenizer.json, and {type(converted).__name__} cannot be written as one")
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Reads an object; an absent file counts as an empty one. Raises ModelError."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold an object")
+    return content
+
+
+def _special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Returns tokens with a name (bos_token, ...; some models have more: image_token, ...) and those without.
+
+    special_tokens_map.json counts only if the config has no `added_tokens_decoder`, as in transformers.
+    """
+    merged = dict(config) if "added_tokens_decoder" in config else {**config, **legacy}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        merged, extra = {**merged, **extra}, []
+    named = {key: text for key, value in merged.items() if key.endswith("_token") and (text := _content_of(value))}
+    return named, [text for value in extra if (text := _content_of(value))]
+
+
+def _content_of(token: Any) -> str | None:
+    """Returns the text of a token, which is a string or an object with matching rules."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) and content else None
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, decoder: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds the tokens that only tokenizer_config.json knows. Raises ModelError if their ids would differ."""
+    known = backend.get_added_tokens_decoder()
+    for id_, entry in sorted(((int(id_), entry) for id_, entry in decoder.items()), key=lambda item: item[0]):
+        if id_ in known:
+            continue
+        rules = {key: entry[key] for key in ("lstrip", "rstrip", "normalized", "single_word", "special") if key in entry}
+        backend.add_tokens([tokenizers.AddedToken(entry["content"], **rules)])
+        if (actual := backend.token_to_id(entry["content"])) != id_:
+            raise ModelError(f"tokenizer_config.json gives {entry['content']!r} the id {id_}, tokenizer.json {actual}")
+
+
+def _without_those_marked(backend: tokenizers.Tokenizer, tokens: Sequence[str]) -> list[tokenizers.AddedToken]:
+    """Returns the `tokens` that are not special yet; marking one again would drop its matching rules."""
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    return [tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens if token not in special]
