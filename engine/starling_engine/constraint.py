@@ -1,23 +1,50 @@
 """Restrictions, token by token, of what a request may sample: a grammar, for one."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Constraint(Protocol):
-    """The state of one request. It moves on confirmed tokens only, so a preemption changes nothing about it."""
+    """The state of one request. It moves on confirmed tokens only, so a preemption changes nothing about it.
+
+    All constraints of an engine core are of one class.
+    """
 
     words: int
     """Words of 32 bits in the mask of one token."""
+    error: str | None
+    """Set once the constraint has no answer any more."""
 
-    def fill(self, drafts: Sequence[int], bits: memoryview) -> None:
-        """Writes the mask of the next token to `bits` (bytes), and behind it that of the token behind each draft.
+    @staticmethod
+    def fill(rows: "Sequence[MaskRow]", bits: bytearray) -> None:
+        """Writes the masks of some rows of a step to `bits`, all of whose bits are set.
 
-        Behind a draft that is not allowed nothing is sampled, so its masks may be anything. Raises ValueError for a constraint
-        that has no answer any more.
+        A constraint that has no answer sets its `error`. Nothing is sampled behind a draft that is not allowed: masks there stay as
+        they are.
         """
         ...
 
-    def advance(self, token: int) -> bool:
-        """Takes a token that was sampled; returns True if none may come behind it."""
+    @property
+    def is_finished(self) -> bool:
+        """True when no token may follow."""
         ...
+
+    def advance(self, token: int) -> None:
+        """Takes a token that was sampled."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Returns the tokens that come next whatever the model says: each is the only one that is allowed."""
+        ...
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """Returns how many of the drafts, from the first on, are allowed one behind the other."""
+        ...
+
+
+class MaskRow(NamedTuple):
+    """A row that is to be masked: mask number `first` is for its next token, those behind it for the token behind each draft."""
+
+    constraint: Constraint
+    drafts: Sequence[int]
+    first: int

@@ -75,6 +75,8 @@ class Stats(msgspec.Struct, omit_defaults=True):
     spec_drafts_total: int = 0
     spec_draft_tokens_total: int = 0
     spec_accepted_tokens_total: int = 0
+    jump_forward_tokens_total: int = 0
+    """Tokens that were drafted because a grammar allowed no other; they are no draft tokens of speculation."""
     spec_accepted_per_position: list[int] = []
     """Accepted tokens by their position in the draft; grow, too."""
     tiers: dict[str, TierStats] = {}

@@ -19,6 +19,8 @@ class Gate(Enum):
     """The prompt is long, and a piece of it is hashed before each step."""
     FORK_PARENT = auto()
     """The parent still computes the prompt that the fork shares."""
+    GRAMMAR = auto()
+    """The grammar that the output has to follow is being built."""
     KV_PROMOTION = auto()
     """Chunks of the prompt come from secondary tiers to the CPU tier."""
     KV_LOAD = auto()
@@ -114,7 +116,8 @@ class RequestState:
         record = self.record
         if extras.error is not None or extras.pooled is not None:
             reason = "stop" if extras.error is None else "error"
-            return Delta(record.id, record.attempt, pooled=extras.pooled, error=extras.error, finish_reason=reason)
+            error = (self.constraint.error if self.constraint is not None else None) or extras.error
+            return Delta(record.id, record.attempt, pooled=extras.pooled, error=error, finish_reason=reason)
         scores = self._unscored(start, extras.prompt_logprobs) if extras.prompt_logprobs else None
         if tokens:
             self.pending -= 1 + num_drafts
@@ -128,12 +131,11 @@ class RequestState:
         for taken, token in enumerate(delta.tokens, 1):
             self.tokens.append(token)
             length = len(self.tokens)
-            ended = self.constraint is not None and self.constraint.advance(token)
             if token in self.stop_ids and length - self.num_prompt > self.record.params.min_tokens:
                 delta.finish_reason = "stop"
                 if token not in self.eos_ids:
                     delta.stop_token = token
-            elif ended:
+            elif self.constraint is not None and self._follow(self.constraint, token):
                 delta.finish_reason = "stop"
             elif length >= self.length_limit:
                 delta.finish_reason = "length"
@@ -142,6 +144,11 @@ class RequestState:
                 delta.logprobs = delta.logprobs[:taken] if delta.logprobs is not None else None
                 break
         return delta
+
+    def _follow(self, constraint: Constraint, token: int) -> bool:
+        """Moves the constraint behind a token; returns whether the output ends there."""
+        constraint.advance(token)
+        return constraint.is_finished
 
     def _unscored(self, start: int, rows: list[LogprobRow]) -> list[LogprobRow]:
         """Returns the prompt logprobs that were not sent before a preemption, of a row that begins at position `start`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from starling_engine.config import SchedulerConfig, SpeculativeConfig, TiersConfig
+from starling_engine.constraint import MaskRow
 from starling_engine.delta import Delta
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
@@ -20,7 +21,8 @@ from starling_engine.kv_offload.orders import ChunkSlot, TransferDone, TransferO
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
-from starling_engine.request_state import RequestState
+from starling_engine.request_state import Gate, RequestState
+from starling_engine.scheduler.grammar_builds import GrammarBuilds
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.spec_decode.drafter import Drafter
 from starling_engine.step import FOLLOWS, LogprobRow, RowExtras, StepMasks, StepPlan, StepResult
@@ -28,6 +30,8 @@ from starling_engine.token_packing import pack_tokens
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
 
 VOCAB = 50
+NO_GRAMMAR = 13
+"""Length at which a toy constraint says that it cannot be built."""
 
 
 def prefix_hashes(tokens: list[int]) -> list[int]:
@@ -63,21 +67,73 @@ class ToyConstraint:
         self.most = most
         self.fails_at = fails_at
         self.output: list[int] = []
+        self.error: str | None = None
 
     def mask(self, output: list[int]) -> int:
         rng = random.Random(zlib.crc32(bytes(output), self.key))
         return sum(1 << token for token in rng.sample(range(VOCAB), rng.choice([1, 3, 20])))
 
-    def fill(self, drafts: Sequence[int], bits: memoryview) -> None:
-        if self.fails_at is not None and len(self.output) >= self.fails_at:
-            raise ValueError("it is told to fail")
-        masks = [self.mask([*self.output, *drafts[:count]]) for count in range(len(drafts) + 1)]
-        bits[:] = b"".join(mask.to_bytes(4 * self.words, "little") for mask in masks)
+    @staticmethod
+    def fill(rows: Sequence[MaskRow], bits: bytearray) -> None:
+        size = 4 * ToyConstraint.words
+        for constraint, drafts, first in rows:
+            assert isinstance(constraint, ToyConstraint)
+            if constraint.fails_at is not None and len(constraint.output) >= constraint.fails_at:
+                constraint.error = "it is told to fail"
+            for count in range(constraint.allowed(drafts) + 1):
+                mask = constraint.mask([*constraint.output, *drafts[:count]])
+                bits[size * (first + count) : size * (first + count + 1)] = mask.to_bytes(size, "little")
 
-    def advance(self, token: int) -> bool:
+    @property
+    def is_finished(self) -> bool:
+        return len(self.output) >= self.most
+
+    def advance(self, token: int) -> None:
         assert self.mask(self.output) >> token & 1, "what is not allowed is never sampled"
         self.output.append(token)
-        return len(self.output) >= self.most
+
+    def forced(self) -> list[int]:
+        tokens: list[int] = []
+        while (mask := self.mask([*self.output, *tokens])).bit_count() == 1:
+            tokens.append(mask.bit_length() - 1)
+        return tokens
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        output = list(self.output)
+        for count, token in enumerate(drafts):
+            if not self.mask(output) >> token & 1:
+                return count
+            output.append(token)
+        return len(drafts)
+
+
+class ToyGrammars(GrammarBuilds):
+    """Gives requests their constraints (`given`, by id) at random times; it tells some that there is none."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(None)
+        self._rng = rng
+        self._building: list[RequestState] = []
+        self.given: dict[str, ToyConstraint] = {}
+
+    def start(self, request: RequestState) -> None:
+        if request.record.grammar:
+            request.gates.add(Gate.GRAMMAR)
+            self._building.append(request)
+
+    def finish(self, request: RequestState) -> None:
+        if request in self._building:
+            self._building.remove(request)
+
+    def take_ready(self) -> list[tuple[RequestState, str | None]]:
+        ready = [request for request in self._building if self._rng.random() < 0.5]
+        return [(request, self._open(request)) for request in ready]
+
+    def _open(self, request: RequestState) -> str | None:
+        self._building.remove(request)
+        request.gates.discard(Gate.GRAMMAR)
+        request.constraint = self.given[request.record.id]
+        return "no such grammar" if request.constraint.most == NO_GRAMMAR else None
 
 
 def expected_output(
@@ -349,7 +405,8 @@ class ToyEngine:
         config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if secondary is None else "/secondary")
         self.offload = TieredOffload(self.kv, config, slots, 1, preempt) if slots else None
         drafter = ToyDrafter(drafts, rng or random.Random(0)) if drafts else Drafter()
-        self.scheduler = Scheduler(self.config, self.kv, offload=self.offload, drafter=drafter)
+        self.grammars = ToyGrammars(rng or random.Random(0))
+        self.scheduler = Scheduler(self.config, self.kv, offload=self.offload, drafter=drafter, grammars=self.grammars)
         self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
         self.tiers = ToyTiers(self.worker, slots, {} if secondary is None else secondary, rng or random.Random(0))
         self.depth = depth
@@ -358,6 +415,7 @@ class ToyEngine:
         """Plans that the worker has not begun: they wait for masks."""
         self.masks: dict[int, StepMasks] = {}
         self.results: list[StepResult] = []
+        self.idle_turns = 0
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, Delta] = {}
         self.prompt_rows: dict[str, list[LogprobRow]] = {}
@@ -372,10 +430,12 @@ class ToyEngine:
         **fields: object,
     ) -> Delta | None:
         record = EngineRequest(id=request_id, prompt_ids=prompt, params=params or SamplingParams(), **fields)
+        if constraint is not None:
+            record.grammar = "toy"
+            self.grammars.given[request_id] = constraint
         refusal = self.scheduler.answer_at_once(record)
         if refusal is None:
             self.scheduler.add(record)
-            self.scheduler.requests[request_id].constraint = constraint
         return refusal
 
     def embed(self, request_id: str, prompt: list[int], pooling: str = "last") -> None:
@@ -384,6 +444,8 @@ class ToyEngine:
     def step(self) -> StepPlan | None:
         """Plans until `depth` steps are in flight, then takes the oldest result. Returns the last plan made."""
         made = None
+        for delta in self.scheduler.open_grammar_gates():
+            self._take(delta)
         if self.offload is not None:
             self._transfer()
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
@@ -392,12 +454,19 @@ class ToyEngine:
             self.plans.append(plan)
             self.submitted.append(plan)
             made = plan
+        self._check_idle()
         self._execute()
         if self.results:
             for delta in self.scheduler.update(self.results.pop(0)):
                 self._take(delta)
         self._execute()
         return made
+
+    def _check_idle(self) -> None:
+        """Checks that a core may sleep after two turns without a step: whatever waits has a gate, or waits for a transfer."""
+        self.idle_turns = 0 if self.scheduler.num_in_flight else self.idle_turns + 1
+        if self.idle_turns > 1 and not self.scheduler.is_hashing and not (self.offload and self.offload.has_pending_work):
+            assert all(request.gates for request in self.scheduler.requests.values())
 
     def _execute(self) -> None:
         """Executes plans in their order, up to the first one whose masks are not there yet."""

@@ -84,6 +84,8 @@ class EngineCollector(Collector):
         yield self._counter("vllm:external_prefix_cache_queries", text, stats.external_queries_total)
         yield self._counter("vllm:external_prefix_cache_hits", "Tokens found in the tiers.", stats.external_hits_total)
         yield from self._speculation(stats)
+        text = "Tokens that took no step of their own, because a grammar allowed no other."
+        yield self._counter("starling:jump_forward_tokens", text, stats.jump_forward_tokens_total)
         yield self._counter("starling:engine_steps", "Steps of the engine.", stats.steps_total)
         yield self._counter("starling:eplb_rearrangements", "Changes of where experts lie.", stats.eplb_rearrangements_total)
         yield self._counter("starling:eplb_experts_moved", "Experts that ranks loaded for them.", stats.eplb_experts_moved_total)

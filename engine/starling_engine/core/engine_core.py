@@ -11,6 +11,7 @@ from starling_engine.core.messages import CoreCommand, FrontendCall, Outbox
 from starling_engine.core.sleeper import CoreSleeper
 from starling_engine.delta import MOVED, Delta
 from starling_engine.executor.base import Executor
+from starling_engine.ipc.wakeup import Wakeup
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.base import OffloadManager
@@ -19,6 +20,7 @@ from starling_engine.kv_offload.orders import TierStatus, TransferChunks, Transf
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import load_model_config
 from starling_engine.request import EngineRequest
+from starling_engine.scheduler.grammar_builds import GrammarBuilds
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.sleep import SLEEP_EXCLUDES_DP_SYNC, MemoryReply, Sleep, Slept, WakeUp
 from starling_engine.topology.epoch import Abandon, Balance, Commit, Prepare, Prepared, Rearranged, Switched, Unprepared
@@ -59,7 +61,10 @@ class EngineCore:
             max_in_flight=self.depth * settings.max_num_batched_tokens,
             events=self.events,
         )
-        self.scheduler = Scheduler(settings, kv, membership.epoch, _offload(config, kv))
+        self.wakeup = Wakeup()
+        """Called when something has come for the core that is no message."""
+        grammars = GrammarBuilds(config.vocabulary, self.wakeup.set)
+        self.scheduler = Scheduler(settings, kv, membership.epoch, _offload(config, kv), grammars=grammars)
         self.outbox = Outbox()
         self._dp_sync = config.worker.dp_sync
         self.epochs = CoreEpochs(membership, self.scheduler, executor, self.outbox, taking=not self._dp_sync)
@@ -68,6 +73,8 @@ class EngineCore:
         """EPLB balance by pipeline stage."""
         self._has_stepped = False
         """True when a plan was submitted since the ranks were last sent Idle."""
+        self._idle_turns = 0
+        """Turns, the last ones, without a step in flight or to submit."""
 
     def add(self, request: EngineRequest) -> Delta | None:
         """Queues a request; returns the answer when there is one at once."""
@@ -86,6 +93,14 @@ class EngineCore:
         return self.scheduler.has_work
 
     @property
+    def can_sleep(self) -> bool:
+        """True while nothing goes on before a message, a reply of the ranks or `wakeup` comes: all requests wait for one.
+
+        A turn that only preempts has no step either, but the turn behind it has.
+        """
+        return not self.has_work or (self._idle_turns > 1 and not self.scheduler.is_hashing)
+
+    @property
     def has_pending_transfers(self) -> bool:
         """True while an outcome of a transfer is to come, now or later."""
         return self.scheduler.offload.has_pending_work
@@ -102,13 +117,16 @@ class EngineCore:
 
     def step(self) -> list[Delta]:
         """Keeps up to `depth` steps in flight; returns the deltas of the oldest, if it ends within COLLECT_SECONDS."""
+        self.wakeup.clear()
         self._handle_replies()
+        deltas = self.scheduler.open_grammar_gates()
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             self.executor.submit(plan)
             self._has_stepped = True
+        self._idle_turns = 0 if self.scheduler.num_in_flight else self._idle_turns + 1
         self._send_transfers()
         self._send_masks()
-        deltas = self._collect()
+        deltas += self._collect()
         self._send_masks()  # of steps that waited for these results
         self.sleeper.step()
         return deltas

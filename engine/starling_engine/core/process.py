@@ -83,6 +83,8 @@ class CoreProcess:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
         self._address = listen(self._socket, host) if host else ""
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._publisher = EventPublisher(config.kv_events, config.data_parallel_rank) if config.kv_events else None
 
     def run(self) -> None:
@@ -93,6 +95,7 @@ class CoreProcess:
                 self._receive(LOADING_POLL_MS)
                 if (report := self.executor.ready(timeout=0.0001)) is not None:
                     self.core = EngineCore(self.config, self.executor, report)
+                    self._poller.register(self.core.wakeup.fd, zmq.POLLIN)
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
                 assert self.core is not None
@@ -106,7 +109,7 @@ class CoreProcess:
             self._context.term()
 
     def _step(self, core: EngineCore) -> None:
-        self._receive(0 if core.has_work else REPLY_POLL_MS if core.replies_soon else IDLE_POLL_MS)
+        self._receive(0 if not core.can_sleep else REPLY_POLL_MS if core.replies_soon else IDLE_POLL_MS)
         self.executor.check()
         self._send_deltas(core.step())
         self._publish(core)
@@ -121,9 +124,12 @@ class CoreProcess:
             logger.warning("not all of the cached keys and values has been written: %s", error)
 
     def _receive(self, timeout_ms: int) -> None:
-        """Handles messages that are there, for RECEIVE_SECONDS at most; waits for the first one at most `timeout_ms`."""
+        """Handles messages that are there, for RECEIVE_SECONDS at most; waits for the first one at most `timeout_ms`.
+
+        The core's wake-up call ends the wait, too.
+        """
         end = math.inf
-        while self._socket.poll(timeout_ms):
+        while self._socket in dict(self._poller.poll(timeout_ms)):
             if time.monotonic() > end:
                 self._show_life()
                 return

@@ -19,6 +19,7 @@ from starling_engine.kv_offload.orders import TransferDone
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.request import EngineRequest
 from starling_engine.request_state import Gate, RequestState, RequestStatus
+from starling_engine.scheduler.grammar_builds import GrammarBuilds
 from starling_engine.scheduler.preemption_log import PreemptionLog
 from starling_engine.scheduler.prefill import PrefillBudget, shares
 from starling_engine.scheduler.prefix import PrefixHit, PrefixLookup
@@ -47,6 +48,7 @@ class Scheduler:
         epoch: int = 0,
         offload: OffloadManager | None = None,
         drafter: Drafter | None = None,
+        grammars: GrammarBuilds | None = None,
     ) -> None:
         self.config = config
         self.kv = kv
@@ -62,6 +64,7 @@ class Scheduler:
         """Requests that wait for their parent's prompt, by the parent's id."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
         self.drafter = drafter or Speculator(config.speculative, self.stats)
+        self._grammars = grammars or GrammarBuilds(None)
         self._prefixes = PrefixLookup(kv, self.offload, self.requests)
         self._hashing = PromptHashing()
         self._preemptions = PreemptionLog()
@@ -125,6 +128,7 @@ class Scheduler:
         self.requests[record.id] = request
         self.waiting.add(request)
         self.drafter.on_added(request)
+        self._grammars.start(request)
         if not self.kv.prefix_caching or not request.reads_prefix_cache or self._hashing.start(request):
             self.offload.on_new_request(request)
 
@@ -153,6 +157,25 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def is_hashing(self) -> bool:
+        """True while planning goes on with a prompt that waits, although nothing runs."""
+        return self._hashing.has_unfinished
+
+    def open_grammar_gates(self) -> list[Delta]:
+        """Lets requests start whose grammars are built; returns the last deltas of those that end here."""
+        deltas = []
+        for request, error in self._grammars.take_ready():
+            constraint = request.constraint
+            if error is not None:
+                logger.info("%s ends, its grammar cannot be built: %s", request.record.id, error)
+                deltas.append(Delta(request.record.id, request.record.attempt, finish_reason="error", error=error))
+                self._finish(request)
+            elif constraint is not None and constraint.is_finished:  # all but the word that it ends had been sent
+                deltas.append(Delta(request.record.id, request.record.attempt, finish_reason="stop"))
+                self._finish(request)
+        return deltas
 
     # ---- planning ----
 
@@ -403,8 +426,8 @@ class Scheduler:
             extras = result.extras.get(row, NO_EXTRAS)
             delta = request.apply(sampled, start, drafts, extras)
             if drafter is not None and sampled and delta is not None:
-                drafter.on_sampled(request, drafts, sampled)
-                delta.num_draft_tokens, delta.num_accepted_tokens = drafts, len(sampled) - 1
+                guesses = drafter.on_sampled(request, drafts, sampled)
+                delta.num_draft_tokens, delta.num_accepted_tokens = guesses, len(sampled) - 1 if guesses else 0
             if extras.error is None:
                 self._confirm(request, len(request.tokens) - 1 if sampled else start + count)
             else:
@@ -464,6 +487,7 @@ class Scheduler:
             self.offload.on_request_finished(request)
         request.status = RequestStatus.FINISHED
         self.drafter.on_finished(request)
+        self._grammars.finish(request)
         self._suspects.clear(request)
         del self.requests[request.record.id]
         self._open_forks(request)

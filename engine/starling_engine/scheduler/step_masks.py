@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 
+from starling_engine.constraint import MaskRow
 from starling_engine.request_state import RequestState
 from starling_engine.scheduler.step_builder import StepBuilder
 from starling_engine.step import StepMasks
@@ -16,25 +17,31 @@ def take_due_masks(in_flight: Iterable[StepBuilder]) -> list[StepMasks]:
     earlier: set[RequestState] = set()
     for builder in in_flight:
         if builder.masked and earlier.isdisjoint(builder.requests[row] for row in builder.masked):
-            due.append(_fill(builder))
+            due.append(_masks(builder))
             builder.masked = []
         earlier.update(builder.requests)
     return due
 
 
-def _fill(builder: StepBuilder) -> StepMasks:
+def _masks(builder: StepBuilder) -> StepMasks:
     """Fills in the masks of a step's rows. A row whose constraint fails, or whose request has gone, has none."""
-    filled: list[tuple[int, bytearray]] = []
-    all_drafts = builder.drafts_by_row()
+    rows: dict[int, MaskRow] = {}
+    all_drafts, count = builder.drafts_by_row(), 0
     for row in builder.masked:
-        request, drafts = builder.requests[row], all_drafts[row]
-        if request.constraint is None or request.run != builder.runs[row]:
-            continue
-        bits = bytearray(4 * request.constraint.words * (1 + len(drafts)))
-        try:
-            request.constraint.fill(drafts, memoryview(bits))
-        except ValueError as error:
-            logger.info("%s has no mask for step %d: %s", request.record.id, builder.step_id, error)
-            continue
-        filled.append((row, bits))
-    return StepMasks(builder.step_id, [row for row, _ in filled], b"".join(bits for _, bits in filled))
+        request = builder.requests[row]
+        if request.constraint is not None and request.run == builder.runs[row]:
+            rows[row] = MaskRow(request.constraint, all_drafts[row], count)
+            count += 1 + len(all_drafts[row])
+    if not rows:
+        return StepMasks(builder.step_id, [], b"")
+    constraint = next(iter(rows.values())).constraint
+    size = 4 * constraint.words
+    bits = bytearray(b"\xff") * (size * count)
+    constraint.fill(tuple(rows.values()), bits)
+    filled = {row: masked for row, masked in rows.items() if masked.constraint.error is None}
+    for row in rows.keys() - filled.keys():
+        logger.info("%s has no mask for step %d: %s", builder.requests[row].record.id, builder.step_id, rows[row].constraint.error)
+    if len(filled) == len(rows):
+        return StepMasks(builder.step_id, list(filled), bytes(bits))
+    kept = (bits[size * first : size * (first + 1 + len(drafts))] for _, drafts, first in filled.values())
+    return StepMasks(builder.step_id, list(filled), b"".join(kept))

@@ -33,8 +33,12 @@ class Drafter:
     def on_step(self, tokens: int, seconds: float) -> None:
         """Takes the time of a step of decodes alone, with `tokens` tokens, drafts included."""
 
-    def on_sampled(self, request: RequestState, num_drafts: int, sampled: Sequence[int]) -> None:
-        """Takes what a row with `num_drafts` drafts sampled. The request has these tokens already."""
+    def on_sampled(self, request: RequestState, num_drafts: int, sampled: Sequence[int]) -> int:  # noqa: ARG002
+        """Takes what a row with `num_drafts` drafts sampled. The request has these tokens already.
+
+        Returns how many of the drafts were guesses: those that a grammar forces are none.
+        """
+        return num_drafts
 
     def on_finished(self, request: RequestState) -> None:
         """Takes the end of a request, with all its tokens."""

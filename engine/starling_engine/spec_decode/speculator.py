@@ -25,6 +25,8 @@ class Guesses:
     acceptance: float
     open: list[int] = field(default_factory=list)
     """Tokens that were guessed to come next. They are compared whether or not they became drafts, so acceptance costs no step."""
+    are_forced: bool = False
+    """True while the request's drafts in flight are no guesses: its grammar allows no others."""
 
 
 class Speculator(Drafter):
@@ -57,7 +59,7 @@ class Speculator(Drafter):
             proposers.append(NgramProposer(config))
         elif config.method == "suffix":
             proposers.append(SuffixProposer(config, self._earlier))
-        if proposers and record.params.speculative and record.pooling is None:
+        if (proposers or record.grammar) and record.params.speculative and record.pooling is None:
             self._guesses[record.id] = Guesses(proposers, self._acceptance)
 
     def waits(self, request: RequestState) -> bool:
@@ -70,14 +72,28 @@ class Speculator(Drafter):
         guesses = self._guesses.get(request.record.id)
         if guesses is None:
             return ()
+        most = min(most, self._config.num_speculative_tokens)
+        forced = request.constraint.forced()[:most] if request.constraint is not None else ()
+        guesses.are_forced = bool(forced)
+        if forced:
+            return self._jump_forward(forced)
         if not guesses.open:
             guesses.open = self._guess(guesses, request)
         return guesses.open[: self._affordable(guesses.acceptance, min(most, len(guesses.open)))]
 
+    def _jump_forward(self, forced: Sequence[int]) -> Sequence[int]:
+        """Takes drafts that will all be accepted. Each costs as much now as the row that it saves would cost later."""
+        self._tokens += len(forced)
+        self._gain += len(forced)
+        return forced
+
     def _guess(self, guesses: Guesses, request: RequestState) -> list[int]:
-        """Returns the guess of the first proposer that has any."""
+        """Returns the guess of the first proposer that has any, as far as the request's grammar allows it."""
         proposed = (proposer.propose(request, self._config.num_speculative_tokens) for proposer in guesses.proposers)
-        return next(filter(None, proposed), [])
+        guess = next(filter(None, proposed), [])
+        if guess and request.constraint is not None:
+            return guess[: request.constraint.allowed(guess)]
+        return guess
 
     def _affordable(self, acceptance: float, most: int) -> int:
         """Returns how many drafts pay: the n-th is accepted only if all before it are."""
@@ -94,18 +110,22 @@ class Speculator(Drafter):
     def on_step(self, tokens: int, seconds: float) -> None:
         self._cost.observe(tokens, seconds)
 
-    def on_sampled(self, request: RequestState, num_drafts: int, sampled: Sequence[int]) -> None:
-        if num_drafts:
-            self._count(num_drafts, len(sampled) - 1)
+    def on_sampled(self, request: RequestState, num_drafts: int, sampled: Sequence[int]) -> int:
         guesses = self._guesses.get(request.record.id)
         if guesses is None:
-            return
+            return num_drafts
+        if guesses.are_forced:
+            self._stats.jump_forward_tokens_total += len(sampled) - 1
+            num_drafts = 0
+        elif num_drafts:
+            self._count(num_drafts, len(sampled) - 1)
         for token in sampled:
             if not guesses.open:
                 break
             right = guesses.open[0] == token
             guesses.acceptance += WEIGHT * (right - guesses.acceptance)
             guesses.open = guesses.open[1:] if right else []
+        return num_drafts
 
     def _count(self, num_drafts: int, accepted: int) -> None:
         stats = self._stats

@@ -14,10 +14,11 @@ from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLo
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import FOLLOWS, StepResult
 
-from tests.engine.toy_engine import ToyConstraint, ToyEngine, expected_output
+from tests.engine.toy_engine import NO_GRAMMAR, ToyConstraint, ToyEngine, expected_output
 
 BAD, BROKEN = 60, 61
 """First tokens of prompts with which steps, or their own rows, fail."""
+ERRORS = ("boom", "not finite", "it is told to fail", "no such grammar")
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -293,7 +294,8 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
                 settings = {"fork_of": fork, "priority": rng.randint(0, 2), "arrival": float(step)}
                 if engine.add(name, prompt, own, constraint, seed=i, **settings) is None:
                     wanted[name] = expected_output(prompt, own, i, 72, constraint)
-                    faulty |= {name} if prompt[0] in (BAD, BROKEN) or (constraint and fails_at) else set()
+                    fails = constraint is not None and (fails_at is not None or constraint.most == NO_GRAMMAR)
+                    faulty |= {name} if prompt[0] in (BAD, BROKEN) or fails else set()
         if wanted and rng.random() < 0.1:
             victim = rng.choice(sorted(wanted))
             engine.scheduler.abort(victim)
@@ -303,7 +305,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     engine.run()
     for name, output in wanted.items():
         done = engine.finished.get(name)
-        assert name in aborted or engine.outputs[name] == output or (done and done.error in ("boom", "not finite", "no mask")), name
+        assert name in aborted or engine.outputs[name] == output or (done and done.error in ERRORS), name
         assert name in aborted or done is None or done.error is None or name in faulty, f"{name} is no culprit"
 
 

@@ -1,0 +1,77 @@
+"""Builds the grammars of requests beside the steps of others."""
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from starling_engine.config import VocabularyConfig
+from starling_engine.errors import ModelError
+from starling_engine.request_state import Gate, RequestState
+from starling_engine.structured_output.matcher import GrammarMatcher
+from starling_engine.structured_output.templates import MatcherTemplates
+
+BUILD_SECONDS = 10.0
+"""Longest wait for a grammar. A frontend has built it once already, in milliseconds; the first one waits for the tokenizer too."""
+
+
+class Build(NamedTuple):
+    """A matcher that is being built; `deadline` is a time of the monotonic clock."""
+
+    future: "Future[GrammarMatcher]"
+    deadline: float
+
+
+class GrammarBuilds:
+    """Keeps a request behind `Gate.GRAMMAR` until its grammar is built. `wake` is called, by a thread, when one is."""
+
+    def __init__(self, vocabulary: VocabularyConfig | None, wake: Callable[[], None] = lambda: None) -> None:
+        self._templates = None if vocabulary is None else MatcherTemplates(vocabulary)
+        self._wake = wake
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._builds: dict[RequestState, Build] = {}
+
+    def start(self, request: RequestState) -> None:
+        """Begins with the grammar of an arriving request, if it has one."""
+        record, params = request.record, request.record.params
+        if not record.grammar:
+            return
+        request.gates.add(Gate.GRAMMAR)
+        ends = set(params.stop_token_ids or ()) - request.eos_ids
+        future = self._thread.submit(self._build, record.grammar, request.tokens[request.num_prompt :], ends)
+        self._builds[request] = Build(future, time.monotonic() + BUILD_SECONDS)
+        future.add_done_callback(lambda _: self._wake())
+
+    def finish(self, request: RequestState) -> None:
+        """Forgets a request that ends."""
+        build = self._builds.pop(request, None)
+        if build is not None:
+            build.future.cancel()
+
+    def take_ready(self) -> list[tuple[RequestState, str | None]]:
+        """Opens the gates of requests whose grammars are built, or will not be; with why not."""
+        ready: list[tuple[RequestState, str | None]] = []
+        now = time.monotonic() if self._builds else 0.0
+        for request, build in tuple(self._builds.items()):
+            if build.future.done() or now > build.deadline:
+                ready.append((request, _apply(request, build.future)))
+                self.finish(request)
+                request.gates.discard(Gate.GRAMMAR)
+        return ready
+
+    def _build(self, grammar: str, output: "array[int]", ends: Iterable[int]) -> GrammarMatcher:
+        if self._templates is None:
+            raise ModelError("this engine has no vocabulary for grammars")
+        return self._templates.matcher(grammar, output, ends)
+
+
+def _apply(request: RequestState, future: "Future[GrammarMatcher]") -> str | None:
+    """Gives a request its matcher; returns why there is none."""
+    if not future.done():
+        return f"the grammar was not built within {BUILD_SECONDS:g} s"
+    try:
+        request.constraint = matcher = future.result()
+    except ModelError as error:
+        return str(error)
+    return matcher.error

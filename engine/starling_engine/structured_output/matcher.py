@@ -1,0 +1,76 @@
+"""Grammars as constraints of requests."""
+
+import ctypes
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import cast
+
+import llguidance
+
+from starling_engine.constraint import MaskRow
+
+LIMITS = llguidance.LLParserLimits()
+"""Limits of building and of a step: the library's own, which refuse what would take seconds."""
+
+
+class GrammarMatcher:
+    """A `Constraint`: the place in a grammar behind what a request has sampled.
+
+    `ends` are tokens with which the caller ends an output, beside those of the vocabulary: allowed wherever the grammar may end.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, words: int, ends: Iterable[int] = ()) -> None:
+        self.words = words
+        self.error: str | None = None
+        self._matcher = matcher
+        self._ends = tuple(ends)
+        self._check()
+
+    @staticmethod
+    def fill(rows: Sequence[MaskRow], bits: bytearray) -> None:
+        masked = [(cast("GrammarMatcher", constraint), drafts, first) for constraint, drafts, first in rows]
+        size = 4 * masked[0][0].words
+        address = ctypes.addressof(ctypes.c_char.from_buffer(bits))
+        alone = [(matcher._matcher, first) for matcher, drafts, first in masked if not drafts]
+        if alone:
+            _executor().unsafe_compute_mask_ptr(alone, address, size, len(bits) // size)
+        drafted = [(matcher._matcher, first, list(drafts)) for matcher, drafts, first in masked if drafts]
+        if drafted:
+            _executor().unsafe_compute_mask_ptr_with_draft_token(drafted, address, size, len(bits) // size)
+        for matcher, _, first in masked:
+            matcher._check()
+            if matcher._ends and matcher._matcher.is_accepting():
+                for token in matcher._ends:
+                    bits[size * first + token // 8] |= 1 << token % 8
+
+    def advance(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._check()
+
+    def replay(self, tokens: "array[int] | Sequence[int]") -> None:
+        """Takes an output that was sampled under the same grammar before."""
+        self._matcher.consume_tokens(list(tokens))
+        self._check()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.error is None and self._matcher.is_stopped()
+
+    def forced(self) -> Sequence[int]:
+        # A mask with a token that ends the output has no single bit.
+        return () if self._ends else self._matcher.compute_ff_tokens()
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        return 0 if self._ends else self._matcher.validate_tokens(list(drafts))
+
+    def _check(self) -> None:
+        """Sets `error` where the matcher has failed. A failed one says that it has ended, and allows to end."""
+        if self.error is None and self._matcher.is_error():
+            self.error = self._matcher.get_error().partition("\n")[0]
+
+
+@cache
+def _executor() -> llguidance.LLExecutor:
+    return llguidance.LLExecutor(len(os.sched_getaffinity(0)))
