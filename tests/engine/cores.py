@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from starling_engine.config import EngineConfig, SchedulerConfig, WorkerConfig
+from starling_engine.config import EngineConfig, SchedulerConfig, VocabularyConfig, WorkerConfig
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.executor.base import make_executor
 from starling_engine.kv.layer_specs import kv_specs
@@ -45,7 +45,11 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         stages=layout.pipeline,
         **settings,
     )
-    specs = kv_specs(load_model_config(folder), block_size, 4)
+    model = load_model_config(folder)
+    specs = kv_specs(model, block_size, 4)
+    vocabulary = None
+    if (folder / "tokenizer.json").is_file():
+        vocabulary = VocabularyConfig(str(folder), model.vocab_size, model.eos_token_ids)
     worker = WorkerConfig(
         model_path=str(folder),
         load_format="auto",
@@ -67,7 +71,9 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         tiers=tiers,
         fp8_cache=fp8_cache,
     )
-    config = EngineConfig(scheduler=scheduler, worker=worker, block_size=block_size, progress_timeout=patience)
+    config = EngineConfig(
+        scheduler=scheduler, worker=worker, block_size=block_size, progress_timeout=patience, vocabulary=vocabulary
+    )
     sockets = tempfile.TemporaryDirectory(prefix="starling-")
     executor = make_executor(config, Path(sockets.name), "127.0.0.1" if elsewhere is not None else None)
     try:

@@ -1,8 +1,7 @@
 """Builds the grammars of requests beside the steps of others."""
 
 import time
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -34,12 +33,10 @@ class GrammarBuilds:
 
     def start(self, request: RequestState) -> None:
         """Begins with the grammar of an arriving request, if it has one."""
-        record, params = request.record, request.record.params
-        if not record.grammar:
+        if not request.record.grammar:
             return
         request.gates.add(Gate.GRAMMAR)
-        ends = set(params.stop_token_ids or ()) - request.eos_ids
-        future = self._thread.submit(self._build, record.grammar, request.tokens[request.num_prompt :], ends)
+        future = self._thread.submit(self._build, request)
         self._builds[request] = Build(future, time.monotonic() + BUILD_SECONDS)
         future.add_done_callback(lambda _: self._wake())
 
@@ -60,10 +57,21 @@ class GrammarBuilds:
                 request.gates.discard(Gate.GRAMMAR)
         return ready
 
-    def _build(self, grammar: str, output: "array[int]", ends: Iterable[int]) -> GrammarMatcher:
+    def _build(self, request: RequestState) -> GrammarMatcher:
         if self._templates is None:
             raise ModelError("this engine has no vocabulary for grammars")
-        return self._templates.matcher(grammar, output, ends)
+        output = request.tokens[request.num_prompt :]
+        ends = request.stop_ids - request.eos_ids
+        return self._templates.matcher(request.record.grammar, output, ends, drafts=_may_end(request))
+
+
+def _may_end(request: RequestState) -> bool:
+    """Returns whether a token that ends the output is possible from the beginning."""
+    params = request.record.params
+    possible = request.eos_ids.difference(params.banned_token_ids or ())
+    if params.allowed_token_ids is not None:
+        possible &= set(params.allowed_token_ids)
+    return not params.min_tokens and bool(possible)
 
 
 def _apply(request: RequestState, future: "Future[GrammarMatcher]") -> str | None:

@@ -19,10 +19,12 @@ class GrammarMatcher:
     """A `Constraint`: the place in a grammar behind what a request has sampled.
 
     `ends` are tokens with which the caller ends an output, beside those of the vocabulary: allowed wherever the grammar may end.
+    Without `drafts` there are none: where the caller forbids to end, no token is possible behind a draft that ends the output.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, words: int, ends: Iterable[int] = ()) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, words: int, ends: Iterable[int] = (), *, drafts: bool = True) -> None:
         self.words = words
+        self._drafts = drafts and not ends
         self.error: str | None = None
         self._matcher = matcher
         self._ends = tuple(ends)
@@ -59,11 +61,10 @@ class GrammarMatcher:
         return self.error is None and self._matcher.is_stopped()
 
     def forced(self) -> Sequence[int]:
-        # A mask with a token that ends the output has no single bit.
-        return () if self._ends else self._matcher.compute_ff_tokens()
+        return self._matcher.compute_ff_tokens() if self._drafts else ()
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        return 0 if self._ends else self._matcher.validate_tokens(list(drafts))
+        return self._matcher.validate_tokens(list(drafts)) if self._drafts else 0
 
     def _check(self) -> None:
         """Sets `error` where the matcher has failed. A failed one says that it has ended, and allows to end."""

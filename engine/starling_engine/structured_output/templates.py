@@ -24,12 +24,12 @@ class MatcherTemplates:
         self._templates: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._bytes = 0
 
-    def matcher(self, grammar: str, output: "array[int]", ends: Iterable[int] = ()) -> GrammarMatcher:
-        """Returns a matcher behind `output`; see `GrammarMatcher` for `ends`. Its `error` says what the library finds wrong.
+    def matcher(self, grammar: str, output: "array[int]", ends: Iterable[int], *, drafts: bool) -> GrammarMatcher:
+        """Returns a matcher behind `output`; see `GrammarMatcher` for the rest. Its `error` says what the library finds wrong.
 
         The first call reads the tokenizer. Raises ModelError where that is not possible.
         """
-        matcher = GrammarMatcher(self._template(grammar).deep_copy(), -(-self._config.size // 32), ends)
+        matcher = GrammarMatcher(self._template(grammar).deep_copy(), -(-self._config.size // 32), ends, drafts=drafts)
         if output:
             matcher.replay(output)
         return matcher
