@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_LENGTH_PENALTY = 20.0
 MAX_TOKEN_IDS = 8192
 """Limit of each of the lists of stop, allowed and banned tokens."""
 
@@ -158,17 +159,43 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         check_types(self)
 
 
-class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Beam search over `beam_width` beams; scores are divided by length ** length_penalty."""
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Beam search over `beam_width` beams; scores are divided by length ** length_penalty.
 
-    beam_width: Annotated[int, msgspec.Meta(ge=1)]
+    A search draws no tokens, and scores by the model's own probabilities, so `temperature` may be 0 or 1. `logprobs` k returns the
+    k most likely tokens and the chosen one for each output position.
+    """
+
+    beam_width: int
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+
+    @property
+    def n(self) -> int:
+        """Outputs of a prompt."""
+        return self.beam_width
+
+    def validate(self, num_eos: int) -> None:
+        """Raises InvalidRequest naming the first field that is impossible with `num_eos` end-of-sequence tokens."""
+        check_types(self)
+        # A step lists the likeliest tokens of a beam, and the tokens that may end it besides.
+        _within("beam_width", self.beam_width, 1, MAX_LOGPROBS - (0 if self.ignore_eos else num_eos))
+        _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _within("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if self.logprobs is not None:
+            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.temperature not in (0.0, 1.0):
+            raise InvalidRequest(
+                f"a beam search draws no tokens: temperature must be 0 or 1, got {self.temperature}", "temperature"
+            )
 
 
-def check_types(params: SamplingParams | PoolingParams) -> None:
+def check_types(params: SamplingParams | PoolingParams | BeamSearchParams) -> None:
     """Checks types in the frontend: a Struct takes any value, and the core's decoder has nobody to answer to.
 
     Raises InvalidRequest naming the field.

@@ -5,6 +5,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -16,13 +17,15 @@ from starling_engine.elastic.coordinator import Coordinator, SizeChange, Stage
 from starling_engine.elastic.epoch_plans import ExpertSpace
 from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong, RequestFailed
 from starling_engine.frontend.assembler import Assembler
+from starling_engine.frontend.beam import beam_search
+from starling_engine.frontend.beam_requests import BeamRequests, beam_output
 from starling_engine.frontend.cores import CoreClients
 from starling_engine.frontend.request_progress import RequestProgress, raise_failure
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
-from starling_engine.params import PoolingParams, SamplingParams
+from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import check_level, check_mode, check_tags
 from starling_engine.topology.layout import NodePlacement
@@ -153,6 +156,36 @@ class AsyncEngine:
         with await self._submit(prompt, params, request_id, priority, cache_salt, prediction, cumulative=True) as progress:
             return await progress.finish()
 
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        """Returns the best outputs, best first, at most as long as the model and the KV cache allow.
+
+        Each step is a request for each beam; a core takes them in turn with all others. An error of one ends the search, and
+        cancelling it aborts them. Raises as `stream` does, at any time.
+        """
+        self._check_params(params)
+        ids = await self._prompt_ids(prompt, room=1)
+        request_id = request_id or new_request_id()
+        params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, self.cores.longest_request - len(ids)))
+        complete = partial(self.complete, priority=priority, cache_salt=cache_salt)
+        requests = BeamRequests(complete, request_id, texts=params.logprobs is not None)
+        beams = await beam_search(ids, params, self.model_config.eos_token_ids, requests.expand)
+        return RequestOutput(
+            request_id=request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=ids,
+            outputs=[beam_output(index, beam, ids, params, self.tokenizer) for index, beam in enumerate(beams)],
+            finished=True,
+            num_cached_tokens=requests.num_cached_tokens,
+        )
+
     async def embed(
         self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None, cache_salt: str | None = None
     ) -> EmbeddingRequestOutput:
@@ -190,15 +223,17 @@ class AsyncEngine:
                 return delta
             request.attempt += 1
 
-    def validate(self, prompts: Sequence[list[int]], params: SamplingParams | PoolingParams) -> None:
+    def validate(self, prompts: Sequence[list[int]], params: SamplingParams | PoolingParams | BeamSearchParams) -> None:
         """Raises InvalidRequest or PromptTooLong for prompts that can never run; nothing is sent."""
         self._check_params(params)
         for prompt in prompts:
-            self._check_prompt(prompt, room=1 if isinstance(params, SamplingParams) else 0)
+            self._check_prompt(prompt, room=0 if isinstance(params, PoolingParams) else 1)
 
-    def _check_params(self, params: SamplingParams | PoolingParams) -> None:
+    def _check_params(self, params: SamplingParams | PoolingParams | BeamSearchParams) -> None:
         if isinstance(params, SamplingParams):
             params.validate(self.model_config.vocab_size, self.model_config.eos_token_ids)
+        elif isinstance(params, BeamSearchParams):
+            params.validate(len(self.model_config.eos_token_ids))
         else:
             params.validate()
 

@@ -1,29 +1,30 @@
 """Beam search over an engine that only knows sampling.
 
-Each step requests the likeliest next tokens of every beam. The beams' prefixes come from the prefix cache, so a step costs one
-token a beam. Results equal those of transformers' beam search with `early_stopping="never"`.
+Each step requests the likeliest next tokens of every beam (`beam_requests.py`). Results equal those of transformers' beam search
+with `early_stopping="never"`.
 """
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from starling_engine.errors import InvalidRequest
-from starling_engine.params import MAX_LOGPROBS, BeamSearchParams
+from starling_engine.outputs import TokenLogprobs
+from starling_engine.params import BeamSearchParams
 
-Expand = Callable[[list[list[int]], int], Awaitable[list[dict[int, float]]]]
+Expand = Callable[[list[list[int]], int], Awaitable[list[TokenLogprobs]]]
 """Function (prefixes, count) -> for each prefix the `count` likeliest next tokens with their log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """A result. `tokens` and `text` begin with the prompt's, as vLLM's do; `cum_logprob` is of the tokens after it alone."""
+    """A result. `tokens` and `text` begin with the prompt's, as vLLM's do; `cum_logprob` and `logprobs` are of those after it."""
 
     tokens: list[int]
     cum_logprob: float
     text: str
     finish_reason: Literal["stop", "length"]
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +36,24 @@ class BeamSearchOutput:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """Tokens after the prompt, with the sum of their log probabilities."""
+    """Tokens after the prompt, with the sum of their log probabilities. `logprobs` has a row for each if the search wants them."""
 
     tokens: tuple[int, ...]
     cum_logprob: float
     ended: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = field(default=(), compare=False)
 
     def score(self, length_penalty: float) -> float:
         """Returns equation 14 of https://arxiv.org/abs/1609.08144, in the simpler form of transformers and vLLM."""
         return self.cum_logprob / _power(max(1, len(self.tokens)), length_penalty)
 
 
-def validate(params: BeamSearchParams, num_eos: int) -> None:
-    """Raises InvalidRequest for parameters that are impossible with `num_eos` end-of-sequence tokens."""
-    if params.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1, got {params.max_tokens}", "max_tokens")
-    # All end-of-sequence tokens may be among a beam's likeliest; then as many others are requested.
-    max_width = MAX_LOGPROBS - (0 if params.ignore_eos else num_eos)
-    if not 1 <= params.beam_width <= max_width:
-        raise InvalidRequest(f"beam_width must be in [1, {max_width}], got {params.beam_width}", "beam_width")
+class _Candidate(NamedTuple):
+    """A beam of the last step, by its index, and one more token."""
+
+    beam: int
+    token: int
+    cum_logprob: float
 
 
 async def beam_search(
@@ -61,11 +61,12 @@ async def beam_search(
 ) -> list[Beam]:
     """Returns the `beam_width` beams with the best scores, best first; fewer only if the vocabulary gives no more."""
     eos = () if params.ignore_eos else eos_token_ids
+    # All end-of-sequence tokens may be among a beam's likeliest; then as many others are needed.
+    count = max(params.beam_width + len(eos), params.logprobs or 0)
     running, finished = [Beam((), 0.0)], list[Beam]()
     for _ in range(params.max_tokens):
-        prefixes = [[*prompt_ids, *beam.tokens] for beam in running]
-        likeliest = await expand(prefixes, params.beam_width + len(eos))
-        running, ended = _advance(running, likeliest, eos, params.beam_width)
+        likeliest = await expand([[*prompt_ids, *beam.tokens] for beam in running], count)
+        running, ended = _advance(running, likeliest, eos, params)
         finished = _best([*finished, *ended], params)
         if _is_done(running, finished, params):
             return finished
@@ -73,17 +74,32 @@ async def beam_search(
 
 
 def _advance(
-    beams: Sequence[Beam], likeliest: Sequence[dict[int, float]], eos: Collection[int], width: int
+    beams: Sequence[Beam], likeliest: Sequence[TokenLogprobs], eos: Collection[int], params: BeamSearchParams
 ) -> tuple[list[Beam], list[Beam]]:
     """Adds a token to each beam; returns those that go on and those that ended. To end, a beam must be among the `width` best."""
+    width = params.beam_width
     candidates = [
-        Beam((*beam.tokens, token), beam.cum_logprob + logprob, ended=token in eos)
-        for beam, row in zip(beams, likeliest, strict=True)
-        for token, logprob in row.items()
+        _Candidate(index, token, beam.cum_logprob + entry.logprob)
+        for index, (beam, row) in enumerate(zip(beams, likeliest, strict=True))
+        for token, entry in row.items()
     ]
-    candidates.sort(key=lambda beam: -beam.cum_logprob)
-    running = [beam for beam in candidates if not beam.ended]
-    return running[:width], [beam for beam in candidates[:width] if beam.ended]
+    candidates.sort(key=lambda candidate: -candidate.cum_logprob)
+
+    def grown(candidate: _Candidate, ended: bool) -> Beam:
+        beam, token = beams[candidate.beam], candidate.token
+        rows = beam.logprobs
+        if params.logprobs is not None:
+            rows = (*rows, _listed(likeliest[candidate.beam], token, params.logprobs))
+        return Beam((*beam.tokens, token), candidate.cum_logprob, ended, rows)
+
+    running = [candidate for candidate in candidates if candidate.token not in eos][:width]
+    ended = [candidate for candidate in candidates[:width] if candidate.token in eos]
+    return [grown(candidate, False) for candidate in running], [grown(candidate, True) for candidate in ended]
+
+
+def _listed(row: TokenLogprobs, token: int, count: int) -> TokenLogprobs:
+    """Returns the entries of the beam's own token and of the `count` likeliest, as sampling lists them."""
+    return {token: row[token]} | {other: entry for other, entry in row.items() if entry.rank <= count}
 
 
 def _is_done(running: Sequence[Beam], finished: Sequence[Beam], params: BeamSearchParams) -> bool:

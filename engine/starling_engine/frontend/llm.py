@@ -12,15 +12,16 @@ from tqdm import tqdm
 
 from starling_engine.args import EngineArgs
 from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong
-from starling_engine.frontend import beam
 from starling_engine.frontend.async_engine import AsyncEngine
 from starling_engine.frontend.beam import BeamSearchOutput, BeamSearchSequence
+from starling_engine.frontend.beam_requests import hides_last
 from starling_engine.frontend.chat import Message
+from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
 from starling_engine.frontend.tokenizer import Tokenizer
-from starling_engine.outputs import EmbeddingRequestOutput, RequestOutput
+from starling_engine.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
 from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
 
 T = TypeVar("T")
@@ -142,15 +143,15 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
         """Returns the `beam_width` best continuations of each prompt."""
-        beam.validate(params, len(self.engine.model_config.eos_token_ids))
-        step = SamplingParams(temperature=params.temperature, max_tokens=params.max_tokens)
-        jobs = self._jobs(parse_prompts(prompts), step, 0)
+        parsed = parse_prompts(prompts)
+        checked = self._check(parsed, [params] * len(parsed))
         longest = self.engine.config.scheduler.max_model_len
-        for job in jobs:
-            if len(job.ids) + params.max_tokens > longest:
-                counts = f"the prompt has {len(job.ids)} tokens and max_tokens is {params.max_tokens}"
+        for ids in checked:
+            if len(ids) + params.max_tokens > longest:
+                counts = f"the prompt has {len(ids)} tokens and max_tokens is {params.max_tokens}"
                 raise PromptTooLong(f"{counts}, but at most {longest} are possible in all", "prompt")
-        return self._run_all([partial(self._search, job, params) for job in jobs], params.beam_width, self._longest(jobs), use_tqdm)
+        calls = [partial(self._search, ids, params) for ids in checked]
+        return self._run_all(calls, params.n, max(map(len, checked), default=1) + params.max_tokens, use_tqdm)
 
     def reset_prefix_cache(self) -> None:
         """Drops cached prompts that no request uses."""
@@ -178,7 +179,9 @@ class LLM:
         rows = zip(prompts, checked, each, priorities, strict=True)
         return [_Job(prompt.text, ids, job_params, job_priority) for prompt, ids, job_params, job_priority in rows]
 
-    def _check(self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams | PoolingParams]) -> list[list[int]]:
+    def _check(
+        self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams | PoolingParams | BeamSearchParams]
+    ) -> list[list[int]]:
         """Returns the token ids of each prompt. Raises InvalidRequest if the engine would refuse one."""
         checked = []
         for index, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
@@ -202,22 +205,16 @@ class LLM:
         output.prompt = job.text
         return output
 
-    async def _search(self, job: _Job, params: BeamSearchParams) -> BeamSearchOutput:
-        eos = self.engine.model_config.eos_token_ids
-        found = await beam.beam_search(job.ids, params, eos, partial(self._likeliest, params.temperature))
-        sequences = []
-        for best in found:
-            tokens = [*job.ids, *best.tokens]
-            text = self.get_tokenizer().decode(tokens)
-            sequences.append(BeamSearchSequence(tokens, best.cum_logprob, text, "stop" if best.ended else "length"))
-        return BeamSearchOutput(sequences)
+    async def _search(self, ids: list[int], params: BeamSearchParams) -> BeamSearchOutput:
+        found = await self.engine.beam_search(ids, params)
+        return BeamSearchOutput([self._sequence(ids, output, params) for output in found.outputs])
 
-    async def _likeliest(self, temperature: float, prefixes: list[list[int]], count: int) -> list[dict[int, float]]:
-        params = SamplingParams(temperature=temperature, max_tokens=1, logprobs=count, detokenize=False)
-        outputs = await asyncio.gather(*(self.engine.complete(prefix, params) for prefix in prefixes))
-        rows = [output.outputs[0].logprobs for output in outputs]
-        # A sampled token that is not among the likeliest has a rank above `count`.
-        return [{t: p.logprob for t, p in row[0].items() if p.rank <= count} for row in rows if row]
+    def _sequence(self, ids: list[int], output: CompletionOutput, params: BeamSearchParams) -> BeamSearchSequence:
+        assert output.cumulative_logprob is not None
+        ended = output.finish_reason == "stop"
+        tokens = [*ids, *output.token_ids]
+        text = self.get_tokenizer().decode(tokens[:-1] if hides_last(ended, params) else tokens, params.skip_special_tokens)
+        return BeamSearchSequence(tokens, output.cumulative_logprob, text, "stop" if ended else "length", output.logprobs)
 
     # ---- many requests ----
 
@@ -247,14 +244,7 @@ async def _gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once
         on_done()
         return result
 
-    tasks = [asyncio.create_task(run(call)) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        # Cancelled requests are aborted in the engine first; else the caller could shut it down meanwhile.
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await gather_or_cancel(run(call) for call in calls)
 
 
 def _width(jobs: Sequence[_Job]) -> int:

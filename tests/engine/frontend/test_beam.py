@@ -6,7 +6,8 @@ import random
 
 import pytest
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.beam import Beam, beam_search, validate
+from starling_engine.frontend.beam import Beam, beam_search
+from starling_engine.outputs import Logprob, TokenLogprobs
 from starling_engine.params import BeamSearchParams
 
 EOS = 9
@@ -19,14 +20,14 @@ class TableModel:
         self.table = table
         self.asked: list[list[list[int]]] = []
 
-    async def __call__(self, prefixes: list[list[int]], count: int) -> list[dict[int, float]]:
+    async def __call__(self, prefixes: list[list[int]], count: int) -> list[TokenLogprobs]:
         self.asked.append(prefixes)
         return [self.likeliest(tuple(prefix), count) for prefix in prefixes]
 
-    def likeliest(self, prefix: tuple[int, ...], count: int) -> dict[int, float]:
+    def likeliest(self, prefix: tuple[int, ...], count: int) -> TokenLogprobs:
         row = self.table.get(prefix, {EOS: 1.0})
         likeliest = sorted(row.items(), key=lambda item: -item[1])[:count]
-        return {token: math.log(p) for token, p in likeliest}
+        return {token: Logprob(math.log(p), rank) for rank, (token, p) in enumerate(likeliest, start=1)}
 
 
 # Greedy takes 1 (0.5) and then can get 0.2 at best; 2 (0.4) leads to 0.9.
@@ -115,10 +116,25 @@ async def test_a_beam_as_wide_as_the_tree_finds_the_best_sequences(seed: int, le
         (BeamSearchParams(beam_width=0, max_tokens=1), "beam_width", r"in \[1, 18\], got 0"),
         (BeamSearchParams(beam_width=19, max_tokens=1), "beam_width", r"in \[1, 18\], got 19"),
         (BeamSearchParams(beam_width=21, max_tokens=1, ignore_eos=True), "beam_width", r"in \[1, 20\]"),
-        (BeamSearchParams(beam_width=1, max_tokens=0), "max_tokens", "at least 1"),
+        (BeamSearchParams(beam_width=1, max_tokens=0), "max_tokens", r"must be in \[1, "),
+        (BeamSearchParams(beam_width=1, max_tokens=1, logprobs=21), "logprobs", r"in \[0, 20\], got 21"),
+        (BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=math.inf), "length_penalty", r"in \[-20, 20\], got inf"),
+        (BeamSearchParams(beam_width=1, max_tokens=1, temperature=0.5), "temperature", "must be 0 or 1, got 0.5"),
+        (BeamSearchParams(beam_width="2", max_tokens=1), "beam_width", "Expected `int`"),  # type: ignore[arg-type]
     ],
 )
 def test_refuses(params: BeamSearchParams, param: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as caught:
-        validate(params, num_eos=2)
+        params.validate(num_eos=2)
     assert caught.value.param == param
+
+
+async def test_log_probabilities_of_each_token_are_listed_if_wanted() -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=2, logprobs=1)
+    beams = await beam_search([0], params, {EOS}, GARDEN_PATH)
+    assert [[list(row) for row in beam.logprobs] for beam in beams] == [[[2, 1], [4]], [[1], [4]], [[1], [5, 4]]]
+    for beam in beams:
+        chosen = [row[token].logprob for row, token in zip(beam.logprobs, beam.tokens, strict=True)]
+        assert sum(chosen) == pytest.approx(beam.cum_logprob)
+    unasked = await beam_search([0], BeamSearchParams(beam_width=3, max_tokens=2), {EOS}, GARDEN_PATH)
+    assert unasked == beams and not any(beam.logprobs for beam in unasked)
