@@ -232,8 +232,6 @@ NOT_YET = [
     one("best_of", 3),
     one("best_of", True),
     one("suffix", "end"),
-    one("use_beam_search", True),
-    one("length_penalty", 2.0),
     one("truncate_prompt_tokens", 5),
     one("logits_processors", ["x"]),
     one("kv_transfer_params", {}),
@@ -245,6 +243,51 @@ NOT_YET = [
     chat("model", "", status=404, code="model_not_found"),
     one("model", "PYDOC", path=EMBEDDING, status=404, code="model_not_found"),
     one("model", 5),
+]
+
+BEAMS = [
+    one("length_penalty", 2.0, message="needs use_beam_search"),
+    one("early_stopping", True, message="needs use_beam_search"),
+    one("early_stopping", "never"),
+    one("use_beam_search", 1),
+    *(
+        BadRequest({"use_beam_search": True, name: value}, name, path)
+        for path in (COMPLETION, CHAT)
+        for name, value in {
+            "stream": True,
+            "n": 0,
+            "temperature": 0.7,
+            "top_p": 0.5,
+            "top_k": 3,
+            "min_p": 0.1,
+            "presence_penalty": 1,
+            "frequency_penalty": -1,
+            "repetition_penalty": 1.1,
+            "min_tokens": 2,
+            "stop": "x",
+            "stop_token_ids": [5],
+            "logit_bias": {"5": 1},
+            "allowed_token_ids": [5, 6],
+            "banned_token_ids": [5],
+            "bad_words": ["x"],
+            "prompt_logprobs": 1,
+            "priority": 1,
+            "length_penalty": 21,
+            "early_stopping": False,
+            "structured_outputs": {"regex": "a"},
+        }.items()
+    ),
+    BadRequest({"use_beam_search": True, "n": 20}, "n", message="n must be in [1, 18], got 20"),
+    BadRequest({"use_beam_search": True, "n": 2, "best_of": 3}, "best_of"),
+    BadRequest({"use_beam_search": True, "logprobs": 21}, "logprobs"),
+    BadRequest({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo", message="of the prompt"),
+    BadRequest({"use_beam_search": True, "echo": True, "max_tokens": 0}, "max_tokens"),
+    BadRequest({"use_beam_search": True, "max_tokens": 4096}, "max_tokens", code="context_length_exceeded"),
+    BadRequest({"use_beam_search": True, "length_penalty": INF}, "length_penalty"),
+    BadRequest({"use_beam_search": True, "prompt": ["x"] * 100, "n": 18}, "n", message="1800 outputs"),
+    BadRequest({"use_beam_search": True, "logprobs": True, "top_logprobs": 21}, "top_logprobs", CHAT),
+    BadRequest({"use_beam_search": True, "prediction": {"type": "content", "content": "x"}}, "prediction", CHAT),
+    BadRequest({"use_beam_search": True, "response_format": {"type": "json_object"}}, "response_format", CHAT),
 ]
 
 OTHER_ROUTES = [
@@ -301,7 +344,7 @@ BODIES_AND_PATHS = [
     BadRequest(path=CHAT, method="BREW", status=405),
 ]
 
-ALL = [*NUMBERS, *TEXTS_AND_LISTS, *MESSAGES, *PREDICTIONS, *NOT_YET, *OTHER_ROUTES, *BODIES_AND_PATHS]
+ALL = [*NUMBERS, *TEXTS_AND_LISTS, *MESSAGES, *PREDICTIONS, *NOT_YET, *BEAMS, *OTHER_ROUTES, *BODIES_AND_PATHS]
 
 
 def label(bad: BadRequest) -> str:

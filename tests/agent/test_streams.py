@@ -98,7 +98,7 @@ def test_paths_with_too_many_slashes_are_answered(server, path):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_ends_the_request(server, stream):
-    with contextlib.closing(_raw_post(server, COMPLETION, {**LONG, "stream": stream, "n": 2})) as client:
+    with contextlib.closing(raw_post(server, COMPLETION, {**LONG, "stream": stream, "n": 2})) as client:
         _wait_for(lambda: server.metric("vllm:num_requests_running") == 2)
         if stream:
             assert client.recv(100)
@@ -116,7 +116,7 @@ def test_a_disconnect_in_the_body_starts_nothing(server):
 
 
 def test_many_disconnects_at_once_leave_an_idle_engine(server):
-    clients = [_raw_post(server, COMPLETION, {**LONG, "stream": True}) for _ in range(24)]
+    clients = [raw_post(server, COMPLETION, {**LONG, "stream": True}) for _ in range(24)]
     _wait_for(lambda: server.metric("vllm:num_requests_running") >= 12)
     for client in clients:
         client.close()
@@ -129,7 +129,7 @@ def test_a_slow_reader_delays_no_other_request(server):
     The echoed prompt with twenty candidates for each token makes megabytes: more than sockets hold.
     """
     body = {"prompt": "list of " * 600, "echo": True, "logprobs": 20, "n": 4, "max_tokens": 40, "ignore_eos": True}
-    with contextlib.closing(_raw_post(server, COMPLETION, {**body, "stream": True}, receive_buffer=2048)) as client:
+    with contextlib.closing(raw_post(server, COMPLETION, {**body, "stream": True}, receive_buffer=2048)) as client:
         assert client.recv(10)
         quick = server.http.post(COMPLETION, json={"prompt": "b", "max_tokens": 8, "ignore_eos": True})
         assert quick.json()["usage"]["completion_tokens"] == 8
@@ -163,7 +163,7 @@ def _connect(server: Any, receive_buffer: int | None = None) -> socket.socket:
     return client
 
 
-def _raw_post(server: Any, path: str, body: dict[str, Any], receive_buffer: int | None = None) -> socket.socket:
+def raw_post(server: Any, path: str, body: dict[str, Any], receive_buffer: int | None = None) -> socket.socket:
     content = json.dumps(body).encode()
     client = _connect(server, receive_buffer)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"

@@ -120,5 +120,6 @@ class _RequestClock:
         metrics.e2e_latency.observe(now - self._arrival)
         metrics.prompt_tokens.observe(self._prompt)
         metrics.generation_tokens.observe(self._generated)
-        if self._first is not None and self._generated > 1:
+        # Without a time between tokens, as when all come at once, there is nothing to measure.
+        if self._first is not None and self._first < now and self._generated > 1:
             metrics.time_per_output_token.observe((now - self._first) / (self._generated - 1))

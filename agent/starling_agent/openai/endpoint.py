@@ -2,15 +2,15 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import cast
 
 import structlog
 from fastapi import Request
-from starling_engine import AsyncEngine
+from starling_engine import AsyncEngine, BeamSearchParams
 from starling_engine.frontend.render_process import ChatRendering
-from starling_engine.outputs import StreamDelta
+from starling_engine.outputs import OutputDelta, StreamDelta
 
 from starling_agent.drain import Drain
 from starling_agent.http.errors import ApiError
@@ -84,6 +84,8 @@ class Endpoint:
         return merged([self._stream(generation, ids, f"{generation.answer_id}-{i}") for i, ids in enumerate(generation.prompts)])
 
     def _stream(self, generation: Generation, ids: list[int], engine_id: str) -> AsyncGenerator[StreamDelta]:
+        if isinstance(generation.params, BeamSearchParams):
+            return self.metrics.measured(self._search(generation, generation.params, ids, engine_id))
         stream = self.engine.stream(
             ids,
             generation.params,
@@ -93,6 +95,24 @@ class Endpoint:
             prediction=generation.prediction,
         )
         return self.metrics.measured(stream)
+
+    async def _search(
+        self, generation: Generation, params: BeamSearchParams, ids: list[int], engine_id: str
+    ) -> AsyncIterator[StreamDelta]:
+        """Yields all outputs of a beam search at once: the best are known at its end."""
+        found = await self.engine.beam_search(
+            ids, params, request_id=engine_id, priority=generation.priority, cache_salt=generation.cache_salt
+        )
+        yield StreamDelta(
+            request_id=found.request_id,
+            prompt_token_ids=found.prompt_token_ids,
+            outputs=[
+                OutputDelta(output.index, output.text, output.token_ids, output.logprobs, output.finish_reason)
+                for output in found.outputs
+            ],
+            finished=True,
+            num_cached_tokens=found.num_cached_tokens,
+        )
 
 
 def endpoint_of(request: Request) -> Endpoint:

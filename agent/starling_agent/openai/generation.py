@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from starling_engine import SamplingParams
+from starling_engine import BeamSearchParams, SamplingParams
 from starling_engine.outputs import DraftCount, StreamDelta
 
 PromptDelta = tuple[int, StreamDelta]
@@ -25,7 +25,7 @@ class Generation:
     created: int
     model: str
     prompts: list[list[int]]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     prefixes: list[str]
     priority: int = 0
     cache_salt: str | None = None

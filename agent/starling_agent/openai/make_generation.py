@@ -3,13 +3,14 @@
 import time
 from collections.abc import Mapping
 
-from starling_engine import AsyncEngine, SamplingParams
+from starling_engine import AsyncEngine, BeamSearchParams, SamplingParams
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.bad_words import banned_tokens
 from starling_agent.openai.endpoint import Caller, Endpoint, unique_id
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.prompts import output_budget
+from starling_agent.openai.protocol.beam_search import beam_search_params, check_beam_fields
 from starling_agent.openai.protocol.sampling import SamplingFields
 
 MAX_PROMPT_LOGPROBS = 300_000
@@ -35,20 +36,15 @@ def make_generation(
 
     `default_max_tokens` is the route's; a recommendation of the model's authors takes precedence.
     """
+    check_beam_fields(body)
     defaults = endpoint.engine.model_config.generation_defaults
     name, requested = body.output_limit()
     default = int(defaults["max_tokens"]) if "max_tokens" in defaults else default_max_tokens
     budget = output_budget(prompts, 1 if only_echo else requested, default, endpoint.max_model_len, name)
-    params = body.sampling(
-        defaults,
-        max_tokens=budget,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        banned_words=banned_tokens(body.bad_words or (), endpoint.engine.tokenizer),
-    )
-    _validate(endpoint.engine, prompts, params, {**renamed, "max_tokens": name})
-    _check_answer_size(prompts, params)
-    _check_sequences(endpoint, len(prompts) * params.n, sum(map(len, prompts)) * params.n)
+    params = _params(endpoint, body, prompts, budget, logprobs, prompt_logprobs)
+    _validate(endpoint.engine, prompts, params, {**renamed, "max_tokens": name, "beam_width": "n"})
+    _check_answer_size(prompts, prompt_logprobs, params.n)
+    _check_sequences(endpoint, prompts, params)
     options = body.stream_options
     return Generation(
         answer_id=f"{kind}-{unique_id(body.request_id or caller.request_id)}",
@@ -69,7 +65,31 @@ def make_generation(
     )
 
 
-def _validate(engine: AsyncEngine, prompts: list[list[int]], params: SamplingParams, renamed: Mapping[str, str]) -> None:
+def _params(
+    endpoint: Endpoint,
+    body: SamplingFields,
+    prompts: list[list[int]],
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams | BeamSearchParams:
+    if not body.use_beam_search:
+        return body.sampling(
+            endpoint.engine.model_config.generation_defaults,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            banned_words=banned_tokens(body.bad_words or (), endpoint.engine.tokenizer),
+        )
+    if prompt_logprobs is not None:
+        raise InvalidRequest("echo: log probabilities of the prompt do not go with use_beam_search", "echo")
+    room = endpoint.max_model_len - max(map(len, prompts))
+    return beam_search_params(body, room if max_tokens is None else max_tokens, logprobs)
+
+
+def _validate(
+    engine: AsyncEngine, prompts: list[list[int]], params: SamplingParams | BeamSearchParams, renamed: Mapping[str, str]
+) -> None:
     """Raises what the engine would raise, before any prompt starts: a later error could end a stream in the middle."""
     try:
         engine.validate(prompts, params)
@@ -78,11 +98,11 @@ def _validate(engine: AsyncEngine, prompts: list[list[int]], params: SamplingPar
         raise type(error)(error.message.replace(f"{error.param} must", f"{name} must"), name) from None
 
 
-def _check_answer_size(prompts: list[list[int]], params: SamplingParams) -> None:
+def _check_answer_size(prompts: list[list[int]], prompt_logprobs: int | None, n: int) -> None:
     """Raises InvalidRequest for an answer with too many prompt scores, which would delay all other streams."""
-    if params.prompt_logprobs is None:
+    if prompt_logprobs is None:
         return
-    entries = sum(map(len, prompts)) * params.n * (params.prompt_logprobs + 1)
+    entries = sum(map(len, prompts)) * n * (prompt_logprobs + 1)
     if entries > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"{entries} log probabilities of prompts were asked for; at most {MAX_PROMPT_LOGPROBS} are possible in one answer",
@@ -90,14 +110,17 @@ def _check_answer_size(prompts: list[list[int]], params: SamplingParams) -> None
         )
 
 
-def _check_sequences(endpoint: Endpoint, count: int, tokens: int) -> None:
+def _check_sequences(endpoint: Endpoint, prompts: list[list[int]], params: SamplingParams | BeamSearchParams) -> None:
     """Raises InvalidRequest for more outputs than a core runs and queues: it gets all at once, so another try would fail too."""
+    # Each step of a beam search sends the beams anew, with all their tokens.
+    output, parts = (params.max_tokens, "prompts and max_tokens") if isinstance(params, BeamSearchParams) else (0, "prompts")
+    count, tokens = len(prompts) * params.n, sum(len(prompt) + output for prompt in prompts) * params.n
     scheduler = endpoint.engine.config.scheduler
     limit, most = scheduler.max_num_seqs + scheduler.max_num_waiting, scheduler.max_num_waiting_tokens
     if count > limit:
         raise InvalidRequest(f"{count} outputs (prompts times n) were asked for; at most {limit} are possible at once", "n")
     if count > 1 and tokens > most:
-        raise InvalidRequest(f"{tokens} tokens (prompts times n) were sent; at most {most} are possible at once", "prompt")
+        raise InvalidRequest(f"{tokens} tokens ({parts} times n) were sent; at most {most} are possible at once", "prompt")
 
 
 def _priority(endpoint: Endpoint, priority: int | None) -> int:

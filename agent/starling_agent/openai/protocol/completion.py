@@ -42,7 +42,7 @@ class CompletionRequest(SamplingFields):
     @property
     def only_echo(self) -> bool:
         """True for a request that only scores the prompt."""
-        return bool(self.echo) and self.output_limit()[1] == 0
+        return bool(self.echo) and self.output_limit()[1] == 0 and not self.use_beam_search
 
     def num_prompt_logprobs(self) -> int | None:
         """Returns the number for the prompt: an echoed one has as many as the output."""

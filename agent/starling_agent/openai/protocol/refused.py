@@ -22,13 +22,9 @@ class FieldRefusal:
 TOOLS = FieldRefusal("tools and function calls are not supported yet")
 GRAMMAR = FieldRefusal("structured output is not supported yet")
 MEDIA = FieldRefusal("images, audio and other media are not supported yet")
-BEAMS = "beam search is not offered over HTTP"
 REMOTE = FieldRefusal("handing over KV caches between engines is not supported yet")
 
 SAMPLING: Mapping[str, FieldRefusal] = {
-    "use_beam_search": FieldRefusal(BEAMS, (False,)),
-    "length_penalty": FieldRefusal(BEAMS, (1, 1.0)),
-    "early_stopping": FieldRefusal(BEAMS, (False,)),
     "spaces_between_special_tokens": FieldRefusal("the tokenizer alone decides on spaces between special tokens", (True,)),
     "truncate_prompt_tokens": FieldRefusal("a prompt is never cut; shorten it before it is sent"),
     "truncation_side": FieldRefusal("a prompt is never cut; shorten it before it is sent"),

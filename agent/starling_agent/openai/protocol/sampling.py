@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from starling_engine import SamplingParams
 from starling_engine.errors import InvalidRequest
 
@@ -12,6 +12,7 @@ from starling_agent.openai.protocol.base import Int, RequestModel, StrOrList, sh
 FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 TokenIds = Annotated[list[Int], Field(max_length=262_144)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
+EARLY_STOPPING_SCHEMA = {"enum": [False, "never"]}
 
 
 class StreamOptions(RequestModel):
@@ -26,6 +27,7 @@ class SamplingFields(RequestModel):
     """Fields for sampling and for the answer. Defaults come from the model's generation_config.json.
 
     `user`, `metadata`, `safety_identifier` and `prompt_cache_key` are accepted and change nothing.
+    `n` is the number of beams with `use_beam_search`, and `length_penalty` the power of the length that scores are divided by.
     """
 
     model: str | None = None
@@ -48,6 +50,9 @@ class SamplingFields(RequestModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     speculative: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: Annotated[Any, WithJsonSchema(EARLY_STOPPING_SCHEMA)] | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
     banned_token_ids: TokenIds | None = None
