@@ -199,7 +199,7 @@ class EngineConfig:
     """Seed for the frontend's draws of request seeds; None takes the system's entropy."""
     data_parallel_rank: int = 0
     vocabulary: VocabularyConfig | None = None
-    """None where no request has a grammar."""
+    """Requests with a grammar are refused where there is none."""
     kv_events: str | None = None
     """Endpoint that KV events are published at: see `kv.publisher`."""
     sleep_mode: bool = False
