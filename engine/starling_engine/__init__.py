@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from starling_engine.frontend.llm import LLM as LLM
     from starling_engine.params import BeamSearchParams as BeamSearchParams
     from starling_engine.params import PoolingParams as PoolingParams
+    from starling_engine.params import RepetitionDetectionParams as RepetitionDetectionParams
     from starling_engine.params import SamplingParams as SamplingParams
+    from starling_engine.params import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "AsyncEngine": "starling_engine.frontend.async_engine",
@@ -19,10 +21,21 @@ _HOMES = {
     "EngineArgs": "starling_engine.args",
     "LLM": "starling_engine.frontend.llm",
     "PoolingParams": "starling_engine.params",
+    "RepetitionDetectionParams": "starling_engine.params",
     "SamplingParams": "starling_engine.params",
+    "StructuredOutputsParams": "starling_engine.params",
 }
 
-__all__ = ["LLM", "AsyncEngine", "BeamSearchParams", "EngineArgs", "PoolingParams", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "BeamSearchParams",
+    "EngineArgs",
+    "PoolingParams",
+    "RepetitionDetectionParams",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 def __getattr__(name: str) -> object:

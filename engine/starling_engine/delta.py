@@ -126,7 +126,7 @@ MOVED = "moved"
 class Delta(msgspec.Struct, omit_defaults=True):
     """A request's gains since its last Delta. `attempt` fences answers to an earlier try.
 
-    `finish_reason` is stop, length, abort, error, or moved: another core is to continue the request from its resume record.
+    `finish_reason` is stop, length, repetition, abort, error, or moved: another core is to continue the request from its record.
     `num_accepted_tokens` of `num_draft_tokens` were accepted by speculative decoding.
     `stop_token` is the token id that stopped it, None for the model's end-of-sequence token. `cached_tokens` is set once, with the
     first Delta.
@@ -143,6 +143,8 @@ class Delta(msgspec.Struct, omit_defaults=True):
     num_accepted_tokens: int = 0
     finish_reason: str | None = None
     stop_token: int | None = None
+    last_is_text: bool = False
+    """True for an output that stopped without a token that says so: its constraint allowed no more."""
     error: str | None = None
     error_param: str | None = None
     refused: bool = False

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
+REPETITION_DETECTED = "repetition_detected"
+"""The stop reason of an output that ended since it repeated itself."""
 
 
 @dataclass(slots=True)
@@ -22,8 +24,8 @@ TokenLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """An output so far, of the `n` outputs of a request.
 
-    `token_ids`, `text` and `logprobs` are cumulative. `stop_reason` is the stop string or stop token id that ended it, None for
-    the model's own end-of-sequence token.
+    `token_ids`, `text` and `logprobs` are cumulative. `stop_reason` is the stop string or stop token id that ended it, or
+    REPETITION_DETECTED; None for the model's own end-of-sequence token.
     """
 
     index: int

@@ -15,6 +15,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_LENGTH_PENALTY = 20.0
 MAX_TOKEN_IDS = 8192
 """Limit of each of the lists of stop, allowed and banned tokens."""
+MAX_PATTERN_SIZE = 1024
+MAX_PATTERN_COUNT = 1000
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,6 +43,26 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     reasoning: bool = False
 
 
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Says when an output counts as one that repeats itself. The names are vLLM's.
+
+    max_pattern_size  most tokens of a pattern that repeats; 0 looks for none
+    min_pattern_size  fewest tokens of it; 0 means 1
+    min_count         how often it has to come in a row, at least 2
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def validate(self) -> None:
+        """Raises InvalidRequest naming the first field that is out of its bounds."""
+        prefix = "repetition_detection."
+        _within(f"{prefix}max_pattern_size", self.max_pattern_size, 0, MAX_PATTERN_SIZE)
+        _within(f"{prefix}min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
+        _within(f"{prefix}min_count", self.min_count, 2 if self.max_pattern_size else 0, MAX_PATTERN_COUNT)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of sampling.
 
@@ -49,7 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     length. `seed` None lets the frontend draw one. Penalties follow OpenAI (presence, frequency: over output tokens) and
     CTRL (repetition: over prompt and output tokens, https://arxiv.org/abs/1909.05858). `speculative` False keeps the request from
     speculative decoding, which changes its speed and nothing else. `structured_outputs` restricts what is sampled to a form; an
-    output that has it ends, also below `min_tokens`.
+    output that has it ends, also below `min_tokens`. `repetition_detection` ends an output that repeats itself, with the
+    finish reason "repetition", once it has `min_tokens`.
     """
 
     n: int = 1
@@ -76,6 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     speculative: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -104,6 +128,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if value is not None:
                 _within(name, value, 0, MAX_LOGPROBS)
         self._validate_stops()
+        if self.repetition_detection is not None:
+            self.repetition_detection.validate()
         self._validate_token_lists(vocab_size)
         self._validate_choice(vocab_size, eos_token_ids)
 
@@ -201,10 +227,14 @@ def check_types(params: SamplingParams | PoolingParams | BeamSearchParams) -> No
     Raises InvalidRequest naming the field.
     """
     try:
-        msgspec.convert(msgspec.to_builtins(params), type(params))
+        checked = msgspec.convert(msgspec.to_builtins(params), type(params))
     except (msgspec.ValidationError, TypeError) as error:
         text, _, path = str(error).partition(" - at `")
         raise InvalidRequest(text, path.strip("`").removeprefix("$.").split("[")[0] or None) from None
+    for name in params.__struct_fields__:
+        wanted, given = type(getattr(checked, name)), type(getattr(params, name))
+        if issubclass(wanted, msgspec.Struct) and given is not wanted:
+            raise InvalidRequest(f"expected `{wanted.__name__}`, got `{given.__name__}`", name)
 
 
 def _within(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:

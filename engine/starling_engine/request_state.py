@@ -8,6 +8,7 @@ import msgspec
 from starling_engine.constraint import Constraint
 from starling_engine.delta import Delta
 from starling_engine.kv.manager import SequenceBlocks
+from starling_engine.repetition import RepetitionDetector
 from starling_engine.request import EngineRequest
 from starling_engine.step import LogprobRow, RowExtras
 
@@ -66,6 +67,7 @@ class RequestState:
         "planned",
         "put_off_run",
         "record",
+        "repetition",
         "run",
         "skips_tiers",
         "slot",
@@ -99,6 +101,11 @@ class RequestState:
         self.cached_tokens = 0
         self.constraint: Constraint | None = None
         """Restricts what may be sampled; None where nothing does."""
+        detection = params.repetition_detection
+        self.repetition: RepetitionDetector | None = None
+        """Finds that the output repeats itself; None where nobody wants to know."""
+        if detection is not None and detection.max_pattern_size:
+            self.repetition = RepetitionDetector(detection, record.output_ids)
         self.answered = bool(record.output_ids)
         """True once output has been sent, so that prompt and cached tokens are counted once."""
         longest = self.num_prompt + params.max_tokens if params.max_tokens is not None else max_model_len
@@ -130,20 +137,29 @@ class RequestState:
         """Appends the delta's tokens, and cuts it behind the one that ends the request."""
         for taken, token in enumerate(delta.tokens, 1):
             self.tokens.append(token)
-            length = len(self.tokens)
-            if token in self.stop_ids and length - self.num_prompt > self.record.params.min_tokens:
-                delta.finish_reason = "stop"
-                if token not in self.eos_ids:
-                    delta.stop_token = token
-            elif self.constraint is not None and self._follow(self.constraint, token):
-                delta.finish_reason = "stop"
-            elif length >= self.length_limit:
-                delta.finish_reason = "length"
+            self._check_end(delta, token)
             if delta.finish_reason is not None:
                 delta.tokens = delta.tokens[:taken]
                 delta.logprobs = delta.logprobs[:taken] if delta.logprobs is not None else None
                 break
         return delta
+
+    def _check_end(self, delta: Delta, token: int) -> None:
+        """Sets the delta's finish reason if `token`, which is the last one now, ends the request."""
+        length = len(self.tokens)
+        min_length = self.num_prompt + self.record.params.min_tokens
+        repeats = self.repetition is not None and self.repetition.advance(token)
+        if token in self.stop_ids and length > min_length:
+            delta.finish_reason = "stop"
+            if token not in self.eos_ids:
+                delta.stop_token = token
+        elif self.constraint is not None and self._follow(self.constraint, token):
+            delta.finish_reason = "stop"
+            delta.last_is_text = token not in self.stop_ids
+        elif length >= self.length_limit:
+            delta.finish_reason = "length"
+        elif repeats and length >= min_length:
+            delta.finish_reason = "repetition"
 
     def _follow(self, constraint: Constraint, token: int) -> bool:
         """Moves the constraint behind a token; returns whether the output ends there."""

@@ -214,6 +214,14 @@ PREDICTIONS = [
     chat("speculative", "no"),
 ]
 
+REPETITIONS = [
+    one("repetition_detection", True),
+    one("repetition_detection", {"max_pattern_size": 3}, param="repetition_detection.min_count", message="[2, 1000]"),
+    one("repetition_detection", {"max_pattern_size": 1025, "min_count": 2}, param="repetition_detection.max_pattern_size"),
+    chat("repetition_detection", {"max_pattern_size": 3, "min_count": "2"}, param="repetition_detection.min_count"),
+    chat("repetition_detection", {"max_size": 3}, param="repetition_detection.max_size", message="unknown field"),
+]
+
 NOT_YET = [
     chat("tools", [{"type": "function", "function": {"name": "f"}}], message="not supported yet"),
     chat("tool_choice", "auto", message="not supported yet"),
@@ -344,7 +352,17 @@ BODIES_AND_PATHS = [
     BadRequest(path=CHAT, method="BREW", status=405),
 ]
 
-ALL = [*NUMBERS, *TEXTS_AND_LISTS, *MESSAGES, *PREDICTIONS, *NOT_YET, *BEAMS, *OTHER_ROUTES, *BODIES_AND_PATHS]
+ALL = [
+    *NUMBERS,
+    *TEXTS_AND_LISTS,
+    *MESSAGES,
+    *PREDICTIONS,
+    *REPETITIONS,
+    *NOT_YET,
+    *BEAMS,
+    *OTHER_ROUTES,
+    *BODIES_AND_PATHS,
+]
 
 
 def label(bad: BadRequest) -> str:

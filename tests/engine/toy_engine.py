@@ -19,7 +19,7 @@ from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.kv_offload.manager import TieredOffload
 from starling_engine.kv_offload.orders import ChunkSlot, TransferDone, TransferOrder
 from starling_engine.kv_offload.secondary.base import CHUNK
-from starling_engine.params import PoolingParams, SamplingParams
+from starling_engine.params import PoolingParams, RepetitionDetectionParams, SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.request_state import Gate, RequestState
 from starling_engine.scheduler.grammar_builds import GrammarBuilds
@@ -136,6 +136,12 @@ class ToyGrammars(GrammarBuilds):
         return "no such grammar" if request.constraint.most == NO_GRAMMAR else None
 
 
+def repeats(output: list[int], wanted: RepetitionDetectionParams) -> bool:
+    """Looks for each pattern at the end of the output."""
+    sizes, count = range(max(1, wanted.min_pattern_size), wanted.max_pattern_size + 1), wanted.min_count
+    return any(len(output) >= size * count and output[-size * count :] == output[-size:] * count for size in sizes)
+
+
 def expected_output(
     prompt: list[int], params: SamplingParams, seed: int, max_model_len: int, constraint: ToyConstraint | None = None
 ) -> list[int]:
@@ -147,6 +153,8 @@ def expected_output(
         tokens.append(token if constraint is None else first_allowed(token, constraint.mask(output)))
         value = zlib.crc32(tokens[-1].to_bytes(4, "little"), value)
         if tokens[-1] in stops or (constraint is not None and len(output) + 1 >= constraint.most):
+            break
+        if params.repetition_detection is not None and repeats(tokens[len(prompt) :], params.repetition_detection):
             break
     return tokens[len(prompt) :]
 

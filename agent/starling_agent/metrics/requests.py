@@ -5,9 +5,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import cast
+from typing import cast, get_args
 
-from starling_engine.outputs import StreamDelta
+from starling_engine.outputs import FinishReason, StreamDelta
 
 from starling_agent.metrics.histogram import E2E_BUCKETS, ITL_BUCKETS, TOKEN_BUCKETS, TTFT_BUCKETS, Histogram
 
@@ -32,7 +32,7 @@ class RequestMetrics:
         self.generation_tokens = Histogram(
             "vllm:request_generation_tokens", "Generated tokens of finished requests.", TOKEN_BUCKETS
         )
-        self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.finished: Counter[str] = Counter(dict.fromkeys(get_args(FinishReason), 0))
         self.responses: Counter[tuple[str, int]] = Counter()
 
     def histograms(self) -> list[Histogram]:

@@ -7,6 +7,7 @@ from starling_engine.delta import Delta
 from starling_engine.frontend.detokenizer import IncrementalDetokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.outputs import (
+    REPETITION_DETECTED,
     CompletionOutput,
     DraftCount,
     FinishReason,
@@ -128,7 +129,8 @@ class _Sequence:
         if stop_string is not None:
             self.finish_reason, self._stop_reason = "stop", stop_string
         elif delta.finish_reason is not None:
-            self.finish_reason, self._stop_reason = cast(FinishReason, delta.finish_reason), delta.stop_token
+            self.finish_reason = cast(FinishReason, delta.finish_reason)
+            self._stop_reason = REPETITION_DETECTED if delta.finish_reason == "repetition" else delta.stop_token
         return stop_string is not None and delta.finish_reason is None
 
     def take(self, *, cumulative: bool) -> OutputDelta | None:
@@ -165,7 +167,7 @@ class _Sequence:
         if self._detokenizer is None:
             return len(delta.tokens), None
         # The token that stopped it (end of sequence, or a stop token of the caller) is one of the tokens, but not in the text.
-        hides_last = delta.finish_reason == "stop" and not self._shows_stop_token
+        hides_last = delta.finish_reason == "stop" and not (delta.last_is_text or self._shows_stop_token)
         visible = delta.tokens[:-1] if hides_last else delta.tokens
         text, stop_string = self._detokenizer.push(visible, finished=delta.finish_reason is not None)
         self._text += text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.config import SchedulingPolicy
-from starling_engine.params import SamplingParams
+from starling_engine.params import RepetitionDetectionParams, SamplingParams
 from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLog
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import FOLLOWS, StepResult
@@ -72,6 +72,18 @@ def test_stop_token_ends_and_is_reported() -> None:
         engine.run()
         assert engine.outputs["a"] == expected_output(prompt_of(10), stopping, 0, 128)
         assert (engine.finished["a"].finish_reason, engine.finished["a"].stop_token) == ("stop", output[5])
+
+
+def test_a_constraint_that_allows_no_more_ends_with_text_and_not_with_a_token_that_stops() -> None:
+    constraint = ToyConstraint(3, most=6)
+    output = expected_output(prompt_of(10), params(30), 0, 128, constraint)
+    assert len(output) == 6
+    for stops, last_is_text in (([], True), ([output[-1]], False)):
+        engine = ToyEngine()
+        engine.add("a", prompt_of(10), params(30, stop_token_ids=stops, min_tokens=20), ToyConstraint(3, most=6))
+        engine.run()
+        assert engine.outputs["a"] == output
+        assert (engine.finished["a"].finish_reason, engine.finished["a"].last_is_text) == ("stop", last_is_text)
 
 
 def test_a_second_request_hits_the_prefix() -> None:
@@ -284,7 +296,8 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         if step < 25 and rng.random() < 0.5:
             prompt = shared[: rng.randint(1, 60)] + rng.choices(range(50), k=rng.randint(0, 8))
             prompt[:1] = rng.choices([prompt[0], BAD, BROKEN], [8, 1, 1])
-            own = params(rng.randint(1, 20), stop_token_ids=[rng.randrange(50)])
+            detection = rng.choice([None, RepetitionDetectionParams(rng.randint(1, 4), 1, 2)])
+            own = params(rng.randint(1, 20), stop_token_ids=[rng.randrange(50)], repetition_detection=detection)
             copies = rng.choice([1, 1, 1, 3])
             for i in range(copies):
                 name = f"{step}/{i}"

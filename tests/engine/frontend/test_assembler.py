@@ -114,6 +114,20 @@ def test_the_end_of_sequence_has_no_stop_reason(tokenizer: Tokenizer) -> None:
     assert len(output.token_ids) == 2
 
 
+def test_an_output_that_stops_without_such_a_token_has_all_its_text(tokenizer: Tokenizer) -> None:
+    run = assembler(tokenizer)
+    run.push(0, delta(letters(tokenizer, "ab"), finish_reason="stop", last_is_text=True))
+    output = run.output().outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == ("ab", "stop", None)
+
+
+def test_a_repetition_is_a_stop_reason_and_is_text(tokenizer: Tokenizer) -> None:
+    run = assembler(tokenizer)
+    run.push(0, delta(letters(tokenizer, "aaa"), finish_reason="repetition"))
+    output = run.output().outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == ("aaa", "repetition", "repetition_detected")
+
+
 def test_held_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
     run = assembler(tokenizer, stop=["abc"])
     run.push(0, delta(letters(tokenizer, "ab")))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from starling_engine import LLM, BeamSearchParams, PoolingParams, SamplingParams
+from starling_engine import LLM, BeamSearchParams, PoolingParams, RepetitionDetectionParams, SamplingParams
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong
 from transformers import AutoModelForCausalLM
 
@@ -155,6 +155,14 @@ def test_stop_tokens(llm: LLM) -> None:
     kept = free.token_ids[: free.token_ids.index(token) + 1]
     assert (output.token_ids, output.stop_reason) == (kept, token)
     assert output.text == llm.get_tokenizer().decode(kept[:-1])
+
+
+def test_an_output_that_repeats_itself_ends(llm: LLM) -> None:
+    wanted = RepetitionDetectionParams(max_pattern_size=4, min_count=5)
+    params = SamplingParams(temperature=0.0, max_tokens=30, allowed_token_ids=[300], repetition_detection=wanted)
+    output = llm.generate("The list", params, use_tqdm=False)[0].outputs[0]
+    assert (output.token_ids, output.finish_reason, output.stop_reason) == ([300] * 5, "repetition", "repetition_detected")
+    assert output.text == llm.get_tokenizer().decode([300] * 5)
 
 
 def test_logprobs_are_those_of_transformers(llm: LLM, reference: Any) -> None:

@@ -38,7 +38,6 @@ SAMPLING: Mapping[str, FieldRefusal] = {
     "guided_whitespace_pattern": GRAMMAR,
     "logits_processors": FieldRefusal("logits processors cannot be given by requests"),
     "thinking_token_budget": FieldRefusal("limits on reasoning are not supported yet"),
-    "repetition_detection": FieldRefusal("ending an output that repeats itself is not supported yet"),
     "kv_transfer_params": REMOTE,
     "ec_transfer_params": REMOTE,
     "vllm_xargs": FieldRefusal("there are no engine-specific extra arguments"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
-from starling_engine import SamplingParams
+from starling_engine import RepetitionDetectionParams, SamplingParams
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol.base import Int, RequestModel, StrOrList, shown
@@ -21,6 +21,14 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Annotated[bool | None, Field(description="only false: chunks are never padded")] = None
+
+
+class RepetitionDetection(RequestModel):
+    """Ends an output whose last `max_pattern_size` tokens, or fewer, came `min_count` times in a row."""
+
+    max_pattern_size: Int = 0
+    min_pattern_size: Int = 0
+    min_count: Int = 0
 
 
 class SamplingFields(RequestModel):
@@ -53,6 +61,7 @@ class SamplingFields(RequestModel):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: Annotated[Any, WithJsonSchema(EARLY_STOPPING_SCHEMA)] | None = None
+    repetition_detection: RepetitionDetection | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
     banned_token_ids: TokenIds | None = None
@@ -106,12 +115,24 @@ class SamplingFields(RequestModel):
             prompt_logprobs=prompt_logprobs,
             logit_bias=_bias(self.logit_bias),
             banned_token_ids=banned or None,
+            repetition_detection=_detection(self.repetition_detection),
         )
 
 
-_CONVERTED = ("max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "banned_token_ids")
+_CONVERTED = (
+    "max_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "logit_bias",
+    "banned_token_ids",
+    "repetition_detection",
+)
 _SAME_NAME = [name for name in SamplingParams.__struct_fields__ if name in SamplingFields.model_fields and name not in _CONVERTED]
 """Fields that go to SamplingParams as they are."""
+
+
+def _detection(wanted: RepetitionDetection | None) -> RepetitionDetectionParams | None:
+    return None if wanted is None else RepetitionDetectionParams(**wanted.model_dump())
 
 
 def _bias(by_name: dict[str, float] | None) -> dict[int, float] | None:
