@@ -214,6 +214,67 @@ PREDICTIONS = [
     chat("speculative", "no"),
 ]
 
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+
+FORMS = [
+    chat("response_format", "json_object"),
+    chat("response_format", {}, param="response_format.type", message="required"),
+    chat("response_format", {"type": "xml"}, param="response_format.type", message="'json_object', 'json_schema'"),
+    one("response_format", {"type": "json_schema"}, param="response_format.json_schema", message="required"),
+    one("response_format", {"type": "json_schema", "json_schema": []}, param="response_format.json_schema"),
+    *(
+        one(
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "a", **fields}},
+            param=f"response_format.json_schema.{name}",
+        )
+        for name, fields in [
+            ("schema", {}),
+            ("schema", {"schema": None}),
+            ("schema", {"schema": "{}"}),
+            ("strict", {"schema": {}, "strict": "yes"}),
+            ("schma", {"schema": {}, "schma": {}}),
+        ]
+    ),
+    chat("response_format", {**SCHEMA, "type": "json_object"}, param="response_format.json_schema", message="no meaning"),
+    chat("response_format", {"type": "json_object", "schema": {}}, param="response_format.schema", message="unknown field"),
+    chat("response_format", {"type": "structural_tag"}, param="response_format.format", message="required"),
+    chat("response_format", {"type": "structural_tag", "structures": []}, param="response_format.triggers", message="required"),
+    chat(
+        "response_format",
+        {"type": "structural_tag", "structures": [{"begin": "<a>", "end": "</a>"}], "triggers": ["<a>"]},
+        param="response_format.structures[0].schema",
+        message="required",
+    ),
+    chat("structured_outputs", "json"),
+    chat("structured_outputs", {}, message="needs one of json"),
+    chat("structured_outputs", {"json_object": False}, message="needs one of"),
+    chat("structured_outputs", {"json": 5}, param="structured_outputs.json", message="JSON schema"),
+    one("structured_outputs", {"regex": ["a"]}, param="structured_outputs.regex"),
+    one("structured_outputs", {"choice": "a"}, param="structured_outputs.choice"),
+    one("structured_outputs", {"choice": ["a", 1]}, param="structured_outputs.choice[1]"),
+    one("structured_outputs", {"grammer": "a"}, param="structured_outputs.grammer", message="unknown field"),
+    one("structured_outputs", {"json": {}, "regex": "a"}, param="structured_outputs.regex", message="structured_outputs.json and"),
+    one("structured_outputs", {"json": {}, "whitespace_pattern": " "}, param="structured_outputs.whitespace_pattern"),
+    one("structured_outputs", {"json": {}, "backend": "mine"}, param="structured_outputs.backend", message="llguidance"),
+    one(
+        "structured_outputs",
+        {"json": {}, "disable_additional_properties": True},
+        param="structured_outputs.disable_additional_properties",
+    ),
+    one("guided_json", 5),
+    one("guided_regex", {"a": 1}),
+    one("guided_choice", [1], param="guided_choice[0]"),
+    one("guided_grammar", ["a"]),
+    one("guided_whitespace_pattern", "[ ]?"),
+    one("guided_decoding_backend", "mine", message="llguidance"),
+    BadRequest({"response_format": SCHEMA, "guided_json": {}}, "guided_json", message="response_format.json_schema.schema and"),
+    BadRequest(
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", CHAT
+    ),
+    BadRequest({"guided_regex": "a", "guided_choice": ["a"], "stream": True}, "guided_choice", CHAT, message="guided_regex and"),
+]
+
 REPETITIONS = [
     one("repetition_detection", True),
     one("repetition_detection", {"max_pattern_size": 3}, param="repetition_detection.min_count", message="[2, 1000]"),
@@ -227,10 +288,6 @@ NOT_YET = [
     chat("tool_choice", "auto", message="not supported yet"),
     chat("functions", [], message="not supported yet"),
     chat("parallel_tool_calls", True),
-    chat("response_format", {"type": "json_object"}, message="not structured output"),
-    one("response_format", {"type": "json_schema", "json_schema": {}}),
-    chat("structured_outputs", {"regex": "a"}),
-    one("guided_json", {}),
     chat("modalities", ["text", "audio"]),
     chat("audio", {"voice": "alloy"}),
     chat("reasoning_effort", "high"),
@@ -357,6 +414,7 @@ ALL = [
     *TEXTS_AND_LISTS,
     *MESSAGES,
     *PREDICTIONS,
+    *FORMS,
     *REPETITIONS,
     *NOT_YET,
     *BEAMS,

@@ -1,6 +1,7 @@
 """The HTTP answer of a generation: one JSON body, or a stream of events."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import structlog
@@ -51,11 +52,17 @@ def log_request(endpoint: Endpoint, generation: Generation, stream: bool) -> Non
         "prompts": len(generation.prompts),
         "prompt_tokens": generation.prompt_tokens,
         "stream": stream,
-        "params": msgspec.to_builtins(generation.params),
+        "params": _without_schemas(msgspec.to_builtins(generation.params)),
     }
     if endpoint.settings.log_prompts:
         fields["text"] = [endpoint.engine.tokenizer.decode(ids, skip_special_tokens=False) for ids in generation.prompts]
     log.info("generation", **fields)
+
+
+def _without_schemas(params: dict[str, Any]) -> dict[str, Any]:
+    """Leaves only the names of `structured_outputs`' fields: a schema may be long, and is the caller's as a prompt is."""
+    wanted = params.get("structured_outputs")
+    return params if wanted is None else {**params, "structured_outputs": sorted(wanted)}
 
 
 def json_response(answer: msgspec.Struct, status: int = 200) -> Response:

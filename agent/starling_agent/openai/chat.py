@@ -38,7 +38,7 @@ async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller)
     prompt = await render(endpoint, body, messages, caller.request_id)
     ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
     prediction = predicted_text(body.prediction)
-    return make_generation(
+    return await make_generation(
         endpoint,
         body,
         kind="chatcmpl",

@@ -36,7 +36,7 @@ async def completion_generation(endpoint: Endpoint, body: CompletionRequest, cal
     body.check_stream_fields()
     body.check_best_of()
     prompts = await endpoint.prompts.read(body.prompt, "prompt", body.add_special_tokens is not False)
-    return make_generation(
+    return await make_generation(
         endpoint,
         body,
         kind="cmpl",

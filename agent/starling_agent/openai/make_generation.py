@@ -1,9 +1,10 @@
 """Makes a Generation of a chat or completion request, whose fields it checks."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from starling_engine import AsyncEngine, BeamSearchParams, SamplingParams
+from starling_engine import BeamSearchParams, SamplingParams
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.bad_words import banned_tokens
@@ -17,7 +18,7 @@ MAX_PROMPT_LOGPROBS = 300_000
 """Entries in all choices of an answer; each is some 60 bytes."""
 
 
-def make_generation(
+async def make_generation(
     endpoint: Endpoint,
     body: SamplingFields,
     *,
@@ -42,9 +43,15 @@ def make_generation(
     default = int(defaults["max_tokens"]) if "max_tokens" in defaults else default_max_tokens
     budget = output_budget(prompts, 1 if only_echo else requested, default, endpoint.max_model_len, name)
     params = _params(endpoint, body, prompts, budget, logprobs, prompt_logprobs)
-    _validate(endpoint.engine, prompts, params, {**renamed, "max_tokens": name, "beam_width": "n"})
+    form = body.form()
+    names = {**renamed, "max_tokens": name, "beam_width": "n", **(form.renamed if form else {})}
+    with _errors_named(names):
+        endpoint.engine.validate(prompts, params)
     _check_answer_size(prompts, prompt_logprobs, params.n)
     _check_sequences(endpoint, prompts, params)
+    if isinstance(params, SamplingParams):
+        with _errors_named(names):
+            await endpoint.engine.check_structured_outputs(prompts, params)
     options = body.stream_options
     return Generation(
         answer_id=f"{kind}-{unique_id(body.request_id or caller.request_id)}",
@@ -87,15 +94,25 @@ def _params(
     return beam_search_params(body, room if max_tokens is None else max_tokens, logprobs)
 
 
-def _validate(
-    engine: AsyncEngine, prompts: list[list[int]], params: SamplingParams | BeamSearchParams, renamed: Mapping[str, str]
-) -> None:
-    """Raises what the engine would raise, before any prompt starts: a later error could end a stream in the middle."""
+@contextmanager
+def _errors_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Gives fields that errors name the request's own names.
+
+    Calls within raise what the engine would raise, before any prompt starts: a later error could end a stream in the middle.
+    """
     try:
-        engine.validate(prompts, params)
+        yield
     except InvalidRequest as error:
-        name = renamed.get(error.param or "", error.param)
-        raise type(error)(error.message.replace(f"{error.param} must", f"{name} must"), name) from None
+        for field, own in names.items():
+            if error.param is not None and _is_within(error.param, field):
+                name = own + error.param.removeprefix(field)
+                raise type(error)(error.message.replace(f"{error.param} must", f"{name} must"), name) from None
+        raise
+
+
+def _is_within(path: str, field: str) -> bool:
+    """Says if the path is that of the field, or of a part of it."""
+    return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
 def _check_answer_size(prompts: list[list[int]], prompt_logprobs: int | None, n: int) -> None:

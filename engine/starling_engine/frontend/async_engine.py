@@ -229,6 +229,14 @@ class AsyncEngine:
         for prompt in prompts:
             self._check_prompt(prompt, room=0 if isinstance(params, PoolingParams) else 1)
 
+    async def check_structured_outputs(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        """Raises InvalidRequest for a form that cannot be enforced behind one of the prompts; nothing is sent."""
+        wanted = params.structured_outputs
+        if wanted is None:
+            return
+        for reasoning_open in {self.grammars.has_opened_reasoning(prompt) for prompt in prompts}:
+            await self.grammars.compile(wanted, reasoning_open=reasoning_open)
+
     def _check_params(self, params: SamplingParams | PoolingParams | BeamSearchParams) -> None:
         if isinstance(params, SamplingParams):
             params.validate(self.model_config.vocab_size, self.model_config.eos_token_ids)

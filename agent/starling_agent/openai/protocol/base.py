@@ -68,7 +68,8 @@ def _explained(errors: Sequence[ErrorDetails], model: type[RequestModel]) -> Inv
 
 
 def _unknown(param: str, model: type[RequestModel]) -> str:
-    close = difflib.get_close_matches(param, [*model.model_fields, *model.refusals], n=1)
+    names = [*model.model_fields, *model.refusals] if param.isidentifier() else []  # not of fields of a field
+    close = difflib.get_close_matches(param, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"unknown field {shown(param)}{hint}"
 

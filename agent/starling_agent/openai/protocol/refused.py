@@ -20,22 +20,18 @@ class FieldRefusal:
 
 
 TOOLS = FieldRefusal("tools and function calls are not supported yet")
-GRAMMAR = FieldRefusal("structured output is not supported yet")
 MEDIA = FieldRefusal("images, audio and other media are not supported yet")
+WHITE_SPACE = FieldRefusal("white space in JSON is up to the server; structured_outputs.disable_any_whitespace leaves none")
+BACKENDS = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
+BACKEND = FieldRefusal(f"llguidance enforces every form; {', '.join(BACKENDS)} are accepted, and change nothing", BACKENDS)
 REMOTE = FieldRefusal("handing over KV caches between engines is not supported yet")
 
 SAMPLING: Mapping[str, FieldRefusal] = {
     "spaces_between_special_tokens": FieldRefusal("the tokenizer alone decides on spaces between special tokens", (True,)),
     "truncate_prompt_tokens": FieldRefusal("a prompt is never cut; shorten it before it is sent"),
     "truncation_side": FieldRefusal("a prompt is never cut; shorten it before it is sent"),
-    "response_format": FieldRefusal("only {'type': 'text'} is supported yet, not structured output", ({"type": "text"},)),
-    "structured_outputs": GRAMMAR,
-    "guided_json": GRAMMAR,
-    "guided_regex": GRAMMAR,
-    "guided_choice": GRAMMAR,
-    "guided_grammar": GRAMMAR,
-    "guided_decoding_backend": GRAMMAR,
-    "guided_whitespace_pattern": GRAMMAR,
+    "guided_decoding_backend": BACKEND,
+    "guided_whitespace_pattern": WHITE_SPACE,
     "logits_processors": FieldRefusal("logits processors cannot be given by requests"),
     "thinking_token_budget": FieldRefusal("limits on reasoning are not supported yet"),
     "kv_transfer_params": REMOTE,
@@ -43,6 +39,15 @@ SAMPLING: Mapping[str, FieldRefusal] = {
     "vllm_xargs": FieldRefusal("there are no engine-specific extra arguments"),
     "service_tier": FieldRefusal("there is one service tier", ("auto", "default")),
     "store": FieldRefusal("answers are not stored", (False,)),
+}
+
+STRUCTURED_OUTPUTS: Mapping[str, FieldRefusal] = {
+    "backend": BACKEND,
+    "_backend": BACKEND,
+    "_backend_was_auto": FieldRefusal("this is for vLLM's own use", (False,)),
+    "disable_fallback": FieldRefusal("there is no other backend to fall back on", (False, True)),
+    "disable_additional_properties": FieldRefusal("a schema says so itself, by additionalProperties: false", (False,)),
+    "whitespace_pattern": WHITE_SPACE,
 }
 
 CHAT: Mapping[str, FieldRefusal] = {
@@ -85,9 +90,12 @@ EMBEDDING: Mapping[str, FieldRefusal] = {
 TOKENIZE: Mapping[str, FieldRefusal] = {"tools": CHAT["tools"], "documents": CHAT["documents"], "mm_processor_kwargs": MEDIA}
 
 
-def without_refused(fields: dict[str, Any], refusals: Mapping[str, FieldRefusal]) -> dict[str, Any]:
-    """Removes fields in `refusals` whose values have no effect. Raises InvalidRequest for the first that has one."""
+def without_refused(fields: dict[str, Any], refusals: Mapping[str, FieldRefusal], path: str = "") -> dict[str, Any]:
+    """Removes fields in `refusals` whose values have no effect. Raises InvalidRequest for the first that has one.
+
+    `path` goes before a field's name.
+    """
     for name, refusal in refusals.items():
         if name in fields and not refusal.accepts(fields[name]):
-            raise InvalidRequest(f"{name}: {refusal.reason}", name)
+            raise InvalidRequest(f"{path}{name}: {refusal.reason}", f"{path}{name}")
     return {name: value for name, value in fields.items() if name not in refusals}

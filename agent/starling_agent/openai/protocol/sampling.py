@@ -8,6 +8,7 @@ from starling_engine import RepetitionDetectionParams, SamplingParams
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol.base import Int, RequestModel, StrOrList, shown
+from starling_agent.openai.protocol.structured_outputs import StructuredOutputFields
 
 FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 TokenIds = Annotated[list[Int], Field(max_length=262_144)]
@@ -31,7 +32,7 @@ class RepetitionDetection(RequestModel):
     min_count: Int = 0
 
 
-class SamplingFields(RequestModel):
+class SamplingFields(StructuredOutputFields):
     """Fields for sampling and for the answer. Defaults come from the model's generation_config.json.
 
     `user`, `metadata`, `safety_identifier` and `prompt_cache_key` are accepted and change nothing.
@@ -115,6 +116,7 @@ class SamplingFields(RequestModel):
             prompt_logprobs=prompt_logprobs,
             logit_bias=_bias(self.logit_bias),
             banned_token_ids=banned or None,
+            structured_outputs=self.structured_outputs_params(),
             repetition_detection=_detection(self.repetition_detection),
         )
 
@@ -125,6 +127,7 @@ _CONVERTED = (
     "prompt_logprobs",
     "logit_bias",
     "banned_token_ids",
+    "structured_outputs",
     "repetition_detection",
 )
 _SAME_NAME = [name for name in SamplingParams.__struct_fields__ if name in SamplingFields.model_fields and name not in _CONVERTED]
