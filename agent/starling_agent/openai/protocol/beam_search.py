@@ -7,6 +7,7 @@ from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol.refused import FieldRefusal
 from starling_agent.openai.protocol.sampling import SamplingFields
+from starling_agent.openai.protocol.structured_outputs import StructuredOutputFields
 
 HONOURED = frozenset({
     "model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template",
@@ -47,7 +48,9 @@ WITHOUT_BEAMS: Mapping[str, FieldRefusal] = {
 
 def check_beam_fields(body: SamplingFields) -> None:
     """Raises InvalidRequest for the first field that does not go with the value of `use_beam_search`."""
-    for name in type(body).model_fields:
+    if body.use_beam_search and (form := body.form()) is not None:
+        raise InvalidRequest(f"{form.field}: {OTHER.reason}", form.field)
+    for name in (field for field in type(body).model_fields if field not in StructuredOutputFields.model_fields):
         refusal = _refusal(name) if body.use_beam_search else WITHOUT_BEAMS.get(name)
         if refusal is not None and not refusal.accepts(getattr(body, name)):
             raise InvalidRequest(f"{name}: {refusal.reason}", name)
