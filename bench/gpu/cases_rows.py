@@ -1,4 +1,4 @@
-"""The kernels that go row by row, all bound by memory: norms, the MLP's gate, sampling, penalties."""
+"""The kernels that go row by row, all bound by memory: norms, the MLP's gate, sampling, penalties, masks."""
 
 from collections.abc import Iterator
 
@@ -28,6 +28,7 @@ def cases(*, toy: bool) -> Iterator[Case]:
         for name, (params, filtered) in SAMPLED.items():
             yield _sample(rows, vocab, name, params, filtered=filtered)
         yield _adjust(rows, vocab)
+        yield _mask(rows, vocab)
 
 
 def _norm(tokens: int, hidden: int) -> Case:
@@ -76,3 +77,16 @@ def _adjust(rows: int, vocab: int) -> Case:
         return lambda: adjust(logits, slots, words, slots, penalties, below_min_tokens)
 
     return Case(what=f"penalties, {rows} x {vocab}", make=make, cost=Cost(12.0 * rows * vocab))
+
+
+def _mask(rows: int, vocab: int) -> Case:
+    """Reads and writes logits: each tile has a token that is forbidden."""
+
+    def make(device: torch.device) -> Call:
+        from starling_engine.kernels.token_bitmask import apply_token_bitmask
+
+        logits, at = torch.randn(rows, vocab, device=device), torch.arange(rows, device=device)
+        words = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab // 32)), dtype=torch.int32, device=device)
+        return lambda: apply_token_bitmask(logits, at, words)
+
+    return Case(what=f"masks, {rows} x {vocab}", make=make, cost=Cost(8.125 * rows * vocab))

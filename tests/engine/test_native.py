@@ -11,6 +11,8 @@ from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
 from starling_engine.params import SamplingParams
 from torch import Tensor
 
+from tests.engine.bitmasks import VOCABS, check_masks
+
 pytestmark = [
     pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
     pytest.mark.timeout(60),
@@ -479,3 +481,27 @@ def test_greedy_sees_what_is_not_a_number_wherever_it_lies() -> None:
     zeros = torch.zeros(len(logits), dtype=torch.int64)
     chosen = ops.sample(logits, sampling_metadata([GREEDY] * len(logits)), zeros, zeros)
     assert chosen.tolist() == [*at.tolist(), 2000, 1234]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("vocab", [*VOCABS, 20_011])
+def test_a_mask_forbids_what_it_does_not_allow(vocab: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    check_masks(ops.apply_token_bitmask, vocab, torch.device("cpu"))
+
+
+def test_masks_of_no_rows_change_nothing() -> None:
+    logits, nothing = torch.zeros(2, 40), torch.zeros(0, 2, dtype=torch.int32)
+    ops.apply_token_bitmask(logits, nothing[:, 0].long(), nothing)
+    assert not logits.any()
+
+
+@pytest.mark.parametrize("allowed", [[], [0], [2999], [7, 8, 2500]])
+def test_forbidden_tokens_are_never_drawn(allowed: list[int]) -> None:
+    settings = [GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)]
+    logits = torch.full((3, 3000), -torch.inf)
+    logits[:, allowed] = torch.randn(3, len(allowed))
+    arguments = (logits, sampling_metadata(settings), torch.arange(3), torch.arange(3))
+    chosen = ops.sample(*arguments)
+    assert torch.equal(chosen, reference.sample(*arguments))
+    assert set(chosen.tolist()) <= set(allowed or [0])

@@ -32,6 +32,7 @@ _SIGNATURES = {
     "starling_qk_norm_rope_store": "pnnnnpipnppfpnppffiii",
     "starling_paged_attention": "pppnppnnnnnfnfffpiii",
     "starling_sample": "pnn" + "p" * len(SAMPLING_COLUMNS) + "pppi",
+    "starling_apply_token_bitmask": "pnnpnpni",
     "starling_copy_chunk": "pnnnpnnnpi",
     "starling_exchange_bytes": "nn",
     "starling_exchange": "pnnnpnpd",
@@ -369,6 +370,27 @@ def sample(logits: Tensor, metadata: SamplingMetadata[Tensor], seed: Tensor, pos
         torch.get_num_threads(),
     )
     return token
+
+
+def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Sets the logits [N, V] fp32 (rows may be strided) of forbidden tokens to -inf, in place.
+
+    words [M, W] int32 are masks of the rows [M] int64, which are distinct. Bit t % 32 of word t // 32 is set if token t is allowed.
+    """
+    vocab = logits.shape[1]
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1
+    assert rows.dtype == torch.int64 and rows.is_contiguous()
+    assert words.dtype == torch.int32 and words.is_contiguous() and len(words) == len(rows) and words.shape[1] * 32 >= vocab
+    _lib().starling_apply_token_bitmask(
+        logits.data_ptr(),
+        logits.stride(0),
+        vocab,
+        rows.data_ptr(),
+        len(rows),
+        words.data_ptr(),
+        words.shape[1],
+        torch.get_num_threads(),
+    )
 
 
 def exchange_bytes(count: int, slot_bytes: int) -> int:

@@ -226,6 +226,14 @@ def _kept(scaled: Tensor, metadata: SamplingMetadata[Tensor]) -> Tensor:
     return (scaled >= kth) & (scaled >= pth) & (scaled.double() >= least)
 
 
+def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Sets the logits [N, V] of forbidden tokens to -inf, in place. For the arguments see `ops`."""
+    bit = 1 << torch.arange(8, dtype=torch.uint8, device=words.device)
+    forbidden = (words.view(torch.uint8)[:, :, None] & bit) == 0
+    masked = logits.index_select(0, rows).masked_fill_(forbidden.flatten(1)[:, : logits.shape[1]], float("-inf"))
+    logits.index_copy_(0, rows, masked)
+
+
 def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
     """Copies a chunk of the paged cache to a slot of host memory, or back. For the arguments see `ops`."""
     _, runs, run_bytes = layers[0].shape

@@ -1,4 +1,4 @@
-"""Chooses the ops that sample, and that adjust logits."""
+"""Chooses the ops that sample, and that adjust and mask logits."""
 
 import logging
 from typing import Protocol
@@ -39,6 +39,12 @@ class AdjustOp(Protocol):
     ) -> torch.Tensor: ...
 
 
+class MaskOp(Protocol):
+    """Masks rows of logits in place; `native.reference.apply_token_bitmask` defines the result."""
+
+    def __call__(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None: ...
+
+
 def select_adjust_op(device: torch.device) -> AdjustOp:
     """Returns Triton's op where its kernels run, else torch's. A host adjusts row by row, without an op."""
     if why_not_triton(device) is not None:
@@ -46,6 +52,16 @@ def select_adjust_op(device: torch.device) -> AdjustOp:
     from starling_engine.kernels import adjust
 
     return adjust.adjust
+
+
+def select_mask_op(device: torch.device) -> MaskOp:
+    """Returns Triton's op where its kernels run, else the native one where that runs, else torch's."""
+    if why_not_triton(device) is None:
+        from starling_engine.kernels import token_bitmask
+
+        return token_bitmask.apply_token_bitmask
+    native = device.type == "cpu" and load() is not None
+    return ops.apply_token_bitmask if native else reference.apply_token_bitmask
 
 
 def select_sample_op(device: torch.device) -> SampleOp:

@@ -1,4 +1,4 @@
-"""The way of masks to a rank that samples: they come while their step runs."""
+"""The way of masks to a rank that samples: they come while its step runs."""
 
 import queue
 import time
@@ -6,7 +6,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from starling_engine.step import StepMasks, StepPlan, StepResult
 from starling_engine.worker.host.batch import Samples
@@ -41,10 +40,10 @@ class MaskQueue:
 
 
 class Masked(NamedTuple):
-    """Samples of a step that have a mask, `at` [M], and the masks' words [M, ceil(vocab / 32)] int32."""
+    """Samples of a step that have a mask, `at` [M], and the masks' words [M, ceil(vocab / 32)], in the memory that came."""
 
     at: npt.NDArray[np.int64]
-    words: torch.Tensor
+    words: npt.NDArray[np.int32]
 
 
 class StepMasking:
@@ -59,14 +58,12 @@ class StepMasking:
             return None
         masks = self._wait(plan.step_id)
         rows = masks.rows if masks is not None else []
-        first = dict(zip(samples.rows, zip(samples.first.tolist(), samples.drafts.tolist(), strict=True), strict=True))
         for row in set(plan.masked).difference(rows):
             result.extras_of(row).error = NO_MASK
-        ranges = [np.arange(at, at + 1 + drafts) for at, drafts in (first[row] for row in rows)]
-        if masks is None or not ranges:
+        if masks is None or not rows:
             return None
-        at = np.concatenate(ranges)
-        return Masked(at, torch.frombuffer(bytearray(masks.bits), dtype=torch.int32).view(len(at), -1))
+        at = samples.of(rows)
+        return Masked(at, np.frombuffer(masks.bits, np.int32).reshape(len(at), -1))
 
     def _wait(self, step_id: int) -> StepMasks | None:
         """Returns a step's masks; those of steps before it, which failed, are dropped."""
@@ -75,10 +72,3 @@ class StepMasking:
             if masks.step_id == step_id:
                 return masks
         return None
-
-
-def apply_masks(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Sets the logits [M, vocab] fp32 of tokens that are not allowed to -inf, in place; words [M, ceil(vocab / 32)] int32."""
-    bits = torch.arange(32, dtype=torch.int32, device=words.device)
-    allowed = ((words[:, :, None] >> bits) & 1).view(len(words), -1)[:, : logits.shape[1]]
-    return logits.masked_fill_(allowed == 0, float("-inf"))

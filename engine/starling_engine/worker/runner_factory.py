@@ -10,7 +10,7 @@ from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
-from starling_engine.sampling.select import select_sample_op
+from starling_engine.sampling.select import select_mask_op, select_sample_op
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.host.kv_pages import KVPages
@@ -40,7 +40,8 @@ class RunnerFactory:
         """Makes a runner for a device that works on its own, or one for the thread that calls. `kv` as KVPages has it."""
         op, pages = select_sample_op(self.platform.device), KVPages(kv, self.groups, self.tick)
         if self.platform.queue is None:
-            return ModelRunner(self.model, pages, self.batch, Sampler(op), self.link, self.masking)
+            sampler = Sampler(op, select_mask_op(self.platform.device))
+            return ModelRunner(self.model, pages, self.batch, sampler, self.link, self.masking)
         return DeviceRunner(
             self.model,
             pages,

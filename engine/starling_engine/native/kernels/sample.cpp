@@ -223,6 +223,8 @@ __m512d gumbel_bound(__m512i random) {
 // argmax of x + Gumbel noise over the tokens with x >= lowest. Exact noise, two logarithms in double, is computed only
 // for tokens whose bound reaches the best so far: about a dozen of a large vocabulary.
 int64_t draw(const float* x, int64_t n, float lowest, uint64_t key) {
+  // Masks and bans leave long runs of -inf, which no noise makes the best.
+  lowest = std::max(lowest, std::numeric_limits<float>::lowest());
   double best = -std::numeric_limits<double>::infinity();
   int64_t chosen = -1;
   const __m512i lane = _mm512_mullo_epi64(_mm512_setr_epi64(1, 2, 3, 4, 5, 6, 7, 8), _mm512_set1_epi64(kGolden));

@@ -5,13 +5,13 @@ import torch
 from starling_engine.sampling.select import SampleOp
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.step_writer import Fields
-from starling_engine.worker.host.sampler import are_finite
+from starling_engine.worker.host.sampler import chosen_logits
 
 
 class DeviceSampler:
     """Samples at most `most` tokens a step.
 
-    out  [most, 3] int64: the step's tokens, whether their logits are finite, and whether each is the next draft of its row
+    out  [most, 3] int64: the step's tokens, the bits of their logits in fp32, and whether each is the next draft of its row
     """
 
     def __init__(self, op: SampleOp, most: int, vocab_size: int, positions: DevicePositions) -> None:
@@ -40,7 +40,7 @@ class DeviceSampler:
         chosen = self._op(logits, f.sampling_metadata, f.seeds, f.ends)
         out = self.out[: len(chosen)]
         out[:, 0].copy_(chosen)
-        out[:, 1].copy_(are_finite(logits, chosen))
+        out[:, 1].copy_(_bits(logits, chosen))
         self.accept(f, most_drafts)
 
     def accept(self, f: Fields, most_drafts: int) -> None:
@@ -56,4 +56,9 @@ class DeviceSampler:
         """Draws other tokens for some of the step's samples `at` [R] int64, from logits [R, vocab_size]; `accept` comes next."""
         metadata = f.sampling_metadata.map(lambda column: column.index_select(0, at))
         chosen = self._op(logits, metadata, f.seeds.index_select(0, at), f.ends.index_select(0, at))
-        self.out[:, :2].index_copy_(0, at, torch.stack((chosen, are_finite(logits, chosen).long()), 1))
+        self.out[:, :2].index_copy_(0, at, torch.stack((chosen, _bits(logits, chosen).long()), 1))
+
+
+def _bits(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Returns the bits of each chosen token's logit, [S] int32."""
+    return chosen_logits(logits, chosen).view(torch.int32)

@@ -17,14 +17,15 @@ from starling_engine.params import MAX_LOGPROBS, SamplingParams
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.adjust import Adjuster
 from starling_engine.sampling.logprobs import read_scores, scores
+from starling_engine.sampling.select import select_mask_op
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.token_packing import unpack_tokens
 from starling_engine.worker.device.device_adjuster import DeviceAdjuster
 from starling_engine.worker.device.device_sampler import DeviceSampler
-from starling_engine.worker.device.pinned import DeviceValues, Readback, send
+from starling_engine.worker.device.pinned import DeviceValues, Readback, send, send_stacked
 from starling_engine.worker.device.step_writer import Fields
 from starling_engine.worker.host.batch import FlatBatch, InputBatch, Samples, SlotState
-from starling_engine.worker.masks import StepMasking, apply_masks
+from starling_engine.worker.masks import StepMasking
 from starling_engine.worker.prompt_outputs import PromptOutputs, RunnableModel
 
 
@@ -36,7 +37,7 @@ class ExtraSample:
     offset: int
     row: int
     state: SlotState
-    mask: torch.Tensor | None = None
+    mask: npt.NDArray[np.int32] | None = None
     """Words of its mask, on the host."""
 
     @property
@@ -56,6 +57,7 @@ class ExtraOutputs:
         self._queue = queue
         self._device = device
         self._adjuster = DeviceAdjuster(queue, device, len(batch.slot_states), sampler.vocab_size)
+        self._mask_op = select_mask_op(device)
 
     def use(self, model: RunnableModel) -> None:
         self._model = model
@@ -96,7 +98,7 @@ class ExtraOutputs:
         """Does the most work that ever comes at once, behind a step of rows [R, hidden_size]; its memory is measured."""
         params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 0.0}, logprobs=MAX_LOGPROBS)
         state = SlotState(1, params, None, Adjuster(params, 1, ()))
-        mask = torch.zeros(-(-self._sampler.vocab_size // 32), dtype=torch.int32)
+        mask = np.zeros(-(-self._sampler.vocab_size // 32), np.int32)
         samples = [ExtraSample(at, 0, at, state, mask) for at in range(min(len(hidden), LOGPROB_ROWS))]
         self._sample_changed(f, samples, len(hidden), 0)
         self._score(samples, len(hidden), StepResult(-1, 0))
@@ -143,10 +145,10 @@ class ExtraOutputs:
 
     def _sample_masked(self, f: Fields, samples: list[ExtraSample], at: torch.Tensor, logits: torch.Tensor) -> None:
         """Samples again from logits [R, vocab_size], under the masks of those samples that have one."""
-        if any(sample.mask is not None for sample in samples):
-            everything = torch.full((-(-logits.shape[1] // 32),), -1, dtype=torch.int32)
-            words = torch.stack([everything if sample.mask is None else sample.mask for sample in samples])
-            apply_masks(logits, self._send(words.numpy()))
+        masks = {n: sample.mask for n, sample in enumerate(samples) if sample.mask is not None}
+        if masks:
+            rows, words = self._send(np.array(list(masks))), send_stacked(self._queue, list(masks.values()), self._device)
+            self._mask_op(logits, rows, words)
         self._sampler.sample_again(f, at, logits)
 
     def _score(self, samples: list[ExtraSample], count: int, result: StepResult) -> DeviceValues:

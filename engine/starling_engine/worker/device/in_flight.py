@@ -43,8 +43,8 @@ class LaunchedStep:
         self.wait()
         self._ended = time.perf_counter()
         if self.output is not None and self.samples is not None and self.accepted is not None:
-            tokens, finite = self.output[:, 0].numpy(), self.output[:, 1].bool().numpy()
-            fill_in(self._result, self.samples, tokens, finite, self.accepted)
+            tokens, logits = self.output[:, 0].numpy(), self.output[:, 1].int().view(torch.float32).numpy()
+            fill_in(self._result, self.samples, tokens, logits, self.accepted)
         if self.readback is not None:
             self.readback.read()
         # The device had the step before to do first.

@@ -65,6 +65,13 @@ def send(queue: DeviceQueue, array: npt.NDArray[Any], device: torch.device) -> t
     return staged.to(device, non_blocking=True)
 
 
+def send_stacked(queue: DeviceQueue, arrays: Sequence[npt.NDArray[np.int32]], device: torch.device) -> torch.Tensor:
+    """Returns int32 [N, W] on the device, from N arrays [W] that are copied once on the host. Otherwise as `send`."""
+    staged = queue.pinned(sum(array.nbytes for array in arrays)).view(torch.int32).view(len(arrays), -1)
+    np.stack(arrays, out=staged.numpy())
+    return staged.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceValues:
     """Values on the device, int32 of any shape (or fp32 viewed as int32). `receive` is called with their copy on the host."""

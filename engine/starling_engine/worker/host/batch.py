@@ -39,7 +39,7 @@ class SlotState:
 class Samples:
     """Samples of a step: S tokens of R rows of the plan.
 
-    rows    [R], their numbers in the plan
+    rows    [R], their numbers in the plan, ascending
     first   [R], each one's first sample; the others, one behind each draft, come right behind
     drafts  [R], how many drafts each has
     slots   [S]
@@ -70,6 +70,16 @@ class Samples:
         """Returns the samples that count: those up to the one behind the last accepted draft of each row."""
         within = np.arange(len(self)) - np.repeat(self.first, 1 + self.drafts)
         return np.flatnonzero(within <= np.repeat(accepted, 1 + self.drafts))
+
+    def of(self, rows: list[int]) -> Ints:
+        """Returns the samples of some rows that are sampled from, those of one row after the other's."""
+        own = np.array(self.rows)
+        nth = np.searchsorted(own, rows)
+        assert np.array_equal(own.take(nth, mode="clip"), rows), "no token is sampled from some of these rows"
+        counts = 1 + self.drafts[nth]
+        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        found: Ints = np.repeat(self.first[nth], counts) + within
+        return found
 
 
 @dataclass(slots=True)
