@@ -20,6 +20,9 @@ StarlingError
     └── WeightError       A tensor is missing, extra or misshapen.
 """
 
+RETRY_AFTER = 1.0
+"""Seconds after which a caller may try again when a queue is full."""
+
 
 class StarlingError(Exception):
     """Base of all errors that Starling raises on purpose."""

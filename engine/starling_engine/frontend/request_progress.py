@@ -8,15 +8,12 @@ import msgspec
 
 from starling_engine.core.client import CoreClient
 from starling_engine.delta import MOVED, Delta
-from starling_engine.errors import EngineAsleep, InvalidRequest, QueueFull, RequestFailed, StarlingError
+from starling_engine.errors import RETRY_AFTER, EngineAsleep, InvalidRequest, QueueFull, RequestFailed, StarlingError
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.outputs import RequestOutput, StreamDelta
 from starling_engine.request import EngineRequest
 
 logger = logging.getLogger("starling.frontend")
-
-RETRY_AFTER = 1.0
-"""Seconds after which a caller may try again when the queue is full."""
 
 
 class RequestProgress:

@@ -69,6 +69,8 @@ def compile_template(source: str) -> CompiledTemplate:
     try:
         return CompiledTemplate(source, _environment().from_string(source))
     except _COMPILE_ERRORS as error:
+        if isinstance(error.__context__, MemoryError):  # jinja2 takes it for an error of syntax
+            raise error.__context__ from None
         raise ValueError(str(error)) from error
 
 

@@ -5,19 +5,20 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starling_engine.errors import InvalidRequest, ModelError, QueueFull, RequestFailed
 from starling_engine.frontend.chat import ChatTemplates
 from starling_engine.frontend.control_tokens import ChatPrompt
-from starling_engine.frontend.render_child import RenderLimits
-from starling_engine.frontend.render_process import ChatRendering, RenderProcess
+from starling_engine.frontend.render_process import RENDER_LIMITS, ChatRendering, RenderProcess
 from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.ipc.limited_child import ProcessLimits
 
 ROW = "{% for a in range(99999) %}"
 NESTED = ROW * 3 + "{% endfor %}" * 3
-LIMITS = RenderLimits(seconds=0.2, answer_seconds=2.0, memory_bytes=96 << 20)
+LIMITS = ProcessLimits(seconds=0.2, answer_seconds=2.0, memory_bytes=96 << 20)
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -71,7 +72,7 @@ async def test_a_chat_that_does_not_fit_is_an_invalid_request(rendering: ChatRen
 
 
 async def test_memory_left_by_earlier_chats_fails_no_later_one(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(memory_bytes=48 << 20), lambda: 8)
+    process = RenderProcess(loaded["byte_level"].renderer, replace(RENDER_LIMITS, memory_bytes=48 << 20), max_waiting=lambda: 8)
     pids = set()
     for number in range(40):  # each template is kept
         template = f"{{% set kept = '{number}{'x' * 1_000_000}' %}}{{{{ messages[0].content }}}}"
@@ -102,7 +103,7 @@ async def test_errors_are_as_without_a_process(rendering: ChatRendering, loaded:
 
 
 async def test_a_process_that_was_killed_is_replaced(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, lambda: 8)
+    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, max_waiting=lambda: 8)
     first = await process.render(messages=HELLO, variables={})
     killed = process.pid
     assert killed is not None
@@ -114,7 +115,9 @@ async def test_a_process_that_was_killed_is_replaced(loaded: dict[str, Tokenizer
 
 
 async def test_closing_ends_what_is_under_way(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, RenderLimits(seconds=60.0, answer_seconds=60.0), lambda: 8)
+    process = RenderProcess(
+        loaded["byte_level"].renderer, replace(RENDER_LIMITS, seconds=60.0, answer_seconds=60.0), max_waiting=lambda: 8
+    )
     await process.render(messages=HELLO, variables={})
     pid = process.pid
     assert pid is not None
@@ -128,7 +131,7 @@ async def test_closing_ends_what_is_under_way(loaded: dict[str, Tokenizer]) -> N
 
 
 async def test_chats_of_clients_that_left_count_as_waiting(loaded: dict[str, Tokenizer]) -> None:
-    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, lambda: 2)
+    process = RenderProcess(loaded["byte_level"].renderer, LIMITS, max_waiting=lambda: 2)
     given = [asyncio.create_task(process.render(messages=HELLO, template=NESTED, variables={}))]
     given += [asyncio.create_task(process.render(messages=HELLO, variables={})) for _ in range(2)]
     await asyncio.sleep(0)  # they have been given to the process's thread
