@@ -17,6 +17,10 @@ MAX_TOKEN_IDS = 8192
 """Limit of each of the lists of stop, allowed and banned tokens."""
 MAX_PATTERN_SIZE = 1024
 MAX_PATTERN_COUNT = 1000
+MAX_FORM_CHARACTERS = 100_000
+"""Characters of a form: those of its texts, and one for each entry of an object or a list."""
+MAX_FORM_NESTING = 200
+"""Objects and lists in each other, in a form."""
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,6 +45,16 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool = False
     reasoning: bool = False
+
+    def check_size(self) -> None:
+        """Raises InvalidRequest for a form that would take long to read. Its types need not be right."""
+        for name in ("json", "regex", "choice", "grammar", "structural_tag"):
+            if fault := _fault_of_size(getattr(self, name)):
+                raise InvalidRequest(fault, f"structured_outputs.{name}")
+
+    def has_choice_of(self, size: int) -> bool:
+        """Returns whether an output of so many bytes is possible, as far as choices tell."""
+        return not self.choice or self.reasoning or any(len(one.encode(errors="surrogatepass")) >= size for one in self.choice)
 
 
 class RepetitionDetectionParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,6 +141,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 _within(name, value, 0, MAX_LOGPROBS)
+        if self.structured_outputs is not None and not self.structured_outputs.has_choice_of(self.min_tokens):
+            raise InvalidRequest(f"each of the choices has fewer bytes than {self.min_tokens} tokens need", "min_tokens")
         self._validate_stops()
         if self.repetition_detection is not None:
             self.repetition_detection.validate()
@@ -134,6 +150,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._validate_choice(vocab_size, eos_token_ids)
 
     def _validate_lengths(self) -> None:
+        if isinstance(self.structured_outputs, StructuredOutputsParams):
+            self.structured_outputs.check_size()
         for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
             tokens = getattr(self, name)
             if isinstance(tokens, list) and len(tokens) > MAX_TOKEN_IDS:
@@ -235,6 +253,24 @@ def check_types(params: SamplingParams | PoolingParams | BeamSearchParams) -> No
         wanted, given = type(getattr(checked, name)), type(getattr(params, name))
         if issubclass(wanted, msgspec.Struct) and given is not wanted:
             raise InvalidRequest(f"expected `{wanted.__name__}`, got `{given.__name__}`", name)
+
+
+def _fault_of_size(value: Any) -> str | None:
+    """Says which limit a value of JSON exceeds. Goes a level at a time, and stops at the limits, so that none can make it slow."""
+    size, level = 0, [value]
+    for _ in range(MAX_FORM_NESTING + 1):
+        level = [one for one in level if isinstance(one, dict | list | str)]
+        size += sum(map(len, level))
+        if size > MAX_FORM_CHARACTERS:
+            return f"it has more than {MAX_FORM_CHARACTERS} characters"
+        if not level:
+            return None
+        level = [part for one in level if not isinstance(one, str) for part in _parts(one)]
+    return f"it is nested more than {MAX_FORM_NESTING} levels deep"
+
+
+def _parts(value: dict[Any, Any] | list[Any]) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else value
 
 
 def _within(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:

@@ -20,6 +20,7 @@ from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.beam import beam_search
 from starling_engine.frontend.beam_requests import BeamRequests, beam_output
 from starling_engine.frontend.cores import CoreClients
+from starling_engine.frontend.grammars import GrammarCompiler
 from starling_engine.frontend.request_progress import RequestProgress, raise_failure
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
@@ -41,6 +42,8 @@ class AsyncEngine:
         self.model_config = model_config
         self.config = config
         self.cores = CoreClients(config, host)
+        added = {token.content: number for number, token in tokenizer.backend.get_added_tokens_decoder().items()}
+        self.grammars = GrammarCompiler(config.vocabulary, added, max_waiting=lambda: self.max_open_requests)
         self._seeds = random.Random(config.seed)
 
     @classmethod
@@ -104,6 +107,7 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """Ends the cores that this engine started; open requests end with them."""
+        self.grammars.close()
         await self.cores.close()
 
     # ---- requests ----
@@ -231,11 +235,18 @@ class AsyncEngine:
 
     async def check_structured_outputs(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         """Raises InvalidRequest for a form that cannot be enforced behind one of the prompts; nothing is sent."""
-        wanted = params.structured_outputs
-        if wanted is None:
-            return
-        for reasoning_open in {self.grammars.has_opened_reasoning(prompt) for prompt in prompts}:
-            await self.grammars.compile(wanted, reasoning_open=reasoning_open)
+        for prompt in prompts:
+            await self.grammar_of(prompt, params)
+
+    async def grammar_of(self, prompt: list[int], params: SamplingParams) -> str:
+        """Returns the grammar of the form that a request wants, empty if it wants none. Its parameters are valid.
+
+        Raises as `GrammarCompiler.compile` does.
+        """
+        if params.structured_outputs is None:
+            return ""
+        is_open = params.structured_outputs.reasoning and self.grammars.has_opened_reasoning(prompt)
+        return await self.grammars.compile(params.structured_outputs, reasoning_open=is_open)
 
     def _check_params(self, params: SamplingParams | PoolingParams | BeamSearchParams) -> None:
         if isinstance(params, SamplingParams):
@@ -258,6 +269,7 @@ class AsyncEngine:
     ) -> RequestProgress:
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=1)
+        grammar = await self.grammar_of(ids, params)
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
@@ -266,7 +278,9 @@ class AsyncEngine:
         first = EngineRequest(
             id=f"{request_id}/0",
             prompt_ids=ids,
-            params=params,
+            # A core has no use for the form.
+            params=msgspec.structs.replace(params, structured_outputs=None),
+            grammar=grammar,
             seed=_as_int64(seed),
             priority=priority,
             cache_salt=cache_salt,

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -176,6 +177,7 @@ class LLM:
         each = one_per_prompt(params or self.get_default_sampling_params(), len(prompts), "sampling_params")
         priorities = one_per_prompt(priority, len(prompts), "priority")
         checked = self._check(prompts, each)
+        self._thread.run(self._check_forms(checked, each))
         rows = zip(prompts, checked, each, priorities, strict=True)
         return [_Job(prompt.text, ids, job_params, job_priority) for prompt, ids, job_params, job_priority in rows]
 
@@ -185,14 +187,16 @@ class LLM:
         """Returns the token ids of each prompt. Raises InvalidRequest if the engine would refuse one."""
         checked = []
         for index, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
-            try:
+            with _noting(index, len(prompts)):
                 ids = self._ids(prompt)
                 self.engine.validate([ids], prompt_params)
-            except InvalidRequest as error:
-                error.add_note(f"(prompt {index} of {len(prompts)}, counted from 0)")
-                raise
-            checked.append(ids)
+                checked.append(ids)
         return checked
+
+    async def _check_forms(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> None:
+        for index, (ids, prompt_params) in enumerate(zip(prompts, params, strict=True)):
+            with _noting(index, len(prompts)):
+                await self.engine.grammar_of(ids, prompt_params)
 
     def _ids(self, prompt: ParsedPrompt) -> list[int]:
         if prompt.ids is not None:
@@ -232,6 +236,16 @@ class LLM:
         at_once = max(1, min(most.max_num_waiting // width, most.max_num_waiting_tokens // (width * longest)))
         with tqdm(total=len(calls), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             return self._thread.run(_gather(calls, at_once, lambda: bar.update()))
+
+
+@contextmanager
+def _noting(index: int, count: int) -> Iterator[None]:
+    """Says of a refusal which prompt it is about."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.add_note(f"(prompt {index} of {count}, counted from 0)")
+        raise
 
 
 async def _gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once: int, on_done: Callable[[], object]) -> list[T]:

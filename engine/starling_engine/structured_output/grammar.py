@@ -1,9 +1,12 @@
-"""The library's grammar of a schema that was rewritten, with what a schema cannot say: how JSON is written."""
+"""The library's grammars of schemas that were rewritten, with what a schema cannot say: how JSON is written."""
 
 import json
 from typing import Any
 
 import llguidance
+
+Grammar = dict[str, Any]
+"""A grammar of the library: a schema (`json_schema`) or a text of rules (`lark_grammar`), and the name by which others call it."""
 
 WHITE_SPACE = r"[ \n\r\t]{1,40}"
 """White space at each place that may have some. A model that may write endless spaces does so until its tokens are spent."""
@@ -12,15 +15,22 @@ ESCAPES = 'nrbtf\\"'
 Strings with a control character that has no letter of its own are lost."""
 
 
-def written_grammar(written: dict[str, Any]) -> str:
-    """Returns the library's grammar for a schema as `rewrite` returns it. Raises `ValueError` where the library has none."""
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(written), overrides={"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-    )
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+def grammar_text(*grammars: Grammar) -> str:
+    """Returns grammars as the library reads them; the first is where an output begins."""
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def spelled(written: dict[str, Any], *, white_space: bool = True) -> dict[str, Any]:
+    """Returns a schema, as `rewrite` does, that also says how JSON is written: with white space between tokens or none.
+
+    Raises `ValueError` where the library has no grammar for it.
+    """
+    spaces: dict[str, Any] = {"whitespace_pattern": WHITE_SPACE} if white_space else {"whitespace_flexible": False}
+    schema = {**written, "x-guidance": {**spaces, "json_allowed_escapes": ESCAPES}}
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar_text({"json_schema": schema}))
     if failed or messages:
         raise ValueError(messages[0].splitlines()[0])
-    return grammar
+    return schema
 
 
 def are_exclusive(patterns: list[str]) -> bool:

@@ -1,0 +1,40 @@
+"""Makes grammars for a frontend, in a process of its own: `python -m starling_engine.frontend.grammar_child`."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from starling_engine.config import VocabularyConfig
+from starling_engine.errors import InvalidRequest
+from starling_engine.ipc.limited_child import InCopies, Work, serve
+from starling_engine.params import StructuredOutputsParams
+from starling_engine.structured_output.forms import field_of, grammar_of
+from starling_engine.structured_output.special_tokens import ReasoningMarks, SpecialTokens
+from starling_engine.structured_output.trial import UnusableGrammar, try_grammar
+from starling_engine.structured_output.vocabulary import read_vocabulary
+
+
+def _prepare(settings: Any) -> Work:
+    config = msgspec.convert(settings["vocabulary"], VocabularyConfig)
+    added: dict[str, int] = settings["added_tokens"]
+    vocabulary = read_vocabulary(config)
+    special = {text: token for text, token in added.items() if vocabulary.is_special_token(token)}
+    tokens = SpecialTokens(special, frozenset(config.eos_token_ids))
+    marks = ReasoningMarks.find(added)
+
+    def make(job: Any) -> str:
+        wanted = msgspec.convert(json.loads(job["wanted"]), StructuredOutputsParams)
+        grammar = grammar_of(wanted, tokens, marks, reasoning_open=job["reasoning_open"])
+        try:
+            try_grammar(grammar, vocabulary)
+        except UnusableGrammar as error:
+            raise InvalidRequest(str(error), field_of(wanted)) from None
+        return grammar
+
+    return make
+
+
+if __name__ == "__main__":
+    # A copy has the vocabulary already, which takes up to seconds to read.
+    serve(_prepare, InCopies)

@@ -1,0 +1,98 @@
+"""Writes the library's grammar of the form that a request wants."""
+
+from collections.abc import Callable
+
+from starling_engine.errors import InvalidRequest
+from starling_engine.params import StructuredOutputsParams
+from starling_engine.structured_output.callers_grammar import enforced_lark
+from starling_engine.structured_output.enforced_schema import enforced_schema, parsed
+from starling_engine.structured_output.expressions import check_expression
+from starling_engine.structured_output.grammar import Grammar, grammar_text
+from starling_engine.structured_output.lark import expression, literal
+from starling_engine.structured_output.special_tokens import REASONING, ReasoningMarks, SpecialTokens
+from starling_engine.structured_output.structural_tags import structural_lark
+
+FIELD = "structured_outputs"
+
+
+def field_of(wanted: StructuredOutputsParams) -> str:
+    """Returns the field that says the form, as errors name it. Raises `InvalidRequest` if not exactly one does."""
+    given = [name for name in _FORMS if getattr(wanted, name) is not None and (name, wanted.json_object) != ("json_object", False)]
+    if len(given) != 1:
+        names = " and ".join(given) or "none"
+        raise InvalidRequest(f"exactly one of {', '.join(_FORMS)} has to be given; there is {names}", FIELD)
+    return f"{FIELD}.{given[0]}"
+
+
+def grammar_of(
+    wanted: StructuredOutputsParams, tokens: SpecialTokens, marks: ReasoningMarks | None, *, reasoning_open: bool = False
+) -> str:
+    """Returns the library's grammar for outputs of a form.
+
+    Args:
+        wanted: the form. Its types are right.
+        tokens: what the tokenizer has besides text.
+        marks: with which the model marks reasoning; None if it does not.
+        reasoning_open: the prompt has begun to reason. Matters only where `wanted` allows it.
+
+    Raises:
+        InvalidRequest: what is not possible, with the field, and the path in it.
+    """
+    field = field_of(wanted)
+    form = _FORMS[field.removeprefix(f"{FIELD}.")](wanted, field, tokens)
+    text = grammar_text(*(_reasoning(form, marks, reasoning_open) if wanted.reasoning else [form]))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", field) from None
+    return text
+
+
+def _reasoning(form: Grammar, marks: ReasoningMarks | None, is_open: bool) -> list[Grammar]:
+    if marks is None:
+        pairs = ", ".join(" ".join(pair) for pair in REASONING)
+        raise InvalidRequest(f"the model's tokenizer has no tokens that mark reasoning; known are {pairs}", f"{FIELD}.reasoning")
+    return marks.before(form, is_open=is_open)
+
+
+def _json(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Grammar:
+    schema = parsed(wanted.json, field)
+    return {"json_schema": enforced_schema(schema, field, white_space=not wanted.disable_any_whitespace)}
+
+
+def _json_object(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Grammar:
+    return {"json_schema": enforced_schema({"type": "object"}, field, white_space=not wanted.disable_any_whitespace)}
+
+
+def _regex(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Grammar:
+    assert wanted.regex is not None
+    check_expression(wanted.regex, field)
+    return {"lark_grammar": f"start: {expression(wanted.regex)}"}
+
+
+def _choice(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Grammar:
+    if not wanted.choice:
+        raise InvalidRequest("an empty list leaves no output at all", field)
+    return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(literal, wanted.choice))}"}
+
+
+def _grammar(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> Grammar:
+    assert wanted.grammar is not None
+    white_space = not wanted.disable_any_whitespace
+    enforce = lambda schema, path: enforced_schema(schema, field, white_space=white_space, path=path)  # noqa: E731
+    return {"lark_grammar": enforced_lark(wanted.grammar, field, tokens, enforce)}
+
+
+def _structural_tag(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> Grammar:
+    white_space = not wanted.disable_any_whitespace
+    return {"lark_grammar": structural_lark(wanted.structural_tag, field, tokens, white_space=white_space)}
+
+
+_FORMS: dict[str, Callable[[StructuredOutputsParams, str, SpecialTokens], Grammar]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "structural_tag": _structural_tag,
+}

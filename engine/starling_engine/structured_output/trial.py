@@ -1,0 +1,35 @@
+"""Tries a grammar with a vocabulary, as an engine core will use it."""
+
+import llguidance
+
+from starling_engine.structured_output.matcher import LIMITS
+
+NOTHING_POSSIBLE = "no output is possible"
+
+
+class UnusableGrammar(ValueError):
+    """A grammar that the library cannot read, finds too complex, or under which no output is possible; the message says which."""
+
+
+def try_grammar(grammar: str, vocabulary: llguidance.LLTokenizer) -> None:
+    """Builds a grammar and asks what an output may begin with.
+
+    A hostile one takes seconds, gigabytes, or the whole process: call it where these are limited. Raises `UnusableGrammar`.
+    """
+    matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+    # The library allows to end where it has failed, so this comes before the question whether it has.
+    possible = any(matcher.compute_bitmask())
+    if matcher.is_error():
+        raise UnusableGrammar(_reason(matcher.get_error()))
+    if warnings := matcher.get_grammar_warnings():
+        raise UnusableGrammar(warnings[0].splitlines()[0])
+    if not possible:
+        raise UnusableGrammar(NOTHING_POSSIBLE)
+
+
+def _reason(error: str) -> str:
+    """The line of the library's error that says why, without the grammar that it quotes."""
+    if error.startswith("NoExtension"):
+        return NOTHING_POSSIBLE
+    lines = error.strip().splitlines()
+    return next((line for line in reversed(lines) if line.startswith("error: ")), lines[0])[:300]
