@@ -315,6 +315,8 @@ BEAMS = [
     one("early_stopping", True, message="needs use_beam_search"),
     one("early_stopping", "never"),
     one("use_beam_search", 1),
+    BadRequest({"use_beam_search": True, "guided_regex": "a"}, "guided_regex", COMPLETION),
+    BadRequest({"use_beam_search": True, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", CHAT),
     *(
         BadRequest({"use_beam_search": True, name: value}, name, path)
         for path in (COMPLETION, CHAT)
@@ -339,7 +341,7 @@ BEAMS = [
             "priority": 1,
             "length_penalty": 21,
             "early_stopping": False,
-            "structured_outputs": {"regex": "a"},
+            "repetition_detection": {"max_pattern_size": 2, "min_count": 2},
         }.items()
     ),
     BadRequest({"use_beam_search": True, "n": 20}, "n", message="n must be in [1, 18], got 20"),

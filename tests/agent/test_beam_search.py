@@ -12,6 +12,7 @@ import pytest
 from starling_agent.openai.protocol.beam_search import HONOURED, WITH_BEAMS, WITHOUT_EFFECT
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.protocol.completion import CompletionRequest
+from starling_agent.openai.protocol.structured_outputs import StructuredOutputFields
 from starling_engine import LLM, BeamSearchParams
 
 from tests.agent.conftest import MODEL, REPOSITORY, LiveServer, StartServer
@@ -21,7 +22,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 PROMPTS = ["The list", "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHello!"]
 ENDLESS: dict[str, Any] = {"prompt": "import", "use_beam_search": True, "n": 8, "max_tokens": 3900, "ignore_eos": True}
-REFUSED_ALWAYS = {"stream_options", "prompt_logprobs", "allowed_token_ids", "prediction"}
+REFUSED_ALWAYS = {"stream_options", "prompt_logprobs", "allowed_token_ids", "prediction", "repetition_detection"}
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +130,17 @@ def test_values_without_effect_are_accepted_without_beams(extra: dict[str, Any],
 
 @pytest.mark.parametrize("model", [CompletionRequest, ChatRequest])
 def test_each_field_is_decided_on(model: type[CompletionRequest | ChatRequest]) -> None:
-    """Add a new field to one of the four, and a test of what it does to a search."""
-    assert model.model_fields.keys() - HONOURED - WITHOUT_EFFECT - WITH_BEAMS.keys() <= REFUSED_ALWAYS
+    """Add a new field to one of the four, and a test of what it does to a search. Those of a form are decided on as one."""
+    others = model.model_fields.keys() - StructuredOutputFields.model_fields.keys()
+    assert others - HONOURED - WITHOUT_EFFECT - WITH_BEAMS.keys() <= REFUSED_ALWAYS
+
+
+def test_a_text_format_has_no_effect(server: LiveServer) -> None:
+    asked = {"prompt": "A list", "n": 2, "max_tokens": 3}
+    assert (
+        post(server, COMPLETION, **asked, response_format={"type": "text"})["choices"]
+        == post(server, COMPLETION, **asked)["choices"]
+    )
 
 
 def test_a_prompt_is_echoed(server: LiveServer) -> None:
