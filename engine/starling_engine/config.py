@@ -46,6 +46,11 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float = 0.1
 
     @property
+    def on_device(self) -> "SpeculativeConfig | None":
+        """The settings for a device that makes drafts; None where the host has to."""
+        return self if self.method == "ngram" else None
+
+    @property
     def suffix_width(self) -> int:
         """Fewest tokens that have to match, for suffix."""
         return min(2, self.suffix_decoding_max_tree_depth)
@@ -71,6 +76,8 @@ class SchedulerConfig:
     preempt: PreemptionMode = "auto"
     eos_token_ids: tuple[int, ...] = ()
     speculative: SpeculativeConfig = SpeculativeConfig()
+    own_drafts: bool = False
+    """Drafts of method ngram are made by the device, with steps in flight: set by the engine core."""
 
     @property
     def max_num_samples(self) -> int:
@@ -139,6 +146,8 @@ class WorkerConfig:
     num_threads: int
     num_speculative_tokens: int = 0
     """Most drafts of a request in a step."""
+    own_drafts: SpeculativeConfig | None = None
+    """Settings of drafts that a device makes, if it works on its own and there is one pipeline stage; None: it makes none."""
     enforce_eager: bool = False
     fp8_cache: bool = False
     """Keys and values are cached in float8_e4m3fn, else in `dtype`."""

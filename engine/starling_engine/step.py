@@ -10,6 +10,8 @@ from starling_engine.params import PoolingParams, SamplingParams
 
 FOLLOWS = -1
 """Value in `StepPlan.starts`: the row starts with the token that was sampled last in its slot, wherever that is."""
+OWN = -1
+"""Value in `StepPlan.drafts`: the device makes the draft, of the tokens that it has. All drafts of a row are its own, or none."""
 
 
 class NewRequest(msgspec.Struct, frozen=True):
@@ -51,13 +53,15 @@ class StepPlan(msgspec.Struct, frozen=True):
     many of their drafts are accepted. So a plan stays valid whatever they accept.
 
     A draft is a guess of a token that the row will sample. It is accepted when it equals the token drawn for its position, and all
-    drafts before it were accepted. A column of drafts or inputs is empty where no row needs it.
+    drafts before it were accepted. Where the device finds nothing for its OWN drafts, there are none: the row samples one token. A
+    column of drafts or inputs is empty where no row needs it.
 
     sample      per row: True when the row reaches its last token: it samples behind that, and behind each draft (or its vector is
                 pooled)
     num_drafts  per row: how many of its tokens are drafts, the last of them
-    drafts      the drafts of one row after the other, packed (`starling_engine.token_packing`)
-    masked      rows that sample only what their mask allows; the masks come while the step runs (`StepMasks`)
+    drafts      the drafts of one row after the other, packed (`starling_engine.token_packing`): tokens, or OWN
+    masked      rows that sample only what their mask allows; the masks come while the step runs (`StepMasks`), and are made for
+                drafts that are known: none is OWN
     inputs      per row: its first input token, with several pipeline stages, whose workers do not see what was sampled; no row of
                 theirs FOLLOWS
     """
@@ -118,16 +122,18 @@ class RowExtras(msgspec.Struct, omit_defaults=True):
 class StepResult(msgspec.Struct, omit_defaults=True):
     """Result of plan `step_id`: columns of its rows, in the plan's order. `seconds` is the step's time on the device.
 
-    counts  per row: its sampled tokens, 0 or one more than its accepted drafts
-    tokens  the sampled tokens of one row after the other, packed (`starling_engine.token_packing`)
-    extras  by row, where there are any
-    error   set, with empty columns, when the step failed as a whole
+    counts     per row: its sampled tokens, 0 or one more than its accepted drafts
+    tokens     the sampled tokens of one row after the other, packed (`starling_engine.token_packing`)
+    unmatched  rows with OWN drafts for which the device found nothing
+    extras     by row, where there are any
+    error      set, with empty columns, when the step failed as a whole
     """
 
     step_id: int
     epoch: int
     counts: list[int] = []
     tokens: bytes = b""
+    unmatched: list[int] = []
     extras: dict[int, RowExtras] = {}
     seconds: float = 0.0
     error: str | None = None

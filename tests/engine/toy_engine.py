@@ -25,7 +25,7 @@ from starling_engine.request_state import Gate, RequestState
 from starling_engine.scheduler.grammar_builds import GrammarBuilds
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.spec_decode.drafter import Drafter
-from starling_engine.step import FOLLOWS, LogprobRow, RowExtras, StepMasks, StepPlan, StepResult
+from starling_engine.step import FOLLOWS, OWN, LogprobRow, RowExtras, StepMasks, StepPlan, StepResult
 from starling_engine.token_packing import pack_tokens
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
 
@@ -35,10 +35,10 @@ NO_GRAMMAR = 13
 
 
 def prefix_hashes(tokens: list[int]) -> list[int]:
-    """hashes[p] stands for the keys and values of position p: it depends on tokens 0..p."""
+    """hashes[p] stands for the keys and values of position p: it depends on tokens 0..p. A draft that is none is computed as 0."""
     value, hashes = 1, []
     for token in tokens:
-        value = zlib.crc32(token.to_bytes(4, "little"), value)
+        value = zlib.crc32(max(token, 0).to_bytes(4, "little"), value)
         hashes.append(value)
     return hashes
 
@@ -181,6 +181,8 @@ class ToyWorker:
         """Slots of a step that failed: results of later steps in flight for them are garbage, which is discarded."""
         self.seconds: Callable[[StepPlan], float] = lambda _: 0.0
         """Returns the seconds that a step reports."""
+        self.guess: Callable[[list[int], int, int], list[int]] = lambda *_: []
+        """Returns as many OWN drafts behind tokens, for a seed, as the last argument says; or none."""
 
     def execute(self, plan: StepPlan, masks: StepMasks | None = None) -> StepResult:
         self.batch.apply(plan)
@@ -196,14 +198,27 @@ class ToyWorker:
             self._lost |= set(plan.slots)
             return StepResult(plan.step_id, plan.epoch, error="boom")
         assert len(set(plan.slots)) == len(plan.slots)
+        result = StepResult(plan.step_id, plan.epoch, [0] * len(plan.slots), seconds=self.seconds(plan))
+        result.unmatched = [r for r, slot in enumerate(plan.slots) if slot not in self._lost and not self._finds_drafts(step, r)]
         for r, slot in enumerate(plan.slots):
             if slot not in self._lost:
                 self._store(step, r, inputs.metadata)
-        result = StepResult(plan.step_id, plan.epoch, [0] * len(plan.slots), seconds=self.seconds(plan))
         self._masks = _masks_by_row(plan, step, masks)
         tokens = [token for r in range(len(plan.slots)) for token in self._sample(plan, step, r, result)]
         result.tokens = pack_tokens(tokens)
         return result
+
+    def _finds_drafts(self, step: FlatBatch, r: int) -> bool:
+        """Replaces a row's OWN drafts; returns False where there are none."""
+        slot, end, drafts = step.slots[r], int(step.ends[r]), int(step.drafts[r])
+        own = self.batch.tokens[slot, end - drafts : end]
+        if OWN not in own:
+            return True
+        assert set(own.tolist()) == {OWN}
+        tokens = self.batch.tokens[slot, : end - drafts].tolist()
+        guesses = self.guess(tokens, int(self.batch.seed[slot]), drafts)
+        own[:] = guesses or OWN
+        return bool(guesses)
 
     def _store(self, step: FlatBatch, r: int, metadata: list) -> None:
         start, end = int(step.starts[r]), int(step.ends[r])
@@ -278,26 +293,42 @@ def _masks_by_row(plan: StepPlan, step: FlatBatch, masks: StepMasks | None) -> d
 class ToyDrafter(Drafter):
     """Drafts up to `most` tokens: the ones that will be sampled, as far as `rng` does not put others in their place.
 
-    With steps in flight they are those behind all that was drafted before; where that was refused, they are wrong.
+    With steps in flight they are those behind all that was drafted before; where that was refused, they are wrong. With `own`, some
+    rows without a mask have OWN drafts.
     """
 
     @property
     def active(self) -> bool:
         return True
 
-    def __init__(self, most: int, rng: random.Random) -> None:
+    def __init__(self, most: int, rng: random.Random, *, own: bool) -> None:
         self.most = most
         self.rng = rng
+        self.own = own
 
     def propose(self, request: RequestState, most: int) -> list[int]:
         tokens, length = request.tokens.tolist(), len(request.tokens) + request.pending
         count = self.rng.randint(0, min(most, self.most))
+        if self.own and request.constraint is None and self.rng.random() < 0.5:
+            return [OWN] * count
         while len(tokens) < length + count:
             token, output = token_after(tokens, request.record.seed), tokens[request.num_prompt :]
             constraint = request.constraint
             tokens.append(first_allowed(token, constraint.mask(output)) if isinstance(constraint, ToyConstraint) else token)
+        return self._spoiled(tokens[length:])
+
+    def guess(self, tokens: list[int], seed: int, count: int) -> list[int]:
+        """Makes drafts where they are OWN, in some rows."""
+        if self.rng.random() < 0.3:
+            return []
+        found = list(tokens)
+        for _ in range(count):
+            found.append(token_after(found, seed))
+        return self._spoiled(found[len(tokens) :])
+
+    def _spoiled(self, drafts: list[int]) -> list[int]:
         wrong = self.rng.choice([0.0, 0.2, 1.0])
-        return [self.rng.randrange(VOCAB) if self.rng.random() < wrong else token for token in tokens[length : length + count]]
+        return [self.rng.randrange(VOCAB) if self.rng.random() < wrong else token for token in drafts]
 
 
 class ToyTiers:
@@ -368,7 +399,8 @@ class ToyTiers:
 class ToyEngine:
     """Scheduler and toy worker, with `depth` steps in flight. `slots` > 0: with tiers; `secondary` outlives the engine.
 
-    `drafts` > 0: with a drafter that proposes as many at most, right ones and wrong ones by `rng`.
+    `drafts` > 0: with a drafter that proposes as many at most, right ones and wrong ones by `rng`; some are made by the worker, which
+    a pipeline's stages cannot.
     """
 
     def __init__(
@@ -412,10 +444,12 @@ class ToyEngine:
         self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, max_in_flight=depth * budget, events=self.log)
         config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if secondary is None else "/secondary")
         self.offload = TieredOffload(self.kv, config, slots, 1, preempt) if slots else None
-        drafter = ToyDrafter(drafts, rng or random.Random(0)) if drafts else Drafter()
+        drafter = ToyDrafter(drafts, rng or random.Random(0), own=stages == 1) if drafts else Drafter()
         self.grammars = ToyGrammars(rng or random.Random(0))
         self.scheduler = Scheduler(self.config, self.kv, offload=self.offload, drafter=drafter, grammars=self.grammars)
         self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
+        if isinstance(drafter, ToyDrafter):
+            self.worker.guess = drafter.guess
         self.tiers = ToyTiers(self.worker, slots, {} if secondary is None else secondary, rng or random.Random(0))
         self.depth = depth
         self.plans: list[StepPlan] = []

@@ -133,6 +133,7 @@ class ProcessExecutor:
             seconds=[self._ready[rank].seconds for rank in range(self._ranks)],
             async_scheduling=first.async_scheduling,
             step_target_ms=first.step_target_ms,
+            makes_drafts=first.makes_drafts,
             store_port=self._store,
         )
 

@@ -63,7 +63,7 @@ class Scheduler:
         self._forks: dict[str, list[RequestState]] = {}
         """Requests that wait for their parent's prompt, by the parent's id."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
-        self.drafter = drafter or Speculator(config.speculative, self.stats)
+        self.drafter = drafter or Speculator(config.speculative, self.stats, own_drafts=config.own_drafts)
         self._grammars = grammars or GrammarBuilds(None)
         self._prefixes = PrefixLookup(kv, self.offload, self.requests)
         self._hashing = PromptHashing()
@@ -417,7 +417,7 @@ class Scheduler:
         """Applies the results of a step's rows, but for those of requests that have left their slot since."""
         deltas: list[Delta] = []
         drafter = self.drafter if self.drafter.active else None
-        tokens, at = unpack_tokens(result.tokens).tolist(), 0
+        tokens, at, unmatched = unpack_tokens(result.tokens).tolist(), 0, frozenset(result.unmatched)
         for row, (request, run, start, count, drafts) in enumerate(builder.rows()):
             before, at = at, at + result.counts[row]
             if request.run != run:
@@ -426,7 +426,7 @@ class Scheduler:
             extras = result.extras.get(row, NO_EXTRAS)
             delta = request.apply(sampled, start, drafts, extras)
             if drafter is not None and sampled and delta is not None:
-                guesses = drafter.on_sampled(request, drafts, sampled)
+                guesses = drafter.on_sampled(request, 0 if row in unmatched else drafts, sampled)
                 delta.num_draft_tokens, delta.num_accepted_tokens = guesses, len(sampled) - 1 if guesses else 0
             if extras.error is None:
                 self._confirm(request, len(request.tokens) - 1 if sampled else start + count)

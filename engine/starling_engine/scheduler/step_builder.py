@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
 
 from starling_engine.request_state import RequestState
-from starling_engine.step import FOLLOWS, BlockAppend, BlockCopy, NewRequest, StepPlan
+from starling_engine.step import FOLLOWS, OWN, BlockAppend, BlockCopy, NewRequest, StepPlan
 from starling_engine.token_packing import pack_tokens
 
 
@@ -64,6 +64,7 @@ class StepBuilder:
 
     def _add_drafts(self, request: RequestState, drafts: Sequence[int]) -> None:
         """Adds drafts to the last row, which samples."""
+        assert request.constraint is None or OWN not in drafts, "masks are made for drafts that are known"
         count = len(drafts)
         self.num_drafts += [0] * (len(self.slots) - 1 - len(self.num_drafts))
         self.num_drafts.append(count)

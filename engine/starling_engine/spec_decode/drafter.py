@@ -27,14 +27,17 @@ class Drafter:
         """Begins to plan a step of about `rows` requests."""
 
     def propose(self, request: RequestState, most: int) -> Sequence[int]:  # noqa: ARG002
-        """Returns at most `most` tokens that may follow the request's last one, the first of those that its next step samples."""
+        """Returns at most `most` tokens that may follow the request's last one, the first of those that its next step samples.
+
+        All of them may be OWN where that is possible: then the device guesses them.
+        """
         return ()
 
     def on_step(self, tokens: int, seconds: float) -> None:
         """Takes the time of a step of decodes alone, with `tokens` tokens, drafts included."""
 
     def on_sampled(self, request: RequestState, num_drafts: int, sampled: Sequence[int]) -> int:  # noqa: ARG002
-        """Takes what a row with `num_drafts` drafts sampled. The request has these tokens already.
+        """Takes what a row with `num_drafts` drafts sampled. The request has these tokens already. OWN drafts that were none count 0.
 
         Returns how many of the drafts were guesses: those that a grammar forces are none.
         """

@@ -10,6 +10,7 @@ from starling_engine.spec_decode.acceptance_log import AcceptanceLog
 from starling_engine.spec_decode.drafter import Drafter
 from starling_engine.spec_decode.proposers import EarlierOutputs, NgramProposer, PredictionProposer, Proposer, SuffixProposer
 from starling_engine.spec_decode.verify_cost import VerifyCost
+from starling_engine.step import OWN
 
 WEIGHT = 0.1
 """Weight of the latest guess in a request's acceptance."""
@@ -23,20 +24,34 @@ class Guesses:
 
     proposers: list[Proposer]
     acceptance: float
+    may_be_own: bool
+    """True if the device may make the drafts; the proposers' guesses then only say how likely it is to find any, and right ones."""
     open: list[int] = field(default_factory=list)
     """Tokens that were guessed to come next. They are compared whether or not they became drafts, so acceptance costs no step."""
     are_forced: bool = False
     """True while the request's drafts in flight are no guesses: its grammar allows no others."""
+
+    def take(self, *, right: bool) -> None:
+        """Takes whether a guess was right."""
+        self.acceptance += WEIGHT * (right - self.acceptance)
+
+
+def _are_own(guesses: Guesses, request: RequestState) -> bool:
+    """Returns whether a request's drafts are the device's OWN: those of a row with a mask have to be known."""
+    return guesses.may_be_own and request.constraint is None
 
 
 class Speculator(Drafter):
     """Gives each request as many drafts as pay: one more as long as it is accepted more often than it has to be.
 
     How often it has to be comes from the measured time of steps (`VerifyCost.price`). Where no draft pays, there is none.
+
+    With `own_drafts` the device makes those of method ngram, but for requests with a prediction or a constraint.
     """
 
-    def __init__(self, config: SpeculativeConfig, stats: Stats) -> None:
+    def __init__(self, config: SpeculativeConfig, stats: Stats, *, own_drafts: bool = False) -> None:
         self._config = config
+        self._own_drafts = own_drafts and config.method == "ngram"
         self._stats = stats
         self._log = AcceptanceLog(stats)
         self._cost = VerifyCost()
@@ -60,10 +75,12 @@ class Speculator(Drafter):
         elif config.method == "suffix":
             proposers.append(SuffixProposer(config, self._earlier))
         if (proposers or record.grammar) and record.params.speculative and record.pooling is None:
-            self._guesses[record.id] = Guesses(proposers, self._acceptance)
+            may_be_own = self._own_drafts and not record.prediction_ids
+            self._guesses[record.id] = Guesses(proposers, self._acceptance, may_be_own)
 
     def waits(self, request: RequestState) -> bool:
-        return request.record.id in self._guesses
+        guesses = self._guesses.get(request.record.id)
+        return guesses is not None and not _are_own(guesses, request)
 
     def begin_step(self, rows: int) -> None:
         self._tokens = self._gain = float(rows)
@@ -79,6 +96,9 @@ class Speculator(Drafter):
             return self._jump_forward(forced)
         if not guesses.open:
             guesses.open = self._guess(guesses, request)
+        if _are_own(guesses, request):
+            # Text that does not repeat so far will hardly do so when the steps in flight have run.
+            return [OWN] * self._affordable(guesses.acceptance, most if guesses.open else 0)
         return guesses.open[: self._affordable(guesses.acceptance, min(most, len(guesses.open)))]
 
     def _jump_forward(self, forced: Sequence[int]) -> Sequence[int]:
@@ -119,11 +139,15 @@ class Speculator(Drafter):
             num_drafts = 0
         elif num_drafts:
             self._count(num_drafts, len(sampled) - 1)
+        own = num_drafts if _are_own(guesses, request) else 0
+        for at in range(min(own, len(sampled))):
+            guesses.take(right=at < len(sampled) - 1)
         for token in sampled:
             if not guesses.open:
                 break
             right = guesses.open[0] == token
-            guesses.acceptance += WEIGHT * (right - guesses.acceptance)
+            if not own:
+                guesses.take(right=right)
             guesses.open = guesses.open[1:] if right else []
         return num_drafts
 

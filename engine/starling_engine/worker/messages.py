@@ -53,8 +53,8 @@ class Phase:
 class WorkerReport:
     """Report of workers that are ready. `seconds` has, by rank, the time of each step of its start.
 
-    `async_scheduling` and `step_target_ms` are their platform's preferences. `store_port` is the port at which rank 0 serves the
-    store in which ranks find each other; 0 where there is none.
+    `async_scheduling` and `step_target_ms` are their platform's preferences. `makes_drafts`: plans may have OWN drafts. `store_port`
+    is the port at which rank 0 serves the store in which ranks find each other; 0 where there is none.
     """
 
     groups: list[KVGroup]
@@ -62,6 +62,7 @@ class WorkerReport:
     seconds: list[dict[str, float]]
     async_scheduling: bool
     step_target_ms: int
+    makes_drafts: bool = False
     store_port: int = 0
 
 
@@ -107,6 +108,7 @@ class WorkerReady(msgspec.Struct, tag="ready"):
     seconds: dict[str, float]
     async_scheduling: bool
     step_target_ms: int
+    makes_drafts: bool
 
 
 class Executed(msgspec.Struct, tag="executed"):

@@ -100,7 +100,9 @@ class Worker:
         if isinstance(self._runner, DeviceRunner):
             with self._phase("graphs"), torch.inference_mode():
                 self._runner.record()
-        return WorkerReport(groups, ledger, [self._seconds], setup.platform.async_scheduling, setup.platform.step_target_ms)
+        makes_drafts = isinstance(self._runner, DeviceRunner) and self._runner.makes_drafts
+        platform = setup.platform
+        return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling, platform.step_target_ms, makes_drafts)
 
     def _set_up(self) -> RankSetup:
         config = self._config

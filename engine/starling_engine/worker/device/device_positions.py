@@ -1,9 +1,8 @@
 """Positions of a step's rows. The device alone knows how many drafts of the steps before it were accepted."""
 
-from collections.abc import Sequence
-
 import torch
 
+from starling_engine.platforms.triton_support import triton_runs
 from starling_engine.worker.device.step_writer import Fields
 
 
@@ -17,14 +16,41 @@ class DevicePositions:
     def __init__(self, slots: int, block_size: int, device: torch.device) -> None:
         self._padding = slots
         self._block_size = block_size
+        self._in_torch = not triton_runs(device)
         self.last = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
 
-    def locate(self, f: Fields, tables: Sequence[torch.Tensor]) -> None:
+    def locate(self, f: Fields, tables: torch.Tensor) -> None:
         """Fills in the fields that the device adds, and token ids that it sampled.
 
-        `tables` of each KV group [slots + 1, width] int32.
+        `tables` [G, slots + 1, width] int32, of each KV group.
         """
+        if self._in_torch:
+            self._locate(f, tables)
+            return
+        from starling_engine.kernels.locate import locate
+
+        locate(
+            ids=f.ids,
+            token_rows=f.token_rows,
+            query_start=f.query_start,
+            slots=f.slots,
+            starts=f.starts,
+            feed_slots=f.feed_slots,
+            feed_at=f.feed_at,
+            sampled=f.sampled,
+            last=self.last,
+            lengths=self.lengths,
+            tables=tables,
+            positions=f.positions,
+            targets=f.targets,
+            context_lens=f.context_lens,
+            ends=f.ends,
+            block_size=self._block_size,
+        )
+
+    def _locate(self, f: Fields, tables: torch.Tensor) -> None:
+        """Defines the result of the kernel."""
         f.ids.index_copy_(0, f.feed_at, self.last.index_select(0, f.feed_slots))
         starts = torch.where(f.starts < 0, self.lengths.index_select(0, f.slots) - 1, f.starts)
         before = starts - f.query_start[:-1]  # position of a row's token, less its index in the step
@@ -38,18 +64,18 @@ class DevicePositions:
             targets.copy_((blocks * self._block_size + offsets).masked_fill_(padding, -1))
 
     def accept(self, f: Fields, chosen: torch.Tensor, most_drafts: int) -> torch.Tensor:
-        """Accepts drafts by what was sampled, `chosen` [S] int64; returns which are the next draft of their row, [S] bool.
+        """Accepts drafts by what was sampled, `chosen` [S] int64; returns the token behind each in its row, [S]: its draft, if any.
 
         `most_drafts` is that of any row. May be called again for other tokens of the same step.
         """
-        hits = chosen == f.ids.index_select(0, f.sampled + 1)
+        following = f.ids.index_select(0, f.sampled + 1)
         newest = f.first
         if most_drafts:
             offsets = torch.arange(most_drafts, device=chosen.device)
             is_draft = offsets < f.num_drafts[:, None]
             nth = (f.first[:, None] + offsets).clamp_(max=len(chosen) - 1)
-            newest = f.first + (hits[nth] & is_draft).long().cumprod(1).sum(1)
+            newest = f.first + ((chosen == following)[nth] & is_draft).long().cumprod(1).sum(1)
         slots = f.sampled_slots.index_select(0, newest)
         self.last.index_copy_(0, slots, chosen.index_select(0, newest))
         self.lengths.index_copy_(0, slots, f.ends.index_select(0, newest) + 1)
-        return hits
+        return following

@@ -12,9 +12,11 @@ import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import common_prefix
+from starling_engine.config import SpeculativeConfig
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.device.device_drafter import DeviceDrafter, NgramDrafter
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_sampler import DeviceSampler
 from starling_engine.worker.device.device_tables import DeviceTables
@@ -38,7 +40,7 @@ CASCADE_BYTES = 16 << 30
 class DeviceRunner:
     """See `Runner`. With `recorded`, steps of usual sizes run as graphs; `tick` is called as each has been recorded.
 
-    `cascades`: attention can use `AttentionMetadata.shared_blocks`.
+    `cascades`: attention can use `AttentionMetadata.shared_blocks`. With `own_drafts`, plans may have OWN drafts, by prompt lookup.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class DeviceRunner:
         vocab_size: int,
         recorded: bool,
         cascades: bool,
+        own_drafts: SpeculativeConfig | None,
     ) -> None:
         self._pages = pages
         self._batch = batch
@@ -71,6 +74,9 @@ class DeviceRunner:
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens, max_samples)
         self._positions = DevicePositions(rows, batch.block_size, device)
+        self._drafter = DeviceDrafter()
+        if own_drafts is not None:
+            self._drafter = NgramDrafter(own_drafts, batch, self._positions, queue, device)
         self._sampler = DeviceSampler(op, max_samples, vocab_size, self._positions)
         self._extra_outputs = ExtraOutputs(batch, self._sampler, queue, device, masking)
         self._use(model)
@@ -99,9 +105,14 @@ class DeviceRunner:
         samples = step.samples(self._batch.sampling_rows(plan))
         fields, hidden = self._run(plan, step, samples)
         readback = self._extra_outputs.serve(plan, step, samples, fields, hidden, result)
+        self._drafter.append(fields, self._sampler.out[: len(samples), 0])
         launched = self._in_flight.add(result, samples, began)
         launched.readback = readback
         return launched
+
+    @property
+    def makes_drafts(self) -> bool:
+        return self._drafter.active
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
@@ -116,6 +127,7 @@ class DeviceRunner:
     def on_sleep(self) -> None:
         self._use(NoModel())
         self._sampler.forget()
+        self._drafter.forget()
         self._extra_outputs.forget()
         if self._graphs is not None:
             self._graphs.forget()
@@ -151,6 +163,7 @@ class DeviceRunner:
             self._positions.locate(fields, self._tables.tables)
             self._head(fields, hidden, 0)
             then(fields, hidden)
+            self._drafter.append(fields, self._sampler.out[:samples, 0])
 
     # ---- its parts ----
 
@@ -162,6 +175,7 @@ class DeviceRunner:
         shared = _shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
         shape = None if shared or every else self._recorded(step, decode=decode)
         fields = self._writer.write(plan, step, samples, shape or StepShape(tokens, len(step.slots), count))
+        self._drafter.propose(plan, fields)
         sampled, most_drafts = fields.samples(len(samples.rows), count), int(step.drafts.max())
         if shape is not None:
             self._replay(shape, fields, tokens)
@@ -229,7 +243,8 @@ class DeviceRunner:
             AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens)
             for g, table in enumerate(tables)
         ]
-        return self._model.forward(f.ids[:-1], self._pages.context(metadata, rows), arrived)
+        ids = f.ids[:-1] if longest == 1 else f.ids[:-1].clamp(min=0)  # an OWN draft that is none is computed as some token
+        return self._model.forward(ids, self._pages.context(metadata, rows), arrived)
 
     def _head(self, f: Fields, hidden: torch.Tensor, most_drafts: int) -> None:
         """Samples behind the hidden states [S, hidden_size]; `most_drafts` as for the sampler."""

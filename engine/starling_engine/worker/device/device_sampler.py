@@ -11,7 +11,7 @@ from starling_engine.worker.host.sampler import chosen_logits
 class DeviceSampler:
     """Samples at most `most` tokens a step.
 
-    out  [most, 3] int64: the step's tokens, the bits of their logits in fp32, and whether each is the next draft of its row
+    out  [most, 3] int64: the step's tokens, the bits of their logits in fp32, and the token behind each in its row (see `accept`)
     """
 
     def __init__(self, op: SampleOp, most: int, vocab_size: int, positions: DevicePositions) -> None:

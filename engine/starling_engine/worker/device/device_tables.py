@@ -13,14 +13,14 @@ UPLOAD_BYTES = 1 << 18
 
 
 class DeviceTables:
-    """Tables on the device: `tables[g]` [max_num_seqs + 1, width] int32 mirrors the batch's table of KV group g.
+    """Tables on the device: `tables` [G, max_num_seqs + 1, width] int32 mirrors the batch's tables of KV groups.
 
-    The last row is padding's: block 0 alone.
+    The last row of each is padding's: block 0 alone.
     """
 
     def __init__(self, batch: InputBatch, queue: DeviceQueue, device: torch.device) -> None:
         rows, width = batch.tables[0].shape
-        self.tables = [torch.zeros(rows + 1, width, dtype=torch.int32, device=device) for _ in batch.tables]
+        self.tables = torch.zeros(len(batch.tables), rows + 1, width, dtype=torch.int32, device=device)
         self._width = width
         self._uploads = Uploads(queue, device, UPLOAD_BYTES)
 

@@ -124,7 +124,7 @@ class ExtraOutputs:
         counted = self._indices(adjusted)
         behind = self._send(np.array([sample.offset for sample in adjusted], np.int64))
         slots, ends = f.sampled_slots.index_select(0, counted), f.ends.index_select(0, counted)
-        drafts = f.ids.index_select(0, f.sampled.index_select(0, counted))  # for offset 0 it is no draft
+        drafts = f.ids.index_select(0, f.sampled.index_select(0, counted)).clamp_(min=0)  # for offset 0, and where OWN, none
         once = torch.ones_like(counted, dtype=torch.int32)
         for offset in range(most_drafts + 1 if adjusted else 0):
             if offset:

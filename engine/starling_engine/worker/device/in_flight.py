@@ -37,7 +37,7 @@ class LaunchedStep:
         """Waits until the step's tokens are known."""
         self._event.wait()
         if self.accepted is None and self.output is not None and self.samples is not None:
-            self.accepted = self.samples.accepted(self.output[:, 2].bool().numpy())
+            self.accepted = self.samples.accepted((self.output[:, 0] == self.output[:, 2]).numpy())
 
     def finish(self) -> StepResult:
         self.wait()
@@ -45,6 +45,7 @@ class LaunchedStep:
         if self.output is not None and self.samples is not None and self.accepted is not None:
             tokens, logits = self.output[:, 0].numpy(), self.output[:, 1].int().view(torch.float32).numpy()
             fill_in(self._result, self.samples, tokens, logits, self.accepted)
+            self._result.unmatched = self.samples.unmatched(self.output[:, 2].numpy())
         if self.readback is not None:
             self.readback.read()
         # The device had the step before to do first.

@@ -12,7 +12,7 @@ from starling_engine.kv.spec import KVGroup
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata, write_rows
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.sampling.adjust import Adjuster, needs_adjusting
-from starling_engine.step import FOLLOWS, NewRequest, StepPlan
+from starling_engine.step import FOLLOWS, OWN, NewRequest, StepPlan
 from starling_engine.token_packing import unpack_tokens
 
 Ints = npt.NDArray[np.int64]
@@ -66,6 +66,13 @@ class Samples:
         misses = np.flatnonzero(~hits)
         return misses[np.searchsorted(misses, self.first)] - self.first
 
+    def unmatched(self, following: Ints) -> list[int]:
+        """Returns the rows whose drafts are none. `following` [S]: the token behind each sample in its row."""
+        if not self.drafts.any():
+            return []
+        none = (self.drafts > 0) & (following[self.first] == OWN)
+        return [self.rows[nth] for nth in np.flatnonzero(none)]
+
     def kept(self, accepted: Ints) -> Ints:
         """Returns the samples that count: those up to the one behind the last accepted draft of each row."""
         within = np.arange(len(self)) - np.repeat(self.first, 1 + self.drafts)
@@ -100,7 +107,7 @@ class FlatBatch:
     slots      [R]
     starts     [R], the position of each row's first token
     drafts     [R], how many of its tokens are drafts
-    ids        [T] int32; what a row that FOLLOWS starts with, a device has to fill in
+    ids        [T] int32; what a row that FOLLOWS starts with, and drafts that are its OWN, a device has to fill in
     positions  [T]
     query_end  [R], one past each row's last token
     ends       [R], the position after it

@@ -74,7 +74,8 @@ class WorkerProcess:
         loop = self._make_loop(worker, plans, counters, dp_sync=config.dp_sync)
         if transfers is not None:
             transfers.serve(worker.transfer)
-        self._send(WorkerReady(report.ledger, report.seconds[0], report.async_scheduling, report.step_target_ms))
+        seconds = report.seconds[0]
+        self._send(WorkerReady(report.ledger, seconds, report.async_scheduling, report.step_target_ms, report.makes_drafts))
         loop.run()
         worker.close()
 
