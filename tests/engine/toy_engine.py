@@ -399,8 +399,8 @@ class ToyTiers:
 class ToyEngine:
     """Scheduler and toy worker, with `depth` steps in flight. `slots` > 0: with tiers; `secondary` outlives the engine.
 
-    `drafts` > 0: with a drafter that proposes as many at most, right ones and wrong ones by `rng`; some are made by the worker, which
-    a pipeline's stages cannot.
+    `drafts` > 0: with a drafter that proposes as many at most, right ones and wrong ones by `rng`; without several
+    stages the worker makes some of them.
     """
 
     def __init__(

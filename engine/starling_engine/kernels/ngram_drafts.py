@@ -57,7 +57,7 @@ def ngram_drafts(
     longest: int,
     most: int,
 ) -> None:
-    """Does what `kernels.prompt_lookup.ngram_drafts` does. Reads 4 bytes for each token of a row's sequence, and takes no memory."""
+    """Does what `kernels.prompt_lookup.ngram_drafts` does. Reads 4 bytes for each token of a row's sequence."""
     assert ids.dtype == slots.dtype == starts.dtype == lengths.dtype and tokens.stride(1) == 1
     _ngram_drafts[(len(slots),)](
         ids,

@@ -97,7 +97,7 @@ class Speculator(Drafter):
         if not guesses.open:
             guesses.open = self._guess(guesses, request)
         if _are_own(guesses, request):
-            # Text that does not repeat so far will hardly do so when the steps in flight have run.
+            # Text that does not repeat yet will hardly do so once the steps in flight have run.
             return [OWN] * self._affordable(guesses.acceptance, most if guesses.open else 0)
         return guesses.open[: self._affordable(guesses.acceptance, min(most, len(guesses.open)))]
 

@@ -53,8 +53,8 @@ class Phase:
 class WorkerReport:
     """Report of workers that are ready. `seconds` has, by rank, the time of each step of its start.
 
-    `async_scheduling` and `step_target_ms` are their platform's preferences. `makes_drafts`: plans may have OWN drafts. `store_port`
-    is the port at which rank 0 serves the store in which ranks find each other; 0 where there is none.
+    `async_scheduling` and `step_target_ms` are their platform's preferences. Plans may have OWN drafts where it `makes_drafts`.
+    `store_port` is the port at which rank 0 serves the store in which ranks find each other; 0 where there is none.
     """
 
     groups: list[KVGroup]

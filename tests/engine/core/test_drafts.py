@@ -3,16 +3,19 @@
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starling_engine.config import SpeculativeConfig, TiersConfig
 from starling_engine.constraint import MaskRow
+from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.request_state import RequestState
 from starling_engine.spec_decode.drafter import Drafter
-from starling_engine.token_packing import pack_tokens
+from starling_engine.step import OWN, StepPlan
+from starling_engine.token_packing import pack_tokens, unpack_tokens
 from starling_engine.topology.layout import ParallelLayout
 from starling_engine.worker import masks
 
@@ -23,24 +26,39 @@ from tests.engine.mixed_requests import answers, assert_same, random_traffic, re
 
 pytestmark = pytest.mark.timeout(120)
 MOST = 4
+ON_DEVICE = SpeculativeConfig(method="ngram", num_speculative_tokens=MOST, prompt_lookup_min=1)
 FAILING = 11
 """Seed of the request whose constraint fails."""
 FAILS = "it is told to fail"
 
 
 class Replay(Drafter):
-    """Drafts what an earlier run answered, as far as `rng` does not put other tokens in its place."""
+    """Drafts what an earlier run answered, as far as `rng` does not put other tokens in its place.
+
+    With `own`, the device drafts for every second request, unless that has a mask.
+    """
 
     @property
     def active(self) -> bool:
         return True
 
-    def __init__(self, answers: dict[str, dict[str, Any]], rng: random.Random) -> None:
+    def __init__(self, answers: dict[str, dict[str, Any]], rng: random.Random, *, own: bool = False) -> None:
         self._answers = answers
         self._rng = rng
-        self.drafted = 0
+        self._own = own
+        self.drafted = self.accepted_own = 0
+
+    def _is_own(self, request: RequestState) -> bool:
+        return self._own and request.constraint is None and request.record.seed % 2 == 0
+
+    def on_sampled(self, request: RequestState, num_drafts: int, sampled: Sequence[int]) -> int:
+        assert num_drafts >= len(sampled) - 1, "drafts that are none are not accepted"
+        self.accepted_own += len(sampled) - 1 if self._is_own(request) else 0
+        return num_drafts
 
     def propose(self, request: RequestState, most: int) -> list[int]:
+        if self._is_own(request):
+            return [OWN] * self._rng.randint(0, min(most, MOST))
         start = len(request.tokens) + request.pending - request.num_prompt
         right = self._answers[request.record.id]["tokens"][start : start + self._rng.randint(0, min(most, MOST))]
         wrong = self._rng.choice([0.0, 0.3, 1.0])
@@ -54,12 +72,12 @@ def on_host(_: Callable[..., None]) -> dict[str, Any]:
 
 def on_device(patch: Callable[..., None]) -> dict[str, Any]:
     use_late_device(patch)
-    return {}
+    return {"speculative": ON_DEVICE}
 
 
 def on_recording_device(patch: Callable[..., None]) -> dict[str, Any]:
     use_late_device(patch, recorded=True)
-    return {}
+    return {"speculative": ON_DEVICE}
 
 
 def in_stages(_: Callable[..., None]) -> dict[str, Any]:
@@ -141,17 +159,50 @@ def test_every_kind_of_request_gets_the_tokens_that_it_gets_without(
     write_checkpoint(tmp_path, VARIANTS[name])
     kv_blocks = {"qwen3-mixed": 14, "deepseek-v3": 18}[name]
     expected = random_traffic(tmp_path, kv_blocks=kv_blocks, constrain=constrain)
-    drafter = Replay(expected, random.Random(0))
-    settings = {"kv_blocks": kv_blocks} | where(monkeypatch.setattr)
+    settings = {"kv_blocks": kv_blocks, "speculative": SpeculativeConfig(num_speculative_tokens=MOST)} | where(monkeypatch.setattr)
+    on_device = settings["speculative"] is ON_DEVICE
+    drafter = Replay(expected, random.Random(0), own=on_device)
     if name == "deepseek-v3":
         settings["kv_blocks"] = kv_blocks  # every rank has whole latents
-    settings["speculative"] = SpeculativeConfig(num_speculative_tokens=MOST)
     found = random_traffic(tmp_path, drafter, constrain=constrain, **settings)
-    assert drafter.drafted > 100
+    assert drafter.drafted > 100 and (drafter.accepted_own > 0) is on_device
     if constrain is masked:  # with drafts it may have a token more when it fails
         assert found.pop(f"r{FAILING}")["end"] == expected.pop(f"r{FAILING}")["end"] == ("error", FAILS)
     assert_same(found, expected)
     assert all(answer["end"][1] is None for answer in found.values())
+
+
+def test_the_device_drafts_while_steps_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that repeat, for they have few tokens to choose from; with the drafter that users have."""
+    write_checkpoint(tmp_path, VARIANTS["llama3.1"])
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.3}, {"temperature": 0.0, "frequency_penalty": 0.01}]
+    requests = [
+        EngineRequest(
+            id=str(number),
+            prompt_ids=[5, 6, 7, 8] * 3,
+            params=SamplingParams(max_tokens=60, ignore_eos=True, allowed_token_ids=[5, 6, 7], **kind),
+            seed=number,
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    with core_for(tmp_path) as core:
+        expected = answers(core, requests)
+    use_late_device(monkeypatch.setattr)
+    with core_for(tmp_path, speculative=replace(ON_DEVICE, prompt_lookup_min=2)) as core:
+        plans: list[StepPlan] = []
+        monkeypatch.setattr(core.executor, "submit", noted(core.executor.submit, plans))
+        found, stats = answers(core, requests), core.scheduler.stats
+    assert_same(found, expected)
+    assert 0 < stats.spec_accepted_tokens_total <= stats.spec_draft_tokens_total <= sum(sum(plan.num_drafts) for plan in plans)
+    assert {OWN} == {draft for plan in plans for draft in unpack_tokens(plan.drafts)}
+
+
+def noted(submit: Callable[[StepPlan], None], plans: list[StepPlan]) -> Callable[[StepPlan], None]:
+    def call(plan: StepPlan) -> None:
+        plans.append(plan)
+        submit(plan)
+
+    return call
 
 
 def test_masks_that_do_not_come_end_their_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,26 +1,40 @@
 """Drafts are given where they pay, and nowhere else."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from starling_engine.config import SpeculativeConfig
 from starling_engine.delta import Stats
 from starling_engine.params import SamplingParams
 from starling_engine.spec_decode.acceptance_log import AcceptanceLog
+from starling_engine.spec_decode.proposers import repeated
 from starling_engine.spec_decode.speculator import Speculator
+from starling_engine.spec_decode.token_index import TokenIndex
 from starling_engine.spec_decode.verify_cost import VerifyCost
-from starling_engine.step import StepPlan
+from starling_engine.step import OWN, StepPlan, StepResult
+from starling_engine.token_packing import unpack_tokens
 
-from tests.engine.toy_engine import ToyEngine, expected_output
+from tests.engine.toy_engine import ToyConstraint, ToyEngine, expected_output, token_after
 
 LOOP = [1, 2, 3, 4, 5, 6]
 
 
-def speculating(method: str | None = "ngram", **settings: object) -> ToyEngine:
-    """Returns an engine whose drafts are made from text; its steps take `seconds_of`."""
-    engine = ToyEngine(max_model_len=600, num_blocks=600, budget=256, **settings)
-    engine.scheduler.drafter = Speculator(SpeculativeConfig(method=method, num_speculative_tokens=8), engine.scheduler.stats)
+def speculating(method: str | None = "ngram", *, own: bool = False, **settings: object) -> ToyEngine:
+    """Returns an engine whose drafts are made from text; its steps take `seconds_of`. With `own`, two are in flight."""
+    engine = ToyEngine(max_model_len=600, num_blocks=600, budget=256, **{"depth": 1 + own, **settings})
+    config, scheduler = SpeculativeConfig(method=method, num_speculative_tokens=8), engine.scheduler
+    scheduler.drafter = Speculator(config, scheduler.stats, own_drafts=own)
+    engine.worker.guess = prompt_lookup
     return engine
+
+
+def prompt_lookup(tokens: list[int], _: int, count: int) -> list[int]:
+    index = TokenIndex(2)
+    index.extend(tokens)
+    matches = index.matches(tokens, 5)
+    return repeated(tokens, matches[0].end, count) if matches else []
 
 
 def cheap(plan: StepPlan) -> float:
@@ -55,15 +69,17 @@ def test_text_that_repeats_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(stats.spec_accepted_per_position) == stats.spec_accepted_tokens_total
 
 
-def test_there_are_no_drafts_where_each_takes_as_long_as_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = speculating()
+@pytest.mark.parametrize("own", [False, True])
+def test_there_are_no_drafts_where_each_takes_as_long_as_a_step(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speculating(own=own)
     engine.worker.seconds = dear
     repeat(engine, monkeypatch)
     assert not any(sum(plan.num_drafts) for plan in engine.plans[60:])
 
 
-def test_drafts_that_are_refused_end_at_once() -> None:
-    engine = speculating()
+@pytest.mark.parametrize("own", [False, True])
+def test_drafts_that_are_refused_end_at_once(own: bool) -> None:
+    engine = speculating(own=own)
     engine.worker.seconds = usual
     prompt = random.Random(0).choices(range(4), k=60)
     engine.add("a", prompt, SamplingParams(max_tokens=300))
@@ -87,6 +103,73 @@ def test_a_request_may_do_without_and_a_prediction_needs_no_method(monkeypatch: 
     engine.add("predicted", LOOP * 3, SamplingParams(max_tokens=48), prediction_ids=LOOP * 8)
     engine.run()
     assert engine.scheduler.stats.spec_accepted_tokens_total > 30
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_text_that_begins_to_repeat_is_drafted_on(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host guesses is compared also while there are no drafts: so it knows when they pay again."""
+    monkeypatch.setattr(
+        "tests.engine.toy_engine.token_after",
+        lambda tokens, seed: token_after(tokens, seed) if len(tokens) < 200 else tokens[len(tokens) - 30],
+    )
+    engine = speculating(own=own)
+    engine.worker.seconds = usual
+    engine.add("a", random.Random(0).choices(range(4), k=60), SamplingParams(max_tokens=400))
+    while len(engine.outputs.get("a", ())) < 140:
+        engine.step()
+    engine.plans.clear()
+    engine.run()
+    assert len(engine.plans) < 0.6 * 260
+
+
+def test_steps_stay_in_flight_where_the_device_makes_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speculating(own=True)
+    engine.worker.seconds = cheap
+    left: list[int] = []
+    monkeypatch.setattr(engine.worker, "execute", note_before(engine.worker.execute, left, engine))
+    repeat(engine, monkeypatch)
+    stats, drafts = engine.scheduler.stats, [unpack_tokens(plan.drafts) for plan in engine.plans if plan.drafts]
+    assert len(engine.plans) < 300 / 6 and all(set(some) == {OWN} for some in drafts)
+    assert left.count(2) > 0.9 * len(left), "one runs, and one waits for it"
+    assert stats.spec_accepted_tokens_total > 0.9 * stats.spec_draft_tokens_total > 200
+
+
+def note_before(execute: Callable[..., StepResult], left: list[int], engine: ToyEngine) -> Callable[..., StepResult]:
+    """Notes how many steps are in flight when one is executed."""
+
+    def call(*arguments: Any) -> StepResult:
+        left.append(engine.scheduler.num_in_flight)
+        return execute(*arguments)
+
+    return call
+
+
+def test_drafts_that_the_device_did_not_find_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speculating(own=True)
+    engine.worker.seconds, engine.worker.guess = cheap, lambda *_: []
+    repeat(engine, monkeypatch)
+    assert sum(sum(plan.num_drafts) for plan in engine.plans) > 100
+    assert engine.scheduler.stats.spec_drafts_total == engine.scheduler.stats.spec_draft_tokens_total == 0
+
+
+def test_how_often_the_device_is_right_is_what_its_drafts_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's own guesses are right here; where there were drafts, these count."""
+    engine = speculating(own=True)
+    engine.worker.seconds, engine.worker.guess = usual, lambda *arguments: [49] * arguments[-1]
+    repeat(engine, monkeypatch)
+    drafted = [sum(plan.num_drafts) for plan in engine.plans]
+    assert sum(drafted[40:]) <= len(drafted[40:]), "one now and then"
+
+
+def test_the_device_drafts_for_no_request_with_a_mask_or_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.engine.toy_engine.token_after", lambda tokens, _: tokens[len(tokens) - len(LOOP)])
+    engine = speculating(own=True)
+    engine.worker.seconds = cheap
+    engine.add("predicted", LOOP * 3, SamplingParams(max_tokens=60), prediction_ids=LOOP * 8)
+    engine.add("masked", LOOP * 3, SamplingParams(max_tokens=60), ToyConstraint(1, 60))
+    engine.run()
+    drafts = [token for plan in engine.plans for token in unpack_tokens(plan.drafts)]
+    assert drafts and OWN not in drafts
 
 
 def test_with_steps_in_flight_drafts_wait_for_the_tokens_that_they_follow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from starling_engine.kv.spec import KVGroup, KVSpec
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.triton_support import INTERPRETED
+from starling_engine.request import EngineRequest
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.device.graphs import Graphs, decode_sizes, mixed_sizes
@@ -144,12 +145,19 @@ def test_the_runner_is_the_one_for_devices(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here; the tests of the kernels run on the GPU")
 async def test_the_engine_runs_on_tritons_kernels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All work of a GPU except its graphs, in the interpreter, chosen by an argument of the engine."""
-    monkeypatch.setenv(INTERPRETED, "1")
+    """All work of a GPU except its graphs, in the interpreter, chosen by an argument of the engine; drafts among it."""
     reference = make_reference(tmp_path, VARIANTS["qwen3-mixed"])
+    repeats = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, allowed_token_ids=[5, 6])
+    with core_for(tmp_path) as core:
+        expected, _ = run(core, [EngineRequest(id="a", prompt_ids=[5, 6, 7] * 3, params=repeats)])["a"]
+    monkeypatch.setenv(INTERPRETED, "1")
     banned = next(token for token in range(512) if token not in reference.tokens[:4])
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, banned_token_ids=[banned], logprobs=1)
-    async with running(model=str(tmp_path), device="interpreter", max_num_seqs=2, max_num_batched_tokens=32) as engine:
+    settings = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "spec_method": "ngram", "spec_tokens": 2}
+    async with running(model=str(tmp_path), device="interpreter", **settings) as engine:
         output = await engine.complete(reference.prompt, params)
+        repeated = await engine.complete([5, 6, 7] * 3, repeats)
+        assert 0 < repeated.drafts.accepted <= repeated.drafts.proposed
+    assert list(repeated.outputs[0].token_ids) == expected
     assert list(output.outputs[0].token_ids) == reference.tokens[:4]
     assert [next(iter(at)) for at in output.outputs[0].logprobs or ()] == reference.tokens[:4]

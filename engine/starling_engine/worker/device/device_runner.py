@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from starling_engine.config import SpeculativeConfig
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import common_prefix
-from starling_engine.config import SpeculativeConfig
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import StepPlan, StepResult
