@@ -46,11 +46,6 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float = 0.1
 
     @property
-    def on_device(self) -> "SpeculativeConfig | None":
-        """The settings for a device that makes drafts; None where the host has to."""
-        return self if self.method == "ngram" else None
-
-    @property
     def suffix_width(self) -> int:
         """Fewest tokens that have to match, for suffix."""
         return min(2, self.suffix_decoding_max_tree_depth)
@@ -147,7 +142,7 @@ class WorkerConfig:
     num_speculative_tokens: int = 0
     """Most drafts of a request in a step."""
     own_drafts: SpeculativeConfig | None = None
-    """Settings of drafts that a device makes, if it works on its own and there is one pipeline stage; None: it makes none."""
+    """Settings of the drafts that a device makes, if it works on its own; None: it makes none."""
     enforce_eager: bool = False
     fp8_cache: bool = False
     """Keys and values are cached in float8_e4m3fn, else in `dtype`."""

@@ -59,7 +59,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         max_model_len=max_model_len,
         max_num_seqs=8,
         num_speculative_tokens=scheduler.speculative.num_speculative_tokens,
-        own_drafts=scheduler.speculative.on_device,
+        own_drafts=scheduler.speculative if scheduler.speculative.method == "ngram" else None,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         block_size=block_size,
         kv_cache_memory_bytes=kv_blocks * sum(spec.layer_block_bytes for spec in specs),

@@ -44,7 +44,7 @@ class StuckExecutor:
             useful_blocks=100,
             needed_blocks=2,
         )
-        return WorkerReport(groups, plan_memory(request), [{}], False, 0)
+        return WorkerReport(groups, plan_memory(request), [{}], False, 0, False)
 
     def submit(self, plan: StepPlan) -> None: ...
 

@@ -51,8 +51,7 @@ class EngineCore:
         target = report.step_target_ms if settings.step_target_ms is None else settings.step_target_ms
         # With several stages a stream has a token when each of the steps in flight has run.
         steps = self.depth if settings.stages > 1 else 1
-        own_drafts = report.makes_drafts and self.depth > 1
-        settings = replace(settings, step_target_ms=-(-target // steps), depth=self.depth, own_drafts=own_drafts)
+        settings = replace(settings, step_target_ms=-(-target // steps), depth=self.depth, own_drafts=report.makes_drafts)
         self.events = EventLog(report.groups) if config.kv_events is not None else None
         """Log of blocks that were cached and removed, where events are published."""
         kv = KVManager(

@@ -4,7 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from starling_engine.args import EngineArgs, speculative_of
-from starling_engine.config import EngineConfig, EplbConfig, SchedulerConfig, TiersConfig, VocabularyConfig, WorkerConfig
+from starling_engine.config import (
+    EngineConfig,
+    EplbConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    TiersConfig,
+    VocabularyConfig,
+    WorkerConfig,
+)
 from starling_engine.errors import ConfigError
 from starling_engine.kv_offload.sizes import host_slots, staging_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
@@ -57,7 +65,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         num_speculative_tokens=scheduler.speculative.num_speculative_tokens,
-        own_drafts=None if args.async_scheduling is False else scheduler.speculative.on_device,
+        own_drafts=_own_drafts(args, scheduler),
         block_size=args.block_size,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         memory_fraction=args.gpu_memory_utilization,
@@ -88,6 +96,13 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         sleep_mode=args.enable_sleep_mode,
     )
     return folder, model, config
+
+
+def _own_drafts(args: EngineArgs, scheduler: SchedulerConfig) -> SpeculativeConfig | None:
+    """Returns the settings for a device that makes drafts. A single step in flight, or one that several stages run, has the host's."""
+    speculative = scheduler.speculative
+    possible = speculative.method == "ngram" and args.async_scheduling is not False and scheduler.stages == 1
+    return speculative if possible else None
 
 
 def _fp8_cache(args: EngineArgs, model: ModelConfig) -> bool:

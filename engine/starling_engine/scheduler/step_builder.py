@@ -64,7 +64,7 @@ class StepBuilder:
 
     def _add_drafts(self, request: RequestState, drafts: Sequence[int]) -> None:
         """Adds drafts to the last row, which samples."""
-        assert request.constraint is None or OWN not in drafts, "masks are made for drafts that are known"
+        assert OWN not in drafts or (request.constraint is None and self.stages == 1), "masks and stages need drafts that are known"
         count = len(drafts)
         self.num_drafts += [0] * (len(self.slots) - 1 - len(self.num_drafts))
         self.num_drafts.append(count)

@@ -37,7 +37,8 @@ class Drafter:
         """Takes the time of a step of decodes alone, with `tokens` tokens, drafts included."""
 
     def on_sampled(self, request: RequestState, num_drafts: int, sampled: Sequence[int]) -> int:  # noqa: ARG002
-        """Takes what a row with `num_drafts` drafts sampled. The request has these tokens already. OWN drafts that are none count 0.
+        """Takes what a row with `num_drafts` drafts sampled. The request has these tokens already. OWN drafts that are none
+        count 0.
 
         Returns how many of the drafts were guesses: those that a grammar forces are none.
         """

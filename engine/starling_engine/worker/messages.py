@@ -62,7 +62,7 @@ class WorkerReport:
     seconds: list[dict[str, float]]
     async_scheduling: bool
     step_target_ms: int
-    makes_drafts: bool = False
+    makes_drafts: bool
     store_port: int = 0
 
 

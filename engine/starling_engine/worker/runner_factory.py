@@ -56,7 +56,7 @@ class RunnerFactory:
             vocab_size=self.model.config.vocab_size,
             recorded=self._is_recorded(),
             cascades=self.model.cascades,
-            own_drafts=self.config.own_drafts if self.config.layout.pipeline == 1 else None,
+            own_drafts=self.config.own_drafts,
         )
 
     def _is_recorded(self) -> bool:

@@ -197,6 +197,20 @@ def test_the_device_drafts_while_steps_are_in_flight(tmp_path: Path, monkeypatch
     assert {OWN} == {draft for plan in plans for draft in unpack_tokens(plan.drafts)}
 
 
+def test_a_draft_that_the_device_does_not_find_counts_for_no_penalty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft's place has no token then, and it is alone in the first slot, so nothing lies before its counts."""
+    write_checkpoint(tmp_path, VARIANTS["llama3.1"])
+    params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0, frequency_penalty=0.5)
+    alone = [EngineRequest(id="a", prompt_ids=list(range(100, 130)), params=params)]
+    with core_for(tmp_path) as core:
+        expected = answers(core, alone)
+    use_late_device(monkeypatch.setattr)
+    with core_for(tmp_path, speculative=replace(ON_DEVICE, prompt_lookup_min=5)) as core:
+        core.scheduler.drafter = drafter = Replay(expected, random.Random(0), own=True)
+        assert_same(answers(core, alone), expected)
+    assert not drafter.accepted_own
+
+
 def noted(submit: Callable[[StepPlan], None], plans: list[StepPlan]) -> Callable[[StepPlan], None]:
     def call(plan: StepPlan) -> None:
         plans.append(plan)

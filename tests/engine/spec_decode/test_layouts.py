@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
+from starling_engine.frontend.resolve import resolve
 
 from tests.engine.checkpoints import VARIANTS, VOCAB, write_checkpoint
-from tests.engine.real_engine import running
+from tests.engine.real_engine import engine_args, running
 
 pytestmark = pytest.mark.timeout(180)
 PLAIN: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "kv_cache_memory_bytes": 4 << 20}
@@ -69,6 +70,15 @@ def expected(folder: Path) -> list[list[int]]:
             return found
 
     return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("args", "own"),
+    [({}, True), ({"pipeline_parallel_size": 2}, False), ({"async_scheduling": False}, False), ({"spec_method": "suffix"}, False)],
+)
+def test_a_device_makes_drafts_where_that_keeps_steps_in_flight(args: dict[str, Any], own: bool, folder: Path) -> None:
+    _, _, config = resolve(engine_args(model=str(folder), **{"spec_method": "ngram", **args}))
+    assert config.worker.own_drafts == (config.scheduler.speculative if own else None)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])

@@ -16,7 +16,7 @@ from starling_engine.spec_decode.verify_cost import VerifyCost
 from starling_engine.step import OWN, StepPlan, StepResult
 from starling_engine.token_packing import unpack_tokens
 
-from tests.engine.toy_engine import ToyConstraint, ToyEngine, expected_output, token_after
+from tests.engine.toy_engine import VOCAB, ToyConstraint, ToyEngine, expected_output, token_after
 
 LOOP = [1, 2, 3, 4, 5, 6]
 
@@ -166,7 +166,9 @@ def test_the_device_drafts_for_no_request_with_a_mask_or_a_prediction(monkeypatc
     engine = speculating(own=True)
     engine.worker.seconds = cheap
     engine.add("predicted", LOOP * 3, SamplingParams(max_tokens=60), prediction_ids=LOOP * 8)
-    engine.add("masked", LOOP * 3, SamplingParams(max_tokens=60), ToyConstraint(1, 60))
+    constraint = ToyConstraint(1, 60)
+    monkeypatch.setattr(constraint, "mask", lambda _: (1 << VOCAB) - 1)
+    engine.add("masked", LOOP * 3, SamplingParams(max_tokens=60), constraint)
     engine.run()
     drafts = [token for plan in engine.plans for token in unpack_tokens(plan.drafts)]
     assert drafts and OWN not in drafts
