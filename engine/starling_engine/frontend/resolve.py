@@ -99,7 +99,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
 
 
 def _own_drafts(args: EngineArgs, scheduler: SchedulerConfig) -> SpeculativeConfig | None:
-    """Returns the settings for a device that makes drafts. A single step in flight, or one that several stages run, has the host's."""
+    """Returns the settings for a device that makes drafts. Where one step is in flight, or stages run it, the host makes them."""
     speculative = scheduler.speculative
     possible = speculative.method == "ngram" and args.async_scheduling is not False and scheduler.stages == 1
     return speculative if possible else None

@@ -243,7 +243,7 @@ class DeviceRunner:
             AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens)
             for g, table in enumerate(tables)
         ]
-        ids = f.ids[:-1] if longest == 1 else f.ids[:-1].clamp(min=0)  # an OWN draft that is none is computed as some token
+        ids = f.ids[:-1].clamp(min=0) if self._drafter.active else f.ids[:-1]  # an OWN draft that is none is computed as some token
         return self._model.forward(ids, self._pages.context(metadata, rows), arrived)
 
     def _head(self, f: Fields, hidden: torch.Tensor, most_drafts: int) -> None:
