@@ -12,11 +12,16 @@ logger = logging.getLogger("starling.scheduler")
 
 
 def take_due_masks(in_flight: Iterable[StepBuilder]) -> list[StepMasks]:
-    """Returns the masks that are due: of steps whose masked requests are in no earlier step, each step's once."""
+    """Returns the masks that are due, each step's once: of steps whose masked requests are in no earlier step.
+
+    A rank waits for masks in the order of steps, so none is due before those of an earlier step.
+    """
     due: list[StepMasks] = []
     earlier: set[RequestState] = set()
     for builder in in_flight:
-        if builder.masked and earlier.isdisjoint(builder.requests[row] for row in builder.masked):
+        if builder.masked:
+            if not earlier.isdisjoint(builder.requests[row] for row in builder.masked):
+                break
             due.append(_masks(builder))
             builder.masked = []
         earlier.update(builder.requests)
