@@ -1,5 +1,6 @@
 """Attention over the paged cache, and what stores into it."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from unittest import mock
@@ -61,11 +62,19 @@ def cases(*, toy: bool) -> Iterator[Case]:
         # One sequence of 1,024 tokens is read in a microsecond: that is below what any kernel takes to start.
         goal = 0.85 if sequences > 1 else None
         yield _attention("decode", Step(heads, sequences, StepRow(1, context)), goal)
+    yield from _drafts(toy=toy)
     yield from _segments(Step(TOY, 2, StepRow(1, 200)) if toy else Step(LLAMA_8B, 1, StepRow(1, 1024)))
     yield _attention("decode", Step(TOY, 2, StepRow(1, 40), FP8) if toy else Step(LLAMA_8B, 64, StepRow(1, 1024), FP8))
     yield _cascade(Step(TOY, 3, StepRow(1, 48)) if toy else Step(LLAMA_8B, 64, StepRow(1, 4608)), 32 if toy else 4096)
     for tokens in (5,) if toy else (64, 8192):
         yield _store(TOY if toy else LLAMA_8B, tokens)
+
+
+def _drafts(*, toy: bool) -> Iterator[Case]:
+    """Decodes of 1, 2, 4 and 8 query tokens, the last ones drafts: each row beside that of a single token says what drafts cost."""
+    contexts, batches = ((40,), (1, 3)) if toy else ((1024, 8192), (1, 32))
+    for context, sequences, new in itertools.product(contexts, batches, (1, 2, 4, 8)):
+        yield _attention("drafts", Step(TOY if toy else LLAMA_8B, sequences, StepRow(new, context)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,19 +81,19 @@ def _attend(
     return acc, total, top
 
 
-@triton.jit(do_not_specialize=["sequences", "shortest", "longest", "prefix", "suffix", "segment_base"])
+@triton.jit(do_not_specialize=["sequences", "blocks", "shortest", "longest", "prefix", "suffix", "segment_base"])
 def attention_kernel(
-    q, kv, block_tables, query_start, context_lens, out, partial_out, partial_lse, sequences, shortest, longest, prefix, suffix,
-    segment_base, scale, value_scale, soft_cap, stride_q_token, stride_block, stride_value, stride_head, stride_offset,
+    q, kv, block_tables, query_start, context_lens, out, partial_out, partial_lse, sequences, blocks, shortest, longest, prefix,
+    suffix, segment_base, scale, value_scale, soft_cap, stride_q_token, stride_block, stride_value, stride_head, stride_offset,
     stride_table,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENTS: tl.constexpr,
-    ALL_SEGMENTS: tl.constexpr, ONE_BLOCK: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
+    ALL_SEGMENTS: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (query block, key-value head, segment). See `paged_attention`.
 
     PREFIX: all tokens attend to the first `prefix` keys of sequence 0's table, none hidden. Else sequences with `shortest` to
-    `longest` queries attend to their keys from `suffix` on. ONE_BLOCK: each sequence has at most one query block.
+    `longest` queries attend to their keys from `suffix` on. SHORT: each sequence has room for `blocks` query blocks.
     ALL_SEGMENTS > 0: writes partial results, at `segment_base` plus the segment.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
@@ -107,14 +107,14 @@ def attention_kernel(
         context = prefix
         token = query_block * BLOCK_Q
     else:
-        if ONE_BLOCK:
-            sequence = query_block
+        if SHORT:
+            sequence = query_block // blocks
         else:
             sequence = _sequence_of(query_block, query_start, sequences, BLOCK_Q)
         begin = tl.load(query_start + sequence)
         queries = tl.load(query_start + sequence + 1) - begin
         context = tl.load(context_lens + sequence)
-        token = 0 if ONE_BLOCK else (query_block - begin // BLOCK_Q - sequence) * BLOCK_Q
+        token = (query_block % blocks if SHORT else query_block - begin // BLOCK_Q - sequence) * BLOCK_Q
         if (queries < shortest) | (queries > longest):
             return
     if token >= queries:
@@ -161,8 +161,8 @@ def attention_kernel(
     keys = kv + kv_head.to(tl.int64) * stride_head
     values = keys + stride_value
     table = block_tables + tl.cast(sequence, tl.int64) * stride_table
-    if ONE_BLOCK:
-        # Bound by memory, with one tile of keys to mask: a second loop would only wait for its first loads.
+    if SHORT:
+        # Bound by memory, with one or two tiles of keys to mask: a second loop would only wait for its first loads.
         acc, total, top = _attend(
             acc, total, top, queries_here, keys, values, table, stride_block, stride_offset, row_at, seen_from, seen_to, first,
             last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, PRECISION,

@@ -8,7 +8,7 @@ num_queries_per_kv). A program computes it, or one segment of its keys; on the d
     prefill   up to 128 x 2     128     32       8        3         128              2    64 KB
     prefill   256 x 2           128     32       8        3         254              1   128 KB
     prefill   any x 4            32     16       8        2          78              3    34 KB
-    decode    up to 128 x 2   16-64     64       4        5     128-206           3, 2    70 KB
+    decode    up to 128 x 2   16-64     64       4        5     128-208           3, 2 70-77 KB
     decode    256 x 2         16-64     32       4        5         168              3    73 KB
     decode    any x 4         16-32     32       8        2          54              4    42 KB
 
@@ -18,9 +18,9 @@ for prompts in a cache of fp8.) Nothing here was timed on such a GPU.
 Prefill: 128 rows are two warpgroups (wgmma), and read one byte of L2 for every 128 operations. Two CTAs an SM, so that one
 multiplies while the other is at its softmax. With 64 keys, heads of 128 take 202 registers, and only one CTA fits.
 
-Decode: entries of the block table are loaded ahead of their keys, so 5 stages are two tiles of keys and values in flight. That is
-up to 64 KB a CTA; the memory's latency needs about 30 KB an SM. A cache in fp8 has the same tiles. There decode takes up to 248
-registers for the conversion, which leaves two CTAs an SM with 32 KB in flight each.
+Decode, with up to 7 drafts or without: entries of the block table are loaded ahead of their keys, so 5 stages are two tiles of
+keys and values in flight. That is up to 64 KB a CTA; the memory's latency needs about 30 KB an SM. A cache in fp8 has the same
+tiles. There decode takes up to 248 registers for the conversion, which leaves two CTAs an SM with 32 KB in flight each.
 
 fp32 is exact, without tensor cores: its tiles are small, so that they do not spill.
 """
@@ -43,7 +43,10 @@ MIN_ROWS = 16
 """Fewest rows that tl.dot multiplies."""
 
 MAX_DECODE_ROWS, MAX_DECODE_ROWS_FP32 = 64, 32
-"""Most rows of a query block that gets the tiles for decode: one token, or one with a few draft tokens, is bound by memory."""
+"""Most rows of a query block in the tiles for decode."""
+
+MAX_DECODE_TOKENS = 8
+"""Tokens of a sequence that is bound by memory in any case: a decode with at most 7 drafts."""
 
 CASCADE_BYTES = 16 << 20
 """Fixed cost of cascade: two more launches, about 4 us, as bytes that memory delivers in that time."""
@@ -63,15 +66,20 @@ class AttentionTiles:
         """Returns the tokens of a query block."""
         return self.rows // group
 
+    def blocks(self, tokens: int, group: int) -> int:
+        """Returns the query blocks of a sequence of `tokens` tokens."""
+        return -(-tokens // self.tokens(group))
 
-def decode_tiles(head_dim: int, itemsize: int, rows: int) -> AttentionTiles | None:
-    """Returns the tiles for sequences of at most `rows` rows, which make one query block and are bound by memory.
 
-    None where the rows are too many. `itemsize` is that of queries, in bytes.
+def decode_tiles(head_dim: int, itemsize: int, group: int, tokens: int) -> AttentionTiles | None:
+    """Returns the tiles for sequences of at most `tokens` tokens, where these are bound by memory; else None.
+
+    Such a sequence is one query block, or several where its rows are too many. `itemsize` is that of queries, in bytes.
     """
-    if rows > (MAX_DECODE_ROWS if itemsize <= 2 else MAX_DECODE_ROWS_FP32):
+    most = MAX_DECODE_ROWS if itemsize <= 2 else MAX_DECODE_ROWS_FP32
+    if tokens > MAX_DECODE_TOKENS and tokens * group > most:
         return None
-    rows = max(MIN_ROWS, 1 << (rows - 1).bit_length())
+    rows = min(most, max(MIN_ROWS, 1 << (tokens * group - 1).bit_length()))
     if itemsize > 2:
         return AttentionTiles(rows, 32, 8, 2)
     return AttentionTiles(rows, 64 if head_dim <= 128 else 32, 4, 5)
@@ -105,7 +113,7 @@ class AttentionShape:
 
 
 def decode_segments(shape: AttentionShape, longest: int, sms: int) -> int:
-    """Returns how many segments to split each context into, where every sequence is one query block.
+    """Returns how many segments to split each context into, in the tiles for decode.
 
     `longest` is the longest possible context.
     """

@@ -55,7 +55,8 @@ def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype) -> MlaTile
 def segments_for(programs: int, longest: int, sms: int) -> int:
     """Returns the segments of each context, so that all SMs have a program: a power of two, since each number is a kernel.
 
-    `programs` are those without splitting, `longest` is the longest possible context. Neither depends on values on the device.
+    `programs` are those that have work at least, without splitting; `longest` is the longest possible context. Neither depends on
+    values on the device.
     """
     wanted = min(sms // max(1, programs), longest // SEGMENT_KEYS)
     return 1 << max(0, wanted.bit_length() - 1)
@@ -83,7 +84,8 @@ def attend(
     rows = len(meta.context_lens)
     blocks = rows if meta.max_query_len == 1 else tokens // tiles.tokens + rows
     groups = triton.cdiv(heads, tiles.heads)
-    segments = segments_for(blocks * groups, meta.block_tables.shape[1] * block_size, sms)
+    # In a recorded step, rows of padding have blocks without work.
+    segments = segments_for(triton.cdiv(tokens, tiles.tokens) * groups, meta.block_tables.shape[1] * block_size, sms)
     out = torch.empty_like(q_latent)
     partial = out if segments == 1 else torch.empty(segments, heads, tokens, rank, dtype=torch.float32, device=out.device)
     lse = torch.empty(segments, heads, tokens, dtype=torch.float32, device=out.device) if segments > 1 else partial

@@ -83,10 +83,11 @@ class AttentionScope:
     """Queries and keys of a launch; the default is all.
 
     Sequences with `shortest` to `longest` queries attend to their keys from `suffix` on. Or, with `prefix`, all tokens attend to
-    the first `prefix` keys of the first sequence. `one_block`: each of these sequences fits in one query block.
+    the first `prefix` keys of the first sequence. `blocks`: query blocks that are enough for each of these sequences, where they
+    are short; 0: their lengths decide, on the device.
     """
 
-    one_block: bool = False
+    blocks: int = 0
     shortest: int = 1
     longest: int = NO_LIMIT
     prefix: int = 0
@@ -130,13 +131,16 @@ def paged_attention(
 
 def attend(call: AttentionCall, max_query_len: int) -> Tensor:
     """Does the same as `paged_attention`."""
-    tiles = decode_tiles(call.q.shape[2], call.q.itemsize, max_query_len * call.group)
-    return _attend_mixed(call) if tiles is None else _attend_short(call, tiles)
+    tiles = decode_tiles(call.q.shape[2], call.q.itemsize, call.group, max_query_len)
+    return _attend_mixed(call) if tiles is None else _attend_short(call, tiles, max_query_len)
 
 
-def _attend_short(call: AttentionCall, tiles: AttentionTiles) -> Tensor:
-    """Attends where every sequence fits in one query block. Contexts are split where the device would be idle."""
-    part = AttentionScope(one_block=True)
+def _attend_short(call: AttentionCall, tiles: AttentionTiles, max_query_len: int) -> Tensor:
+    """Attends where every sequence is short, as a decode is, with drafts or without.
+
+    Contexts are split where the device would be idle.
+    """
+    part = AttentionScope(blocks=tiles.blocks(max_query_len, call.group))
     segments = decode_segments(call.shape, call.longest, sms(call.q.device))
     if segments == 1:
         out = torch.empty_like(call.q)
@@ -151,12 +155,12 @@ def _attend_mixed(call: AttentionCall) -> Tensor:
     """Attends in two launches: long queries in tiles for prefill, and sequences that fit in one small block in tiles for decode."""
     dim, itemsize = call.q.shape[2], call.q.itemsize
     out = torch.empty_like(call.q)
-    small = decode_tiles(dim, itemsize, call.group)
+    small = decode_tiles(dim, itemsize, call.group, 1)
     assert small is not None
     short = small.tokens(call.group) if call.sequences > 1 else 0
     launch(call, AttentionScope(shortest=short + 1), prefill_tiles(dim, itemsize), out)
     if short:
-        launch(call, AttentionScope(one_block=True, longest=short), small, out)
+        launch(call, AttentionScope(blocks=1, longest=short), small, out)
     return out
 
 
@@ -169,12 +173,13 @@ def cascade_attention(call: AttentionCall, shared: int, max_query_len: int) -> T
     assert not call.window and 0 < shared < call.longest
     shape, cores = call.shape, sms(call.q.device)
     wide = prefill_tiles(shape.head_dim, shape.itemsize)
-    narrow = decode_tiles(shape.head_dim, shape.itemsize, max_query_len * call.group)
+    narrow = decode_tiles(shape.head_dim, shape.itemsize, call.group, max_query_len)
     first = prefix_segments(shape, shared, cores)
     rest = 1 if narrow is None else decode_segments(shape, call.longest - shared, cores)
     partial = Partial.empty(call.q, first + rest)
     launch(call, AttentionScope(prefix=shared), wide, partial, first)
-    launch(call, AttentionScope(one_block=narrow is not None, suffix=shared), narrow or wide, partial, rest, segment_base=first)
+    blocks = 0 if narrow is None else narrow.blocks(max_query_len, call.group)
+    launch(call, AttentionScope(blocks=blocks, suffix=shared), narrow or wide, partial, rest, segment_base=first)
     return merge(partial, call.q.dtype)
 
 
@@ -193,7 +198,7 @@ def launch(
     if part.prefix:
         query_blocks = -(-tokens // block_q)
     else:
-        query_blocks = call.sequences if part.one_block else tokens // block_q + call.sequences
+        query_blocks = call.sequences * part.blocks or tokens // block_q + call.sequences
     partial = out if isinstance(out, Partial) else None
     final = out if isinstance(out, Tensor) else None
     attention_kernel[query_blocks, kv_heads, segments](
@@ -206,6 +211,7 @@ def launch(
         partial and partial.out,
         partial and partial.lse,
         call.sequences,
+        part.blocks,
         part.shortest,
         part.longest,
         part.prefix,
@@ -228,7 +234,7 @@ def launch(
         KEYS=tiles.keys,
         SEGMENTS=segments,
         ALL_SEGMENTS=partial.segments if partial else 0,
-        ONE_BLOCK=part.one_block,
+        SHORT=part.blocks > 0,
         PREFIX=part.prefix > 0,
         PRECISION="ieee" if call.q.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps,

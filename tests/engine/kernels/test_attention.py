@@ -22,6 +22,9 @@ DECODE = ((70, 1), (0, 0), (1, 1), (0, 1), (33, 1))
 """Also rows of padding: without a query, and with one that sees nothing."""
 
 DRAFT = ((40, 3), (65, 5))
+EIGHT = ((70, 8), (33, 1), (64, 2), (3, 3), (100, 7), (0, 0), (90, 4), (17, 5), (8, 6), (0, 1))
+"""Decodes with up to 7 drafts: across blocks and tiles, from a sequence's first token on, and padding among them."""
+
 MIXED = ((66, 1), (90, 41), (5, 1), (0, 0))
 
 
@@ -62,6 +65,15 @@ CASES = {
     "decode, split, fp32": Case(DECODE, head_dim=80, dtype=FP32, max_blocks=64, soft_cap=4.0),
     "drafts": Case(DRAFT, group=4),
     "drafts, split": Case(DRAFT, group=6, max_blocks=32, kv_heads=1),
+    "drafts of any number": Case(EIGHT, group=8),
+    "drafts of any number, split": Case(EIGHT, group=4, max_blocks=48),
+    "drafts of any number, split in a window": Case(EIGHT, group=3, window=520, block_size=32, max_blocks=24),
+    "drafts in a window, capped": Case(EIGHT, group=2, window=11, soft_cap=4.0, block_size=8, max_blocks=13),
+    "drafts, split, 16 heads each": Case(EIGHT, group=16, kv_heads=1, max_blocks=48),
+    "drafts, split, 32 heads each, fp8": Case(EIGHT, group=32, kv_heads=1, max_blocks=48, cache=FP8),
+    "drafts, 12 heads of 256 each": Case(EIGHT, group=12, kv_heads=1, head_dim=256),
+    "drafts, one head each, fp8": Case(EIGHT, group=1, head_dim=128, cache=FP8),
+    "drafts, split, fp32": Case(EIGHT, group=7, kv_heads=1, head_dim=80, dtype=FP32, max_blocks=48),
 }
 
 
@@ -132,8 +144,8 @@ def test_equals_the_reference(name: str, device: torch.device) -> None:
 def test_the_cases_take_the_ways_that_they_name() -> None:
     """Checks that each case takes the path that it is for, whatever the tuned numbers are."""
     for name, case in CASES.items():
-        rows = max(queries for _, queries in case.rows) * case.group
-        short = decode_tiles(case.head_dim, case.dtype.itemsize, rows) is not None
+        longest = max(queries for _, queries in case.rows)
+        short = decode_tiles(case.head_dim, case.dtype.itemsize, case.group, longest) is not None
         assert short == name.startswith(("decode", "drafts")), name
         shape = AttentionShape(tokens=1, sequences=len(case.rows), heads=1, kv_heads=1, head_dim=64, itemsize=2)
         room = case.max_blocks * case.block_size

@@ -85,6 +85,15 @@ def test_decode_reads_the_cache_sixteen_bytes_at_a_time_three_blocks_at_a_time()
     assert _copied(decode) == {4, 16}
 
 
+@pytest.mark.parametrize("sequences", [1, 64])
+def test_decode_with_drafts_is_split_and_fits_two_blocks_at_a_time(sequences: int) -> None:
+    decode, *merge = compiled(launch_attention, 8 * sequences, sequences, 8)
+    assert decode.stack == 0 and all(kernel.stack == 0 for kernel in merge)
+    assert 2 * decode.shared <= MAX_SHARED and 2 * 128 * decode.registers <= REGISTERS
+    assert _copied(decode) == {4, 16}
+    assert len(merge) == 1
+
+
 def test_the_store_moves_sixteen_bytes_at_a_time() -> None:
     (store,) = compiled(launch_store)
     assert store.stack == 0
