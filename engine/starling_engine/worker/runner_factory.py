@@ -53,6 +53,7 @@ class RunnerFactory:
             self.masking,
             max_tokens=self.config.max_num_batched_tokens,
             max_samples=self.config.max_num_samples,
+            max_drafts=self.config.num_speculative_tokens,
             vocab_size=self.model.config.vocab_size,
             recorded=self._is_recorded(),
             cascades=self.model.cascades,

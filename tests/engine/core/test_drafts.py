@@ -2,6 +2,7 @@
 
 import random
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from starling_engine.config import SpeculativeConfig, TiersConfig
 from starling_engine.constraint import MaskRow
+from starling_engine.executor import processes
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.request_state import RequestState
@@ -18,6 +20,8 @@ from starling_engine.step import OWN, StepPlan
 from starling_engine.token_packing import pack_tokens, unpack_tokens
 from starling_engine.topology.layout import ParallelLayout
 from starling_engine.worker import masks
+from starling_engine.worker.device.graphs import Graphs
+from starling_engine.worker.device.step_buffer import StepShape
 
 from tests.engine.checkpoints import VARIANTS, VOCAB, write_checkpoint
 from tests.engine.cores import core_for
@@ -82,6 +86,11 @@ def on_recording_device(patch: Callable[..., None]) -> dict[str, Any]:
 
 def in_stages(_: Callable[..., None]) -> dict[str, Any]:
     return {"layout": ParallelLayout(pipeline=2), "kv_blocks": 16}
+
+
+def in_recording_stages(patch: Callable[..., None]) -> dict[str, Any]:
+    patch(processes, "WORKER", ("tests.engine.parallel.late_worker", "recorded"))
+    return in_stages(patch)
 
 
 def in_shards(_: Callable[..., None]) -> dict[str, Any]:
@@ -151,7 +160,7 @@ def masked(request: EngineRequest) -> SomeTokens | None:
 
 @pytest.mark.parametrize("constrain", [unmasked, masked])
 @pytest.mark.parametrize("name", ["qwen3-mixed", "deepseek-v3"])
-@pytest.mark.parametrize("where", [on_host, on_device, on_recording_device, in_stages, in_shards, with_tiers])
+@pytest.mark.parametrize("where", [on_host, on_device, on_recording_device, in_stages, in_recording_stages, in_shards, with_tiers])
 @pytest.mark.matrix
 def test_every_kind_of_request_gets_the_tokens_that_it_gets_without(
     where: Callable[..., dict[str, Any]], name: str, constrain: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -164,12 +173,27 @@ def test_every_kind_of_request_gets_the_tokens_that_it_gets_without(
     drafter = Replay(expected, random.Random(0), own=on_device)
     if name == "deepseek-v3":
         settings["kv_blocks"] = kv_blocks  # every rank has whole latents
+    ran = count_recorded(monkeypatch)
     found = random_traffic(tmp_path, drafter, constrain=constrain, **settings)
     assert drafter.drafted > 100 and (drafter.accepted_own > 0) is on_device
     if constrain is masked:  # with drafts it may have a token more when it fails
         assert found.pop(f"r{FAILING}")["end"] == expected.pop(f"r{FAILING}")["end"] == ("error", FAILS)
     assert_same(found, expected)
     assert all(answer["end"][1] is None for answer in found.values())
+    replayed = {shape for shape, times in ran.items() if times > 1 and shape.width > 1}
+    assert len(replayed) > 2 or where is not on_recording_device
+
+
+def count_recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[StepShape]:
+    """Counts the runs of recorded steps from now on, in this process; the first of each size records it."""
+    ran, run = Counter[StepShape](), Graphs.run
+
+    def counted(self: Graphs, shape: StepShape, work: Callable[[], None]) -> None:
+        ran[shape] += 1
+        run(self, shape, work)
+
+    monkeypatch.setattr(Graphs, "run", counted)
+    return ran
 
 
 def test_the_device_drafts_while_steps_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,12 +37,17 @@ def test_logits_equal_those_of_a_cache_that_rounds(name: str, scales: Scales, tm
 
 
 def test_an_engine_answers_as_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps, recorded and replayed, with the scales of the checkpoint."""
+    """Its steps, recorded and replayed, with the scales of the checkpoint; those of one request have drafts."""
     monkeypatch.setenv(INTERPRETED, "1")
     reference, _ = fp8_reference(tmp_path, "llama3.1", SCALES)
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     with core_for(tmp_path, device="interpreter", fp8_cache=True, budget=32) as core:
-        answers = run(core, [EngineRequest(id=str(n), prompt_ids=reference.prompt, params=params) for n in range(2)])
+        requests = [
+            EngineRequest(id=str(n), prompt_ids=reference.prompt, params=params, prediction_ids=predicted)
+            for n, predicted in enumerate(([], reference.tokens))
+        ]
+        answers = run(core, requests)
+        assert core.scheduler.stats.spec_accepted_tokens_total > 0
     for tokens, error in answers.values():
         assert error is None
         assert tokens == reference.tokens[:STEPS]

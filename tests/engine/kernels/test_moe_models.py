@@ -33,6 +33,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv(INTERPRETED, "1")
     monkeypatch.setattr(worker, "select_platform", lambda *_: InterpretedPlatform())
     monkeypatch.setattr(graphs, "decode_sizes", lambda _: [3])
+    monkeypatch.setattr(graphs, "draft_sizes", lambda _: [])
     monkeypatch.setattr(graphs, "mixed_sizes", lambda _: [8])
     monkeypatch.setattr(mla_triton, "SHORT", 8)
     used = set[str]()

@@ -12,7 +12,7 @@ from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.request import EngineRequest
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_runner import DeviceRunner
-from starling_engine.worker.device.graphs import Graphs, decode_sizes, mixed_sizes
+from starling_engine.worker.device.graphs import Graphs, decode_sizes, draft_sizes, mixed_sizes
 from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import StepWriter
 from starling_engine.worker.host.batch import InputBatch
@@ -61,9 +61,15 @@ def test_a_step_is_padded_to_the_next_size() -> None:
     assert decode_sizes(24) == [1, 2, 4, 8, 16, 24]
     assert decode_sizes(256)[-3:] == [224, 240, 256]
     assert mixed_sizes(100) == [32, 64]
-    graphs = Graphs(InlineQueue(), 16, 100, 16)
-    assert graphs.decode(3) == (4, 4, 4, True) and graphs.decode(16) == (16, 16, 16, True) and graphs.decode(17) is None
-    assert graphs.mixed(33, 16) == (64, 17, 16, False)
+    assert draft_sizes(1) == []
+    assert draft_sizes(40) == [2, 4, 8, 16, 32, 40]
+    assert draft_sizes(256) == [2, 4, 8, 16, 32, 64, 128, 192, 256]
+    graphs = Graphs(InlineQueue(), 16, 100, 40, 4)
+    assert graphs.decode(3, 1) == (4, 4, 4, 1) and graphs.decode(16, 1) == (16, 16, 16, 1) and graphs.decode(17, 1) is None
+    assert graphs.decode(5, 2) == graphs.decode(8, 5) == (8, 8, 8, 5)
+    assert graphs.decode(41, 5) is None and graphs.decode(6, 6) is None
+    assert Graphs(InlineQueue(), 16, 100, 16, 20).decode(9, 8) == (16, 16, 16, 8)
+    assert graphs.mixed(33, 16) == (64, 17, 40, 0)
     assert graphs.mixed(65, 2) is None and graphs.mixed(10, 17) is None
 
 
@@ -87,8 +93,8 @@ def test_a_size_that_cannot_be_recorded_runs_eagerly() -> None:
             work()
             raise torch.OutOfMemoryError("no memory for another recording")
 
-    graphs = Graphs(Refuses(), 4, 4, 4)
-    shape = graphs.decode(2)
+    graphs = Graphs(Refuses(), 4, 4, 4, 0)
+    shape = graphs.decode(2, 1)
     assert shape is not None
     for _ in range(2):
         graphs.run(shape, lambda: ran.append("work"))
@@ -103,8 +109,8 @@ def test_a_size_is_recorded_once_and_again_after_memory_has_moved() -> None:
             ran.append("record")
             return lambda: ran.append("replay")
 
-    graphs = Graphs(Recorder(), 4, 4, 4)
-    shape = graphs.decode(2)
+    graphs = Graphs(Recorder(), 4, 4, 4, 0)
+    shape = graphs.decode(2, 1)
     assert shape is not None
     for _ in range(3):
         graphs.run(shape, lambda: ran.append("work"))

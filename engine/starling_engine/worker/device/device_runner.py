@@ -56,6 +56,7 @@ class DeviceRunner:
         *,
         max_tokens: int,
         max_samples: int,
+        max_drafts: int,
         vocab_size: int,
         recorded: bool,
         cascades: bool,
@@ -81,7 +82,8 @@ class DeviceRunner:
         self._extra_outputs = ExtraOutputs(batch, self._sampler, queue, device, masking)
         self._use(model)
         self._in_flight = InFlight(batch, queue, self._sampler.out)
-        self._graphs = Graphs(queue, rows, min(max_tokens, self._writer.longest), max_samples) if recorded else None
+        longest = min(max_tokens, self._writer.longest)
+        self._graphs = Graphs(queue, rows, longest, max_samples, max_drafts) if recorded else None
         top = self._graphs.shapes[0].tokens if self._graphs is not None else 0
         self._arrived = None if link.first else link.blank(top)
         """[tokens of the largest recorded step, hidden_size]: input of recorded steps, from the stage before."""
@@ -158,7 +160,7 @@ class DeviceRunner:
         arrived = None if self._link.first else self._link.blank(tokens)
         hidden = self._forward(fields, None, min(tokens, longest), arrived=arrived)
         if self._link.last:
-            fields = self._writer.padding(StepShape(samples, samples, samples, decode=True))
+            fields = self._writer.padding(StepShape(samples, samples, samples, width=1))
             hidden = hidden[:1].expand(samples, -1).contiguous()
             self._positions.locate(fields, self._tables.tables)
             self._head(fields, hidden, 0)
@@ -170,7 +172,7 @@ class DeviceRunner:
     def _run(self, plan: StepPlan, step: FlatBatch, samples: Samples) -> tuple[Fields, torch.Tensor | None]:
         """Runs a step; returns its samples, and the hidden states of all tokens if rows read their prompts."""
         tokens, count = len(step.ids), len(samples)
-        decode = step.longest == 1 and count == tokens
+        decode = count == tokens
         every = self._batch.any_needs_all_hidden_states(plan)
         shared = _shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
         shape = None if shared or every else self._recorded(step, decode=decode)
@@ -179,7 +181,7 @@ class DeviceRunner:
         sampled, most_drafts = fields.samples(len(samples.rows), count), int(step.drafts.max())
         if shape is not None:
             self._replay(shape, fields, tokens)
-            if count and not shape.decode:
+            if count and not shape.width:
                 self._head(sampled, self._hidden[:count], most_drafts)
             return sampled, None
         arrived = self._link.receive(tokens)
@@ -191,7 +193,7 @@ class DeviceRunner:
     def _run_stage(self, plan: StepPlan, step: FlatBatch) -> None:
         """Runs a step in a stage before the last: all tokens' states go to the next one."""
         tokens = len(step.ids)
-        shape = self._recorded(step, decode=step.longest == 1)
+        shape = self._recorded(step, decode=True)
         fields = self._writer.write(plan, step, NO_SAMPLES, shape or StepShape(tokens, len(step.slots), 0))
         if shape is not None:
             self._replay(shape, fields, tokens)
@@ -201,11 +203,12 @@ class DeviceRunner:
         self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
 
     def _recorded(self, step: FlatBatch, *, decode: bool) -> StepShape | None:
-        """Returns the smallest recorded size with room for the step."""
+        """Returns the smallest recorded size with room for the step. `decode`: all its tokens are sampled behind, or none is."""
         if self._graphs is None:
             return None
         tokens = len(step.ids)
-        return self._graphs.decode(tokens) if decode else self._graphs.mixed(tokens, len(step.slots))
+        shape = self._graphs.decode(tokens, step.longest) if decode else None
+        return shape or self._graphs.mixed(tokens, len(step.slots))
 
     def _replay(self, shape: StepShape, fields: Fields, tokens: int) -> None:
         assert self._graphs is not None, "without graphs no size is recorded"
@@ -217,13 +220,13 @@ class DeviceRunner:
     def _work(self, fields: Fields, shape: StepShape) -> Callable[[], None]:
         """Returns the work to record: a whole step of decodes, or one with prompts up to the states that are sampled from."""
         arrived = self._arrived[: shape.tokens] if self._arrived is not None else None
-        if shape.decode and self._link.last:
-            return lambda: self._head(fields, self._forward(fields, None, 1, arrived=arrived), 0)
+        if shape.width and self._link.last:
+            return lambda: self._head(fields, self._forward(fields, None, shape.width, arrived=arrived), shape.width - 1)
         return partial(self._keep_hidden, fields, shape, arrived)
 
     def _keep_hidden(self, fields: Fields, shape: StepShape, arrived: torch.Tensor | None) -> None:
         rows = fields.sampled if self._link.last else None
-        hidden = self._forward(fields, rows, 1 if shape.decode else shape.tokens, arrived=arrived)
+        hidden = self._forward(fields, rows, shape.width or shape.tokens, arrived=arrived)
         self._hidden[: len(hidden)].copy_(hidden)
 
     def _forward(

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 
+from starling_engine.kernels.attention_plan import MAX_DECODE_TOKENS
 from starling_engine.platforms.device_queue import DeviceQueue, Replay
 from starling_engine.worker.device.step_buffer import StepShape
 
@@ -22,6 +23,12 @@ def decode_sizes(max_rows: int) -> list[int]:
     return sorted(size for size in sizes if size <= top)
 
 
+def draft_sizes(max_samples: int) -> list[int]:
+    """Returns numbers of tokens of steps of decodes with drafts, in any number of rows: few, since such steps are fewer."""
+    top = min(max_samples, LARGEST)
+    return sorted({size for size in (2, 4, 8, 16, 32, *range(64, top, 64), top) if 2 <= size <= top})
+
+
 def mixed_sizes(max_tokens: int) -> list[int]:
     """Returns numbers of tokens of steps with prompts."""
     return [size for size in (32, 64, 128, 256, LARGEST) if size <= max_tokens]
@@ -30,9 +37,12 @@ def mixed_sizes(max_tokens: int) -> list[int]:
 class Graphs:
     """Recordings of steps by size. A step of another size runs eagerly, and is recorded then."""
 
-    def __init__(self, queue: DeviceQueue, max_rows: int, max_tokens: int, max_samples: int) -> None:
+    def __init__(self, queue: DeviceQueue, max_rows: int, max_tokens: int, max_samples: int, max_drafts: int) -> None:
         self._queue = queue
-        self._decodes = [StepShape(size, size, size, decode=True) for size in decode_sizes(max_rows)]
+        self._decodes = [StepShape(size, size, size, width=1) for size in decode_sizes(max_rows)]
+        # As many rows as tokens: rows may share the drafts in any way, and each token of padding has a row of its own.
+        width = min(1 + max_drafts, MAX_DECODE_TOKENS)
+        self._drafts = [StepShape(size, size, size, width) for size in draft_sizes(max_samples) if max_drafts]
         # One more row holds the padding tokens.
         self._mixed = [StepShape(size, max_rows + 1, min(size, max_samples)) for size in mixed_sizes(max_tokens)]
         self._replays: dict[StepShape, Replay] = {}
@@ -42,12 +52,13 @@ class Graphs:
     @property
     def shapes(self) -> list[StepShape]:
         """All shapes to record, the largest first: the others then fit in its memory."""
-        return sorted((*self._decodes, *self._mixed), reverse=True)
+        return sorted((*self._decodes, *self._drafts, *self._mixed), reverse=True)
 
-    def decode(self, rows: int) -> StepShape | None:
-        """Returns the smallest shape with room for `rows` rows of one token."""
-        at = bisect_left(self._decodes, rows, key=lambda shape: shape.rows)
-        return self._decodes[at] if at < len(self._decodes) else None
+    def decode(self, tokens: int, longest: int) -> StepShape | None:
+        """Returns the smallest shape with room for decodes of `tokens` tokens in all, and of `longest` in a row."""
+        shapes = self._decodes if longest == 1 else self._drafts
+        at = bisect_left(shapes, tokens, key=lambda shape: shape.tokens)
+        return shapes[at] if at < len(shapes) and longest <= shapes[at].width else None
 
     def mixed(self, tokens: int, rows: int) -> StepShape | None:
         """Returns the smallest shape with room for `tokens` tokens in `rows` rows, whatever is sampled."""

@@ -21,12 +21,15 @@ Array = TypeVar("Array", torch.Tensor, Host)
 
 
 class StepShape(NamedTuple):
-    """Tokens, rows and samples of a step, padding included. `decode`: each row has one token and samples one."""
+    """Tokens, rows and samples of a step, padding included.
+
+    `width` is the most tokens of a row, where all are sampled behind, as in decodes: 1, or more with drafts. 0: rows of any kind.
+    """
 
     tokens: int
     rows: int
     samples: int
-    decode: bool = False
+    width: int = 0
 
 
 @dataclass(slots=True)

@@ -63,9 +63,10 @@ class StepWriter:
     def _fill_up(self, f: StepFields[Host], shape: StepShape, tokens: int, rows: int, samples: Samples) -> None:
         """Pads a step with rows that change nothing: one token each in a step of decodes, else the fewest prompts with room.
 
-        They read block 0; what they compute is finite, and stored nowhere.
+        They read block 0; what they compute is finite, and stored nowhere. The list of rows that are sampled from is filled up with
+        its first one, which accepts the same drafts again.
         """
-        alone, rest, count = shape.decode, shape.tokens - tokens, len(samples)
+        alone, rest, count = shape.width > 0, shape.tokens - tokens, len(samples)
         most = 1 if alone else self.longest
         lengths = np.clip(rest - most * np.arange(shape.rows - rows), 0, most)
         f.ids[tokens:] = 0
@@ -78,6 +79,6 @@ class StepWriter:
         f.sampled[count:] = np.arange(count, shape.samples) if alone else shape.tokens - 1
         f.sampled_slots[count:] = self._padding
         f.seeds[count:] = 0
-        f.first[len(samples.rows) :] = np.arange(len(samples.rows), shape.samples)
-        f.num_drafts[len(samples.rows) :] = 0
+        f.first[len(samples.rows) :] = samples.first[0] if samples.rows else 0
+        f.num_drafts[len(samples.rows) :] = samples.drafts[0] if samples.rows else 0
         write_rows(f.sampling_metadata, slice(count, None), GREEDY)
