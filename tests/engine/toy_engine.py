@@ -116,6 +116,10 @@ class ToyGrammars(GrammarBuilds):
         self._building: list[RequestState] = []
         self.given: dict[str, ToyConstraint] = {}
 
+    @property
+    def requests(self) -> set[RequestState]:
+        return set(self._building)
+
     def start(self, request: RequestState) -> None:
         if request.record.grammar:
             request.gates.add(Gate.GRAMMAR)

@@ -1,7 +1,7 @@
 """Builds the grammars of requests beside the steps of others."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -30,6 +30,11 @@ class GrammarBuilds:
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._builds: dict[RequestState, Build] = {}
+
+    @property
+    def requests(self) -> Set[RequestState]:
+        """Requests whose grammars are being built."""
+        return self._builds.keys()
 
     def start(self, request: RequestState) -> None:
         """Begins with the grammar of an arriving request, if it has one."""

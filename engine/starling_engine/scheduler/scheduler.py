@@ -569,5 +569,6 @@ class Scheduler:
             assert request.computed <= request.planned <= request.computed + tokens, "planned tokens are computed or in flight"
             assert request.pending == samples, "what steps in flight may sample"
         self._suspects.check_integrity()
+        assert self._grammars.requests == {r for r in self.waiting if Gate.GRAMMAR in r.gates}
         assert all(self.requests.get(r.record.id) is r for r in self._suspects.tried)
         assert self._forks.keys() <= self.requests.keys()
