@@ -51,9 +51,9 @@ class ProcessLimits:
 
 
 class JobRunner(Protocol):
-    """Does jobs within their processor time. Made of the work, and the seconds."""
+    """Does jobs within limits."""
 
-    def __init__(self, work: Work, seconds: float) -> None: ...
+    def __init__(self, work: Work, limits: ProcessLimits) -> None: ...
 
     def answer(self, job: Any) -> Answer: ...
 
@@ -74,9 +74,9 @@ def serve(prepare: Callable[[Any], Work], runner: type[JobRunner]) -> None:
 class InPlace:
     """Runs Python code, which is interrupted. The process goes on with what the job has left in it."""
 
-    def __init__(self, work: Work, seconds: float) -> None:
+    def __init__(self, work: Work, limits: ProcessLimits) -> None:
         self._work = work
-        self._seconds = seconds
+        self._seconds = limits.seconds
         signal.signal(signal.SIGPROF, _out_of_time)
 
     def answer(self, job: Any) -> Answer:
@@ -93,41 +93,34 @@ class InPlace:
 class InCopies:
     """Runs native code, which no handler of a signal interrupts, in a copy of this process that the kernel ends at a limit.
 
-    Copies have what was prepared from the beginning, so that the next job need not wait for it.
+    Copies have what was prepared from the beginning, so that the next job need not wait for it. One does jobs until it meets a
+    limit, or they have left a quarter of the memory in it.
     """
 
-    def __init__(self, work: Work, seconds: float) -> None:
+    def __init__(self, work: Work, limits: ProcessLimits) -> None:
         self._work = work
-        self._seconds = seconds
+        self._limits = limits
         self._copy: _Copy | None = None
 
     def answer(self, job: Any) -> Answer:
-        is_first = self._copy is None
-        answer = self._ask(job)
-        if not is_first and answer.get("limit") == MEMORY:
-            # Earlier jobs may have left too much in memory: a new copy shows what this one takes by itself.
-            answer = self._ask(job)
-        return answer
-
-    def _ask(self, job: Any) -> Answer:
-        self._copy = self._copy or _Copy(self._work, self._seconds)
-        answer = self._copy.answer(job)
-        if "limit" in answer:
-            self._copy.end()
-            self._copy = None
+        copy = self._copy or _Copy(self._work, self._limits)
+        answer = copy.answer(job)
+        self._copy = None if answer.pop("last") else copy
+        if self._copy is None:
+            copy.end()
         return answer
 
 
 class _Copy:
     """A copy of this process."""
 
-    def __init__(self, work: Work, seconds: float) -> None:
+    def __init__(self, work: Work, limits: ProcessLimits) -> None:
         jobs, self._jobs = _pipe()
         self._answers, answers = _pipe()
         self._has_ended = False
         self._pid = os.fork()
         if self._pid == 0:
-            _live_as_copy(work, seconds, jobs, answers)
+            _live_as_copy(work, limits, jobs, answers)
         jobs.close()
         answers.close()
 
@@ -136,7 +129,7 @@ class _Copy:
             write_frame(self._jobs, job)
             answer: Answer = read_frame(self._answers)
         except (EOFError, BrokenPipeError):
-            return {"limit": _LIMITS.get(self._signal(), CRASH)}
+            return {"limit": _LIMITS.get(self._signal(), CRASH), "last": True}
         return answer
 
     def end(self) -> None:
@@ -154,17 +147,18 @@ class _Copy:
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def _live_as_copy(work: Work, seconds: float, jobs: BinaryIO, answers: BinaryIO) -> NoReturn:
+def _live_as_copy(work: Work, limits: ProcessLimits, jobs: BinaryIO, answers: BinaryIO) -> NoReturn:
     try:
         die_with_parent()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a caller can make native code say last words
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        most = _data_bytes() + limits.memory_bytes // 4
         while True:
             job = read_frame(jobs)
-            signal.setitimer(signal.ITIMER_PROF, seconds)
+            signal.setitimer(signal.ITIMER_PROF, limits.seconds)
             answer = _caught(partial(_work_on, work, job), MEMORY)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            write_frame(answers, answer)
+            write_frame(answers, {**answer, "last": _data_bytes() > most})
     finally:
         os._exit(1)
 
@@ -190,7 +184,7 @@ def _serve(prepare: Callable[[Any], Work], runner: type[JobRunner], jobs: Binary
     given = read_frame(jobs)
     limits = ProcessLimits(**given["limits"])
     try:
-        runs = runner(prepare(given["settings"]), limits.seconds)
+        runs = runner(prepare(given["settings"]), limits)
     except ModelError as error:
         write_frame(answers, {"broken": str(error)})
         raise EOFError from error

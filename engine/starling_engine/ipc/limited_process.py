@@ -73,6 +73,8 @@ class LimitedProcess:
         Raises what the job raises (InvalidRequest, ModelError); InvalidRequest that names a limit which the job meets; QueueFull
         when too many wait; RequestFailed when the process is closed, or was killed from outside.
         """
+        if self._closed:
+            raise RequestFailed(self._gone)
         if self._open > (most := self._max_waiting()):
             raise QueueFull(f"{most} {self._words.many} are waiting already", RETRY_AFTER)
         self._open += 1
@@ -89,7 +91,9 @@ class LimitedProcess:
         self._thread.submit(self._running)
 
     def close(self) -> None:
-        """Ends the process. The current job and those that wait end with an error."""
+        """Ends the process. The current job and those that wait end with an error. A second call does nothing."""
+        if self._closed:
+            return
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

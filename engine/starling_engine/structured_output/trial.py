@@ -1,9 +1,13 @@
 """Tries a grammar with a vocabulary, as an engine core will use it."""
 
+import time
+
 import llguidance
 
 from starling_engine.structured_output.matcher import LIMITS
 
+MASK_SECONDS = 0.1
+"""Processor time of the first mask. In a core, all requests of a step wait for it; usual ones take less than a hundredth."""
 NOTHING_POSSIBLE = "no output is possible"
 
 
@@ -18,11 +22,15 @@ def try_grammar(grammar: str, vocabulary: llguidance.LLTokenizer) -> None:
     """
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
     # The library allows to end where it has failed, so this comes before the question whether it has.
+    started = time.process_time()
     possible = any(matcher.compute_bitmask())
+    seconds = time.process_time() - started
     if matcher.is_error():
         raise UnusableGrammar(_reason(matcher.get_error()))
     if warnings := matcher.get_grammar_warnings():
         raise UnusableGrammar(warnings[0].splitlines()[0])
+    if seconds > MASK_SECONDS:
+        raise UnusableGrammar(f"the first step takes more than {MASK_SECONDS:g} s of processor time")
     if not possible:
         raise UnusableGrammar(NOTHING_POSSIBLE)
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from starling_engine import LLM, BeamSearchParams, PoolingParams, RepetitionDetectionParams, SamplingParams
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong
+from starling_engine.params import StructuredOutputsParams
 from transformers import AutoModelForCausalLM
 
 from tests.engine.real_engine import MODEL, idle
@@ -71,6 +72,26 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5, 3]
     with pytest.raises(InvalidRequest, match="3 sampling_params for 2 prompts"):
         llm.generate(PROMPTS[:2], params)
+
+
+def test_outputs_have_the_form_that_each_wants(llm: LLM) -> None:
+    forms = [StructuredOutputsParams(choice=["yes", "Grüße"]), StructuredOutputsParams(regex="[A-Z]{2,5}"), None]
+    params = [SamplingParams(structured_outputs=form, n=3, max_tokens=30, seed=5) for form in forms]
+    chosen, letters, free = llm.generate(PROMPTS[:3], params, use_tqdm=False)
+    assert {one.text for one in chosen.outputs} <= {"yes", "Grüße"} and len(chosen.outputs) == 3
+    assert all(one.text.isupper() and 2 <= len(one.text) <= 5 for one in letters.outputs)
+    assert {one.finish_reason for one in [*chosen.outputs, *letters.outputs]} == {"stop"}
+    assert not any(one.text.isupper() for one in free.outputs)
+
+
+def test_every_form_is_checked_before_anything_runs(llm: LLM) -> None:
+    before = llm.engine.stats.prompt_tokens_total
+    good, bad = (SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex)) for regex in ("[a-z]+", "a(b"))
+    with pytest.raises(InvalidRequest, match="unclosed group") as caught:
+        llm.generate(["a", "b"], [good, bad], use_tqdm=False)
+    assert caught.value.param == "structured_outputs.regex"
+    assert caught.value.__notes__ == ["(prompt 1 of 2, counted from 0)"]
+    assert is_idle(llm) and llm.engine.stats.prompt_tokens_total == before
 
 
 def test_defaults_come_from_the_model(llm: LLM) -> None:
