@@ -230,7 +230,8 @@ def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     """Sets the logits [N, V] of forbidden tokens to -inf, in place. For the arguments see `ops`."""
     bit = 1 << torch.arange(8, dtype=torch.uint8, device=words.device)
     forbidden = (words.view(torch.uint8)[:, :, None] & bit) == 0
-    masked = logits.index_select(0, rows).masked_fill_(forbidden.flatten(1)[:, : logits.shape[1]], float("-inf"))
+    # Faster on a CPU than to fill in place, which branches for each logit.
+    masked = torch.where(forbidden.flatten(1)[:, : logits.shape[1]], float("-inf"), logits.index_select(0, rows))
     logits.index_copy_(0, rows, masked)
 
 
