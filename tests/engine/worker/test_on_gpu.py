@@ -2,15 +2,17 @@
 were meanwhile.
 """
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from starling_engine.config import TiersConfig
+from starling_engine.config import SpeculativeConfig, TiersConfig
 from starling_engine.sleep import Slept
 
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
+from tests.engine.core.test_drafts import Replay
 from tests.engine.core.test_sleep import SleepDriver, ask_again
 from tests.engine.cores import assert_greedy, core_for, greedy, run
 from tests.engine.fp8 import SCALES, fp8_reference
@@ -53,6 +55,14 @@ def test_greedy_tokens_equal_the_reference(name: str, eager: bool, tmp_path: Pat
 def test_every_kind_of_request_is_answered_as_on_the_host(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, VARIANTS["qwen3-mixed"])
     assert_same(random_traffic(tmp_path, device=DEVICE), random_traffic(tmp_path))
+
+
+def test_drafts_change_no_token(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3-mixed"])
+    expected = random_traffic(tmp_path, device=DEVICE)
+    drafter = Replay(expected, random.Random(0))
+    assert_same(random_traffic(tmp_path, drafter, device=DEVICE, speculative=SpeculativeConfig()), expected)
+    assert drafter.drafted > 100
 
 
 @pytest.mark.parametrize("name", ["llama3.1", "qwen3-moe"])
