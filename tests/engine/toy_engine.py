@@ -459,7 +459,7 @@ class ToyEngine:
         self.plans: list[StepPlan] = []
         self.submitted: deque[StepPlan] = deque()
         """Plans that the worker has not begun: they wait for masks."""
-        self.masks: dict[int, StepMasks] = {}
+        self.masks: deque[StepMasks] = deque()
         self.results: list[StepResult] = []
         self.idle_turns = 0
         self.outputs: dict[str, list[int]] = {}
@@ -516,10 +516,12 @@ class ToyEngine:
 
     def _execute(self) -> None:
         """Executes plans in their order, up to the first one whose masks are not there yet."""
-        self.masks |= {masks.step_id: masks for masks in self.scheduler.take_masks()}
-        while self.submitted and (not self.submitted[0].masked or self.submitted[0].step_id in self.masks):
+        self.masks += self.scheduler.take_masks()
+        while self.submitted and (self.masks or not self.submitted[0].masked):
             plan = self.submitted.popleft()
-            self.results.append(self.worker.execute(plan, self.masks.pop(plan.step_id, None)))
+            masks = self.masks.popleft() if plan.masked else None
+            assert masks is None or masks.step_id == plan.step_id, "a rank waits for masks in the order of steps"
+            self.results.append(self.worker.execute(plan, masks))
 
     def _transfer(self) -> None:
         """Carries out orders; all of them when nothing else can go on."""
