@@ -174,7 +174,7 @@ def _config(model: Path) -> WorkerConfig:
 
 def applying(grammar: np.ndarray[Any, np.dtype[np.int32]]) -> Iterator[str]:
     """Rows of the first table. `grammar` are masks [ROWS, WORDS] of a real step."""
-    clock, rows, logits = Clock(1.0), torch.arange(ROWS), torch.randn(ROWS, VOCAB)
+    clock, rows, logits = Clock(3.0), torch.arange(ROWS), torch.randn(ROWS, VOCAB)
     one = torch.zeros(ROWS, WORDS, dtype=torch.int32)
     one[:, WORDS // 2] = 1
     masks = {
