@@ -1,11 +1,12 @@
 """Measures what structured output costs and gains.
 
-    python bench/structured_output.py [steps | masks | schemas | neighbours ...]
+    python bench/structured_output.py [steps | schemas | neighbours ...]
 
 steps       JSON by SmolLM2-135M-Instruct: steps with jump-forward over steps without
-masks       decoding of 32 requests at the Qwen3-0.6B shape, with a vocabulary of 151,936 tokens, under masks and without
 schemas     time to first token of a new schema of 2 kB over that without a schema
 neighbours  time between the tokens of a stream while hostile forms arrive, over that while none do
+
+The last two run the Qwen3-0.6B shape with a vocabulary of some 150,000 tokens. What masks cost is in mask_cost.py.
 
 Writes bench/results/structured_output.md.
 """
@@ -17,7 +18,7 @@ import site
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,6 @@ RESULTS = Path(__file__).parent / "results" / "structured_output.md"
 SMALL, LARGE, WORDS = CACHE / "smollm2-135m", CACHE / "qwen3-0.6b-shape", CACHE / "tokenizer-150k"
 THREADS = 2
 VOCABULARY = 150_000
-BATCH = 32
-TOKENS = 48
-ROUNDS = 7
 
 PERSON = {
     "type": "object",
@@ -66,8 +64,6 @@ PERSON = {
     "required": ["first_name", "last_name", "age", "employment_status", "home_address"],
     "additionalProperties": False,
 }
-PEOPLE = {"type": "array", "items": PERSON, "minItems": 100}
-"""Longer than any output of the benchmark, so that all outputs have the same length."""
 FACTS = [
     "Ann Rossi is 31, works in a bakery and lives in Via Roma 4, 00184 Rome, Italy.",
     "Bob Hansen, 67, stopped working last year. His house is number 12 in Storgata, 01840 Oslo, Norway.",
@@ -77,7 +73,7 @@ FACTS = [
 
 
 def main() -> None:
-    parts: dict[str, Callable[[], list[str]]] = {"steps": steps, "masks": masks, "schemas": schemas, "neighbours": neighbours}
+    parts: dict[str, Callable[[], list[str]]] = {"steps": steps, "schemas": schemas, "neighbours": neighbours}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(parts), choices=list(parts))
     lines: list[str] = []
@@ -99,19 +95,17 @@ def start(args: EngineArgs) -> EngineCore:
     return EngineCore(config, executor, report)
 
 
-def run(core: EngineCore, requests: Sequence[EngineRequest]) -> tuple[dict[str, list[int]], int, float]:
-    """Returns each request's tokens, and the steps and seconds from the first tokens of all on."""
-    tokens: dict[str, list[int]] = {request.id: [] for request in requests}
-    for request in requests:
-        core.add(request)
-    began, first = 0.0, 0
+def run(core: EngineCore, request: EngineRequest) -> tuple[list[int], int]:
+    """Returns a request's tokens, and the steps behind the one with its first token."""
+    core.add(request)
+    tokens: list[int] = []
+    first = 0
     while core.has_work:
         for delta in core.step():
             assert delta.error is None, delta.error
-            tokens[delta.id] += delta.tokens
-        if not began and all(tokens.values()):
-            began, first = time.perf_counter(), core.scheduler.stats.steps_total
-    return tokens, core.scheduler.stats.steps_total - first, time.perf_counter() - began
+            tokens += delta.tokens
+            first = first or core.scheduler.stats.steps_total
+    return tokens, core.scheduler.stats.steps_total - first
 
 
 def steps() -> list[str]:
@@ -125,43 +119,14 @@ def steps() -> list[str]:
             prompt = tokenizer.encode(tokenizer.render_chat(chat), add_special_tokens=False)
             params = SamplingParams(temperature=0.0, max_tokens=400, speculative=jumps)
             request = EngineRequest(id=str(number), prompt_ids=prompt, params=params, grammar=grammar)
-            tokens, count, _ = run(core, [request])
-            json.loads(tokenizer.decode(tokens[str(number)]))
+            tokens, count = run(core, request)
+            json.loads(tokenizer.decode(tokens))
             taken.append(count)
     core.executor.shutdown()
     ratio = sum(counts[True]) / sum(counts[False])
     return [
         f"SmolLM2-135M writes {len(FACTS)} persons in {sum(counts[True])} steps with jump-forward, "
         f"in {sum(counts[False])} without: {ratio:.2f} of them."
-    ]
-
-
-def masks() -> list[str]:
-    checkpoint.write(LARGE)
-    core = start(
-        EngineArgs(
-            model=str(LARGE), tokenizer=str(large_tokenizer()), num_threads=THREADS, max_model_len=2048, step_target_ms=0,
-            max_num_seqs=BATCH, kv_cache_memory_bytes=1 << 30,
-        )
-    )  # fmt: skip
-    grammar = json_grammar(PEOPLE)
-    seconds: dict[str, list[float]] = {"": [], grammar: []}
-    for number in range(-1, ROUNDS):  # the first builds the grammar and fills the prefix cache
-        for form, taken in seconds.items():
-            params = SamplingParams(temperature=1.0, max_tokens=TOKENS, ignore_eos=True, speculative=False)
-            requests = [
-                EngineRequest(id=str(n), prompt_ids=[n + 1] * 16, params=params, seed=n, grammar=form) for n in range(BATCH)
-            ]
-            _, count, passed = run(core, requests)
-            assert count == TOKENS - 1
-            if number >= 0:
-                taken.append(passed / count)
-    core.executor.shutdown()
-    ratios = [masked / free for masked, free in zip(seconds[grammar], seconds[""], strict=True)]
-    return [
-        f"A step of {BATCH} requests takes {1000 * statistics.median(seconds['']):.1f} ms, under masks "
-        f"{1000 * statistics.median(seconds[grammar]):.1f} ms; pairs: {statistics.median(ratios):.3f} "
-        f"({min(ratios):.3f}–{max(ratios):.3f})."
     ]
 
 
