@@ -52,6 +52,11 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             if fault := _fault_of_size(getattr(self, name)):
                 raise InvalidRequest(fault, f"structured_outputs.{name}")
 
+    def outline(self) -> "StructuredOutputsParams":
+        """Returns the form without the contents of schemas and tags, which may have any types and take long to look through."""
+        empty: dict[str, Any] = {name: {} for name in ("json", "structural_tag") if isinstance(getattr(self, name), dict)}
+        return msgspec.structs.replace(self, **empty)
+
     def has_choice_of(self, size: int) -> bool:
         """Returns whether an output of so many bytes is possible, as far as choices tell."""
         return not self.choice or self.reasoning or any(len(one.encode(errors="surrogatepass")) >= size for one in self.choice)
@@ -124,7 +129,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def validate(self, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         """Raises InvalidRequest naming the first field that has the wrong type or is out of its bounds."""
         self._validate_lengths()
-        check_types(self)
+        form = self.structured_outputs
+        outline = form.outline() if isinstance(form, StructuredOutputsParams) else form
+        check_types(msgspec.structs.replace(self, structured_outputs=outline))
         _within("n", self.n, 1, MAX_N)
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 0.0, 1.0, low_open=True)
@@ -257,9 +264,10 @@ def check_types(params: SamplingParams | PoolingParams | BeamSearchParams) -> No
 
 def _fault_of_size(value: Any) -> str | None:
     """Says which limit a value of JSON exceeds. Goes a level at a time, and stops at the limits, so that none can make it slow."""
+    sized = (dict, list, str)
     size, level = 0, [value]
     for _ in range(MAX_FORM_NESTING + 1):
-        level = [one for one in level if isinstance(one, dict | list | str)]
+        level = [one for one in level if isinstance(one, sized)]
         size += sum(map(len, level))
         if size > MAX_FORM_CHARACTERS:
             return f"it has more than {MAX_FORM_CHARACTERS} characters"

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from starling_engine.config import VocabularyConfig
-from starling_engine.errors import InvalidRequest
+from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.ipc.limited_child import InCopies, Work, serve
 from starling_engine.params import StructuredOutputsParams
 from starling_engine.structured_output.forms import field_of, grammar_of
@@ -19,6 +19,8 @@ def _prepare(settings: Any) -> Work:
     config = msgspec.convert(settings["vocabulary"], VocabularyConfig)
     added: dict[str, int] = settings["added_tokens"]
     vocabulary = read_vocabulary(config)
+    if not all(map(vocabulary.is_special_token, config.eos_token_ids)):
+        raise ModelError("grammars are not possible: a token that ends the model's outputs is text, which a grammar may ask for")
     special = {text: token for text, token in added.items() if vocabulary.is_special_token(token)}
     tokens = SpecialTokens(special, frozenset(config.eos_token_ids))
     marks = ReasoningMarks.find(added)

@@ -67,8 +67,8 @@ class GrammarCompiler:
         """
         field = field_of(wanted)
         try:
-            form = json.dumps(msgspec.to_builtins(wanted))
-        except ValueError as error:  # an integer of thousands of digits
+            form = json.dumps(msgspec.structs.asdict(wanted))
+        except (TypeError, ValueError) as error:  # a value that JSON does not have, or an integer of thousands of digits
             raise InvalidRequest(str(error), field) from None
         job = {"wanted": form, "reasoning_open": reasoning_open and wanted.reasoning}
         key = f"{job['reasoning_open']:d}{form}"

@@ -107,6 +107,14 @@ async def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
     broken.close()
 
 
+async def test_an_end_that_a_grammar_could_ask_for_is_refused() -> None:
+    """With an output that ends in the middle of its form, for the core takes the text for the end."""
+    textual = compiler(replace(VOCABULARY, eos_token_ids=(EOS, 300)))
+    with pytest.raises(ModelError, match="a token that ends the model's outputs is text"):
+        await grammar(textual, choice=["a"])
+    textual.close()
+
+
 # ---- reasoning ----
 
 
@@ -265,13 +273,16 @@ async def test_a_grammar_is_made_once_for_all_who_want_it() -> None:
 
 async def test_grammars_that_were_asked_for_last_are_kept_within_bytes() -> None:
     made = compiler(max_cached_bytes=40_000)
+    await grammar(made, choice=["x" * 50_000])
+    assert made.cached_bytes == 0
     for at in range(12):
         await grammar(made, choice=["first"])
         await grammar(made, choice=[f"{at}" * 2_000])
         assert 0 < made.cached_bytes <= 40_000
-    await grammar(made, choice=["x" * 50_000])
-    assert made.cached_bytes == 0
     made.close()
+    assert await grammar(made, choice=["first"]) and await grammar(made, choice=["11" * 2_000])
+    with pytest.raises(RequestFailed):
+        await grammar(made, choice=["0" * 2_000])
 
 
 async def test_where_the_prompt_has_opened_reasoning_the_grammar_is_another_one(reasoner: tuple[GrammarCompiler, Any, Any]) -> None:

@@ -1,11 +1,14 @@
 """Grammars of callers: what they say is enforced, and nothing in them can switch that off."""
 
+import json
 from typing import Any
 
+import llguidance
 import pytest
 from starling_engine.errors import InvalidRequest
+from starling_engine.structured_output.callers_grammar import enforced_lark
 
-from tests.engine.structured_output.matching import CALL, END, THINK, FormMatcher
+from tests.engine.structured_output.matching import CALL, END, THINK, TOKENIZER, TOKENS, FormMatcher
 
 Output = str | list[str | int]
 PROPERTIES = '{"a": {"type": "integer", "title": "A"}}'
@@ -96,13 +99,14 @@ def test_what_would_not_be_enforced_is_refused(grammar: str, words: str) -> None
     assert words in str(caught.value) and caught.value.param == "structured_outputs.grammar"
 
 
+def test_no_text_in_a_schema_can_be_read_as_a_directive() -> None:
+    grammar = 'start: %json {"const": "%json {}"}\na: %regex {"substring_chars": "%json"}'
+    written = enforced_lark(grammar, "grammar", TOKENS, lambda schema, _: schema)
+    assert written.count("%") == 2 and written.count("\\u0025json") == 2
+
+
 def test_opposites_would_have_special_tokens() -> None:
     """The library's own reading, because of which `~` is refused: the end of an output is a text that is not abc."""
-    import json
-
-    import llguidance
-
-    from tests.engine.structured_output.matching import TOKENIZER
 
     def possible(terminal: str) -> bool:
         grammar: dict[str, Any] = {"grammars": [{"lark_grammar": f'start: X "end"\nX: {terminal}'}]}

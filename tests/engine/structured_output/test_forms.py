@@ -183,14 +183,14 @@ def test_reasoning_may_come_first(form: dict[str, Any], right: str, wrong: str) 
         [],
         [THINK, UNTHINK],
         [THINK, "any {} \n text", UNTHINK, "\n\n"],
-        [THINK, "<think>", UNTHINK, " " * 8],
+        [THINK, "<think>", UNTHINK, " \n\r\t" * 2],
     ]
     refused: list[list[str | int]] = [
         [THINK, "a"],
         [THINK, "</think>", UNTHINK],
         [UNTHINK],
-        [THINK, CALL, UNTHINK],
-        [THINK, END, UNTHINK],
+        *([THINK, token, UNTHINK] for token in (THINK, CALL, END)),
+        [THINK, UNTHINK, "\n" * 9],
     ]
     assert [thought for thought in accepted if not matcher.accepts([*thought, *body])] == []
     assert [thought for thought in refused if matcher.accepts([*thought, *body])] == []

@@ -57,6 +57,7 @@ def matcher(form: dict[str, Any], **more: Any) -> FormMatcher:
         (row(const("a"), JSON, const("b")), ['a{"a":1}b'], ['a{"a":1}', 'a{"a":1} b']),
         # Texts in a row are matched as one expression.
         (row(regex("a*|b"), const("ab")), ["aab", "ab", "bab"], ["b", "aa"]),
+        (row(regex(""), const("ab"), regex("")), ["ab"], ["", "a"]),
         (row(regex(".*"), const("]")), ["a]", "a]]"], ["a"]),
         (one_of(const("yes"), JSON, const("yesterday")), ["yes", "yesterday", '{"a":1}'], ["", "y", "{}"]),
         (tag("<t>", ANY, "</t>"), ["<t></t>", "<t>a</t</t>", "<t>a\nb</t>"], ["<t>a</t>b", "<t>a", "a</t>"]),
