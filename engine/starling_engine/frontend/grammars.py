@@ -43,7 +43,7 @@ class GrammarCompiler:
         self._process: LimitedProcess | None = None
         if vocabulary is not None:
             settings = {"vocabulary": asdict(vocabulary), "added_tokens": dict(added_tokens)}
-            words = JobWords("grammar", "grammars")
+            words = JobWords("grammar", "grammars", "made")
             module = "starling_engine.frontend.grammar_child"
             self._process = LimitedProcess(module, settings, limits, words, max_waiting=max_waiting)
 

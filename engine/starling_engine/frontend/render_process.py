@@ -13,7 +13,7 @@ from starling_engine.ipc.limited_process import JobWords, LimitedProcess
 
 RENDER_LIMITS = ProcessLimits(seconds=2.0, answer_seconds=10.0, memory_bytes=256 << 20)
 """Limits of compiling a template, its loops and its filters; long ones take milliseconds."""
-_WORDS = JobWords("chat with its template", "chats")
+_WORDS = JobWords("chat with its template", "chats", "rendered")
 
 
 class RenderProcess(LimitedProcess):

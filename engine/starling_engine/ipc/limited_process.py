@@ -34,10 +34,11 @@ START_SECONDS = 60.0
 
 
 class JobWords(NamedTuple):
-    """A job in the words of its callers: "the {one} takes too long", "too many {many} wait"."""
+    """A job in the words of its callers: "the {one} takes too long", "too many {many} wait to be {done}"."""
 
     one: str
     many: str
+    done: str
 
 
 class LimitedProcess:
@@ -76,7 +77,7 @@ class LimitedProcess:
         if self._closed:
             raise RequestFailed(self._gone)
         if self._open > (most := self._max_waiting()):
-            raise QueueFull(f"{most} {self._words.many} are waiting already", RETRY_AFTER)
+            raise QueueFull(f"{most} {self._words.many} are waiting to be {self._words.done} already", RETRY_AFTER)
         self._open += 1
         answered = asyncio.wrap_future(self._thread.submit(self._answer, job, param))
         answered.add_done_callback(self._on_answered)

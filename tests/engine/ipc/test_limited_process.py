@@ -17,7 +17,7 @@ LIMITS = ProcessLimits(seconds=0.2, answer_seconds=30.0, memory_bytes=48 << 20)
 
 
 def made(limits: ProcessLimits = LIMITS, *, broken: bool = False, max_waiting: int = 8) -> LimitedProcess:
-    words = JobWords("job", "jobs")
+    words = JobWords("job", "jobs", "done")
     return LimitedProcess("tests.engine.ipc.jobs", {"broken": broken}, limits, words, max_waiting=lambda: max_waiting)
 
 
@@ -124,7 +124,7 @@ async def test_waiting_jobs_are_bounded_and_end_with_the_process() -> None:
     await say(process, "before")
     under_way = [asyncio.create_task(process.answer({"sleep": 60}, "job")) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(QueueFull, match="1 jobs are waiting"):
+    with pytest.raises(QueueFull, match="1 jobs are waiting to be done already"):
         await process.answer({"say": "a"}, "job")
     process.close()
     assert all(isinstance(error, RequestFailed) for error in await asyncio.gather(*under_way, return_exceptions=True))
