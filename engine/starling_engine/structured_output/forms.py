@@ -1,6 +1,7 @@
 """Writes the library's grammar of the form that a request wants."""
 
 from collections.abc import Callable
+from typing import Any
 
 from starling_engine.errors import InvalidRequest
 from starling_engine.params import StructuredOutputsParams
@@ -17,7 +18,8 @@ FIELD = "structured_outputs"
 
 def field_of(wanted: StructuredOutputsParams) -> str:
     """Returns the field that says the form, as errors name it. Raises `InvalidRequest` if not exactly one does."""
-    given = [name for name in _FORMS if getattr(wanted, name) is not None and (name, wanted.json_object) != ("json_object", False)]
+    values = {name: getattr(wanted, name) for name in _FORMS}
+    given = [name for name, value in values.items() if value is not None and not (name == "json_object" and value is False)]
     if len(given) != 1:
         names = " and ".join(given) or "none"
         raise InvalidRequest(f"exactly one of {', '.join(_FORMS)} has to be given; there is {names}", FIELD)
@@ -78,8 +80,10 @@ def _choice(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Gr
 
 def _grammar(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> Grammar:
     assert wanted.grammar is not None
-    white_space = not wanted.disable_any_whitespace
-    enforce = lambda schema, path: enforced_schema(schema, field, white_space=white_space, path=path)  # noqa: E731
+
+    def enforce(schema: Any, path: str) -> dict[str, Any]:
+        return enforced_schema(schema, field, white_space=not wanted.disable_any_whitespace, path=path)
+
     return {"lark_grammar": enforced_lark(wanted.grammar, field, tokens, enforce)}
 
 
