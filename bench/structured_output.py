@@ -164,7 +164,7 @@ def served(part: Callable[[AsyncEngine], Any]) -> Any:
 
 def new_schema(number: int) -> dict[str, Any]:
     """Returns a schema of some 2 kB that nobody has seen."""
-    names = [f"field_{number}_{n}" for n in range(18)]
+    names = [f"field_{number}_{n}" for n in range(30)]
     kinds = [{"type": "string", "maxLength": 40, "description": "a text"}, {"type": "integer", "minimum": 0}, {"enum": ["a", "b"]}]
     properties = {name: kinds[n % len(kinds)] for n, name in enumerate(names)}
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
@@ -213,6 +213,8 @@ def hostile() -> list[StructuredOutputsParams]:
         StructuredOutputsParams(grammar="start: a\n" + "\n".join(f'{c}: {c}{c} | "x"' for c in "abcdefgh")),
         StructuredOutputsParams(grammar="start: " + " | ".join(f'"w{n}"' for n in range(20_000))),
         StructuredOutputsParams(choice=[f"choice {n}" for n in range(20_000)]),
+        StructuredOutputsParams(regex="(b|c)a{100000}"),
+        StructuredOutputsParams(choice=["lorem ipsum " * 8000]),
     ]
 
 
@@ -231,7 +233,7 @@ def neighbours() -> list[str]:
             for form in hostile():
                 began = time.perf_counter()
                 with suppress(InvalidRequest):
-                    await engine.complete([7] * 16, SamplingParams(max_tokens=2, structured_outputs=form))
+                    await engine.complete([7] * 16, SamplingParams(max_tokens=20, structured_outputs=form))
                 answers.append(time.perf_counter() - began)
 
     async def measure(engine: AsyncEngine) -> tuple[list[float], list[float], list[float]]:

@@ -33,8 +33,8 @@ class Constraint(Protocol):
         """Takes a token that was sampled."""
         ...
 
-    def forced(self) -> Sequence[int]:
-        """Returns the tokens that come next whatever the model says: each is the only one that is allowed."""
+    def forced(self, most: int) -> Sequence[int]:
+        """Returns up to `most` tokens that come next whatever the model says: each is the only one that is allowed."""
         ...
 
     def allowed(self, drafts: Sequence[int]) -> int:

@@ -92,9 +92,9 @@ class ToyConstraint:
         assert self.mask(self.output) >> token & 1, "what is not allowed is never sampled"
         self.output.append(token)
 
-    def forced(self) -> list[int]:
+    def forced(self, most: int) -> list[int]:
         tokens: list[int] = []
-        while (mask := self.mask([*self.output, *tokens])).bit_count() == 1:
+        while len(tokens) < most and (mask := self.mask([*self.output, *tokens])).bit_count() == 1:
             tokens.append(mask.bit_length() - 1)
         return tokens
 

@@ -17,7 +17,7 @@ from starling_engine.params import StructuredOutputsParams
 from starling_engine.structured_output.forms import FIELD, field_of
 from starling_engine.structured_output.special_tokens import ReasoningMarks
 
-GRAMMAR_LIMITS = ProcessLimits(seconds=1.0, answer_seconds=10.0, memory_bytes=256 << 20)
+GRAMMAR_LIMITS = ProcessLimits(seconds=0.5, answer_seconds=10.0, memory_bytes=256 << 20)
 """Limits of one grammar. Usual ones take milliseconds."""
 MAX_CACHED_BYTES = 16 << 20
 """Memory of the forms and grammars that are kept."""

@@ -90,7 +90,7 @@ class Speculator(Drafter):
         if guesses is None:
             return ()
         most = min(most, self._config.num_speculative_tokens)
-        forced = request.constraint.forced()[:most] if request.constraint is not None else ()
+        forced = request.constraint.forced(most) if request.constraint is not None else ()
         guesses.are_forced = bool(forced)
         if forced:
             return self._jump_forward(forced)

@@ -138,9 +138,9 @@ class SomeTokens:
         assert token in self._allowed(self._output), "what is not allowed is never sampled"
         self._output.append(token)
 
-    def forced(self) -> list[int]:
+    def forced(self, most: int) -> list[int]:
         tokens: list[int] = []
-        while len(following := self._allowed([*self._output, *tokens])) == 1:
+        while len(tokens) < most and len(following := self._allowed([*self._output, *tokens])) == 1:
             tokens += following
         return tokens
 
