@@ -15,9 +15,19 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "starling-pydoc"
+
+
+class Answer(BaseModel):
+    """What a chat is asked for."""
+
+    is_function: bool
+    arguments: int
+
+
 SCRIPT = """
 from starling_engine import LLM, SamplingParams
 
@@ -101,6 +111,18 @@ def test_a_chat_streams(server: str) -> None:
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert len(text) > 10
     assert chunks[-1].usage is not None and 0 < chunks[-1].usage.completion_tokens <= 40
+    client.close()
+
+
+def test_an_answer_has_the_form_that_is_asked_for(server: str) -> None:
+    client = OpenAI(base_url=f"{server}/v1", api_key="secret")
+    answer = client.chat.completions.parse(
+        model="own",
+        messages=[{"role": "user", "content": "What does os.path.join do?"}],
+        max_tokens=200,
+        response_format=Answer,
+    )
+    assert isinstance(answer.choices[0].message.parsed, Answer)
     client.close()
 
 

@@ -10,7 +10,7 @@ from e2e.under_test import ClusterUnderTest
 pytestmark = pytest.mark.timeout(600)
 ASK = """
 import httpx, sys
-body = {"model": sys.argv[1], "prompt": "A", "max_tokens": 2}
+body = {"model": sys.argv[1], "prompt": "A", "max_tokens": 2, "guided_regex": "[0-9]{40}"}
 print(httpx.post("http://127.0.0.1:8000/v1/completions", timeout=30, json=body).json()["usage"]["completion_tokens"])
 """
 
