@@ -50,7 +50,7 @@ def _step(rng: random.Random, device: torch.device, *, decode: bool) -> Fields:
     step = batch.gather(plan)
     samples = step.samples(batch.sampling_rows(plan))
     tokens, rows, more = len(step.ids), len(step.slots), rng.choice([0, 3])
-    shape = StepShape(tokens + more, rows + more, len(samples) + more, decode)
+    shape = StepShape(tokens + more, rows + more, len(samples) + more, width=1 if decode else 0)
     return writer.write(plan, step, samples, shape)
 
 
