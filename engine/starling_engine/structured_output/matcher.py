@@ -3,7 +3,7 @@
 import ctypes
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import cast
 
@@ -22,7 +22,7 @@ class GrammarMatcher:
     Without `drafts` there are none: where the caller forbids to end, no token is possible behind a draft that ends the output.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, words: int, ends: Iterable[int] = (), *, drafts: bool = True) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, words: int, ends: Collection[int] = (), *, drafts: bool = True) -> None:
         self.words = words
         self._drafts = drafts and not ends
         self.error: str | None = None

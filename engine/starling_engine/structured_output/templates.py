@@ -2,7 +2,7 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import llguidance
 
@@ -24,7 +24,7 @@ class MatcherTemplates:
         self._templates: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._bytes = 0
 
-    def matcher(self, grammar: str, output: "array[int]", ends: Iterable[int], *, drafts: bool) -> GrammarMatcher:
+    def matcher(self, grammar: str, output: "array[int]", ends: Collection[int], *, drafts: bool) -> GrammarMatcher:
         """Returns a matcher behind `output`; see `GrammarMatcher` for the rest. Its `error` says what the library finds wrong.
 
         The first call reads the tokenizer. Raises ModelError where that is not possible.
