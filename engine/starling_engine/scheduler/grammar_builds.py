@@ -1,5 +1,6 @@
 """Builds the grammars of requests beside the steps of others."""
 
+import logging
 import time
 from collections.abc import Callable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +11,8 @@ from starling_engine.errors import ModelError
 from starling_engine.request_state import Gate, RequestState
 from starling_engine.structured_output.matcher import GrammarMatcher
 from starling_engine.structured_output.templates import MatcherTemplates
+
+logger = logging.getLogger("starling.scheduler")
 
 BUILD_SECONDS = 10.0
 """Longest wait for a grammar. A frontend has built it once already, in milliseconds; the first one waits for the tokenizer too."""
@@ -27,6 +30,7 @@ class GrammarBuilds:
 
     def __init__(self, vocabulary: VocabularyConfig | None, wake: Callable[[], None] = lambda: None) -> None:
         self._templates = None if vocabulary is None else MatcherTemplates(vocabulary)
+        self._eos_ids = frozenset(() if vocabulary is None else vocabulary.eos_token_ids)
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._builds: dict[RequestState, Build] = {}
@@ -67,24 +71,25 @@ class GrammarBuilds:
             raise ModelError("this engine has no vocabulary for grammars")
         output = request.tokens[request.num_prompt :]
         ends = request.stop_ids - request.eos_ids
-        return self._templates.matcher(request.record.grammar, output, ends, drafts=_may_end(request))
+        return self._templates.matcher(request.record.grammar, output, ends, drafts=_may_end(request, self._eos_ids))
 
 
-def _may_end(request: RequestState) -> bool:
-    """Returns whether a token that ends the output is possible from the beginning."""
+def _may_end(request: RequestState, eos_ids: frozenset[int]) -> bool:
+    """Returns whether a token that ends the output is possible from the beginning. To ignore such tokens does not forbid them."""
     params = request.record.params
-    possible = request.eos_ids.difference(params.banned_token_ids or ())
+    possible = eos_ids.difference(params.banned_token_ids or ())
     if params.allowed_token_ids is not None:
         possible &= set(params.allowed_token_ids)
     return not params.min_tokens and bool(possible)
 
 
 def _apply(request: RequestState, future: "Future[GrammarMatcher]") -> str | None:
-    """Gives a request its matcher; returns why there is none."""
+    """Gives a request its matcher; returns why there is none. Whatever fails costs this request alone."""
     if not future.done():
         return f"the grammar was not built within {BUILD_SECONDS:g} s"
-    try:
-        request.constraint = matcher = future.result()
-    except ModelError as error:
+    if (error := future.exception()) is not None:
+        if not isinstance(error, ModelError):
+            logger.error("the grammar of %s could not be built", request.record.id, exc_info=error)
         return str(error)
+    request.constraint = matcher = future.result()
     return matcher.error

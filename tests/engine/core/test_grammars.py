@@ -1,6 +1,7 @@
 """Requests with grammars in a real core: what they sample, how they wait for their grammar, and how they end without one."""
 
 import json
+import select
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,13 @@ def test_a_request_goes_on_elsewhere_where_it_was(expected: dict[str, list[int]]
             assert run(core, [resumed])[name][:2] == (whole[cut:], "stop")
 
 
+def test_who_ignores_the_end_jumps_forward_too(expected: dict[str, list[int]]) -> None:
+    name, whole = next(iter(expected.items()))
+    with core_for(FOLDER, **SETTINGS) as core:
+        assert run(core, [request(name, GRAMMARS[0], ignore_eos=True)])[name] == (whole, "stop", None)
+        assert core.scheduler.stats.jump_forward_tokens_total > 0
+
+
 def test_min_tokens_do_not_keep_a_finished_output_open() -> None:
     grammar = llguidance.LLMatcher.grammar_from_lark('start: "yes" | "no"')
     with core_for(FOLDER, **SETTINGS) as core:
@@ -146,6 +154,16 @@ def test_a_grammar_that_takes_too_long_ends_its_request(monkeypatch: pytest.Monk
     assert "was not built within" in str(found["slow"][2]) and found["free"][1:] == ("length", None)
 
 
+def test_a_build_that_fails_in_an_unforeseen_way_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the tokenizer is gone")
+
+    monkeypatch.setattr(grammar_builds.MatcherTemplates, "matcher", fail)
+    with core_for(FOLDER, **SETTINGS) as core:
+        found = run(core, [request("bad", GRAMMARS[0]), request("free", "", max_tokens=5)])
+    assert found["bad"][1:] == ("error", "the tokenizer is gone") and found["free"][1:] == ("length", None)
+
+
 def test_a_core_sleeps_while_a_grammar_is_built_and_is_woken() -> None:
     with core_for(FOLDER, **SETTINGS) as core:
         core.add(request("a", GRAMMARS[0]))
@@ -157,7 +175,7 @@ def test_a_core_sleeps_while_a_grammar_is_built_and_is_woken() -> None:
                 turns += 1
                 assert turns < 5 or not core.scheduler.requests["a"].gates
             if Gate.GRAMMAR in core.scheduler.requests["a"].gates:
-                assert core.wakeup.wait(5.0), "it would have slept for ever"
+                assert select.select([core.wakeup.fd], [], [], 5.0)[0], "it would have slept for ever"
                 core.step()
         while core.has_work:
             core.step()
