@@ -1,7 +1,6 @@
 """A wake-up call for a process that waits for messages."""
 
 import os
-import select
 
 
 class Wakeup:
@@ -18,10 +17,6 @@ class Wakeup:
             os.eventfd_read(self.fd)
         except BlockingIOError:
             return
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for a call; returns whether there was one."""
-        return bool(select.select([self.fd], [], [], seconds)[0])
 
     def __del__(self) -> None:
         os.close(self.fd)
