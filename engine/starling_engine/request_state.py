@@ -30,6 +30,10 @@ class Gate(Enum):
     """A step of the request has failed: it runs only in steps that look for the culprit. It may be running already."""
 
 
+EVENT_GATES = frozenset({Gate.FORK_PARENT, Gate.GRAMMAR, Gate.KV_PROMOTION, Gate.KV_LOAD})
+"""Gates that a thread, a transfer or another request opens; planning opens the others."""
+
+
 class RequestStatus(Enum):
     WAITING = auto()
     RUNNING = auto()
@@ -105,7 +109,7 @@ class RequestState:
         self.repetition: RepetitionDetector | None = None
         """Finds that the output repeats itself; None where nobody wants to know."""
         if detection is not None and detection.max_pattern_size:
-            self.repetition = RepetitionDetector(detection, record.output_ids)
+            self.repetition = RepetitionDetector(detection, record.output_ids[-detection.max_pattern_size * detection.min_count :])
         self.answered = bool(record.output_ids)
         """True once output has been sent, so that prompt and cached tokens are counted once."""
         longest = self.num_prompt + params.max_tokens if params.max_tokens is not None else max_model_len

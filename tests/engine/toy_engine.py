@@ -461,7 +461,6 @@ class ToyEngine:
         """Plans that the worker has not begun: they wait for masks."""
         self.masks: deque[StepMasks] = deque()
         self.results: list[StepResult] = []
-        self.idle_turns = 0
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, Delta] = {}
         self.prompt_rows: dict[str, list[LogprobRow]] = {}
@@ -500,19 +499,12 @@ class ToyEngine:
             self.plans.append(plan)
             self.submitted.append(plan)
             made = plan
-        self._check_idle()
         self._execute()
         if self.results:
             for delta in self.scheduler.update(self.results.pop(0)):
                 self._take(delta)
         self._execute()
         return made
-
-    def _check_idle(self) -> None:
-        """Checks that a core may sleep after two turns without a step: whatever waits has a gate, or waits for a transfer."""
-        self.idle_turns = 0 if self.scheduler.num_in_flight else self.idle_turns + 1
-        if self.idle_turns > 1 and not self.scheduler.is_hashing and not (self.offload and self.offload.has_pending_work):
-            assert all(request.gates for request in self.scheduler.requests.values())
 
     def _execute(self) -> None:
         """Executes plans in their order, up to the first one whose masks are not there yet."""

@@ -73,8 +73,6 @@ class EngineCore:
         """EPLB balance by pipeline stage."""
         self._has_stepped = False
         """True when a plan was submitted since the ranks were last sent Idle."""
-        self._idle_turns = 0
-        """Turns, the last ones, without a step in flight or to submit."""
 
     def add(self, request: EngineRequest) -> Delta | None:
         """Queues a request; returns the answer when there is one at once."""
@@ -94,11 +92,8 @@ class EngineCore:
 
     @property
     def can_sleep(self) -> bool:
-        """True while nothing goes on before a message, a reply of the ranks or `wakeup` comes: all requests wait for one.
-
-        A turn that only preempts has no step either, but the turn behind it has.
-        """
-        return not self.has_work or (self._idle_turns > 1 and not self.scheduler.is_hashing)
+        """True while nothing goes on before a message, a reply of the ranks or `wakeup` comes: all requests wait for one."""
+        return not self.scheduler.num_in_flight and self.scheduler.waits_for_events
 
     @property
     def has_pending_transfers(self) -> bool:
@@ -123,7 +118,6 @@ class EngineCore:
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             self.executor.submit(plan)
             self._has_stepped = True
-        self._idle_turns = 0 if self.scheduler.num_in_flight else self._idle_turns + 1
         self._send_transfers()
         self._send_masks()
         deltas += self._collect()

@@ -15,10 +15,6 @@ class PromptHashing:
         self._left = MAX_HASHED_TOKENS
         self._num_unfinished = 0
 
-    @property
-    def has_unfinished(self) -> bool:
-        return self._num_unfinished > 0
-
     def start(self, request: RequestState) -> bool:
         """Begins with an arriving request; returns whether it is hashed at once."""
         self._hash(request)

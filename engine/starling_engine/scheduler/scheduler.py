@@ -18,7 +18,7 @@ from starling_engine.kv_offload.base import OffloadManager
 from starling_engine.kv_offload.orders import TransferDone
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.request import EngineRequest
-from starling_engine.request_state import Gate, RequestState, RequestStatus
+from starling_engine.request_state import EVENT_GATES, Gate, RequestState, RequestStatus
 from starling_engine.scheduler.grammar_builds import GrammarBuilds
 from starling_engine.scheduler.preemption_log import PreemptionLog
 from starling_engine.scheduler.prefill import PrefillBudget, shares
@@ -159,9 +159,9 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
-    def is_hashing(self) -> bool:
-        """True while planning goes on with a prompt that waits, although nothing runs."""
-        return self._hashing.has_unfinished
+    def waits_for_events(self) -> bool:
+        """True while each request waits for what planning does not bring about."""
+        return all(Gate.HASHING not in r.gates and not EVENT_GATES.isdisjoint(r.gates) for r in self.requests.values())
 
     def open_grammar_gates(self) -> list[Delta]:
         """Lets requests start whose grammars are built; returns the last deltas of those that end here."""
@@ -172,9 +172,8 @@ class Scheduler:
                 logger.info("%s ends, its grammar cannot be built: %s", request.record.id, error)
                 deltas.append(Delta(request.record.id, request.record.attempt, finish_reason="error", error=error))
                 self._finish(request)
-            elif constraint is not None and constraint.is_finished:  # all but the word that it ends had been sent
-                deltas.append(Delta(request.record.id, request.record.attempt, finish_reason="stop"))
-                self._finish(request)
+            elif constraint is not None and constraint.is_finished:  # the empty output is the only one
+                deltas.append(self._finish_delta(request, Delta(request.record.id, request.record.attempt, finish_reason="stop")))
         return deltas
 
     # ---- planning ----

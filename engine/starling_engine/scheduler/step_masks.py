@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from itertools import compress
 
 from starling_engine.constraint import MaskRow
 from starling_engine.request_state import RequestState
@@ -12,7 +13,7 @@ logger = logging.getLogger("starling.scheduler")
 
 
 def take_due_masks(in_flight: Iterable[StepBuilder]) -> list[StepMasks]:
-    """Returns the masks that are due, each step's once: of steps whose masked requests are in no earlier step.
+    """Returns the masks that are due, each step's once: of steps whose masked requests sample in no earlier step.
 
     A rank waits for masks in the order of steps, so none is due before those of an earlier step.
     """
@@ -24,7 +25,7 @@ def take_due_masks(in_flight: Iterable[StepBuilder]) -> list[StepMasks]:
                 break
             due.append(_masks(builder))
             builder.masked = []
-        earlier.update(builder.requests)
+        earlier.update(compress(builder.requests, builder.sample))
     return due
 
 

@@ -162,7 +162,7 @@ class Speculator(Drafter):
 
     def on_finished(self, request: RequestState) -> None:
         guesses = self._guesses.pop(request.record.id, None)
-        if guesses is None:
+        if guesses is None or not guesses.proposers:
             return
         self._acceptance += WEIGHT * (guesses.acceptance - self._acceptance)
         if self._config.method == "suffix":

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import llguidance
 
 from starling_engine.config import VocabularyConfig
+from starling_engine.errors import ModelError
 from starling_engine.structured_output.matcher import LIMITS, GrammarMatcher
 from starling_engine.structured_output.vocabulary import read_vocabulary
 
@@ -16,33 +17,45 @@ MAX_GRAMMAR_BYTES = 4 << 20
 
 
 class MatcherTemplates:
-    """Builds matchers; those of the grammars that were used last are copied. For one thread."""
+    """Matchers of the grammars that were used last. One thread builds them, another one has the rest."""
 
-    def __init__(self, config: VocabularyConfig) -> None:
+    def __init__(self, config: VocabularyConfig | None) -> None:
         self._config = config
+        self.eos_ids = frozenset(() if config is None else config.eos_token_ids)
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._templates: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._bytes = 0
 
-    def matcher(self, grammar: str, output: "array[int]", ends: Collection[int], *, drafts: bool) -> GrammarMatcher:
-        """Returns a matcher behind `output`; see `GrammarMatcher` for the rest. Its `error` says what the library finds wrong.
+    def build(self, grammar: str) -> llguidance.LLMatcher:
+        """Returns the template of a grammar, which has an error where the library finds one. The first call reads the tokenizer.
 
-        The first call reads the tokenizer. Raises ModelError where that is not possible.
+        Raises ModelError where there is none that the library can read.
         """
-        matcher = GrammarMatcher(self._template(grammar).deep_copy(), -(-self._config.size // 32), ends, drafts=drafts)
-        if output:
-            matcher.replay(output)
-        return matcher
+        if self._config is None:
+            raise ModelError("this engine has no vocabulary for grammars")
+        if self._vocabulary is None:
+            self._vocabulary = read_vocabulary(self._config)
+        return llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
 
-    def _template(self, grammar: str) -> llguidance.LLMatcher:
-        template = self._templates.pop(grammar, None)
-        if template is None:
-            if self._vocabulary is None:
-                self._vocabulary = read_vocabulary(self._config)
-            template = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
+    def find(self, grammar: str) -> llguidance.LLMatcher | None:
+        template = self._templates.get(grammar)
+        if template is not None:
+            self._templates.move_to_end(grammar)
+        return template
+
+    def add(self, grammar: str, template: llguidance.LLMatcher) -> None:
+        """Keeps a template; the ones that were not used for longest go."""
+        if grammar not in self._templates:
+            self._templates[grammar] = template
             self._bytes += len(grammar)
-        self._templates[grammar] = template
         while len(self._templates) > MAX_TEMPLATES or self._bytes > MAX_GRAMMAR_BYTES:
             oldest, _ = self._templates.popitem(last=False)
             self._bytes -= len(oldest)
-        return template
+
+    def copy(self, template: llguidance.LLMatcher, output: "array[int]", ends: Collection[int], *, drafts: bool) -> GrammarMatcher:
+        """Returns a matcher behind `output`; see `GrammarMatcher` for the rest."""
+        assert self._config is not None, "or there would be no template"
+        matcher = GrammarMatcher(template.deep_copy(), -(-self._config.size // 32), ends, drafts=drafts)
+        if output:
+            matcher.replay(output)
+        return matcher

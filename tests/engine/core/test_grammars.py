@@ -2,6 +2,7 @@
 
 import json
 import select
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,17 +149,17 @@ def test_a_grammar_that_cannot_be_built_ends_its_request_alone() -> None:
 
 def test_a_grammar_that_takes_too_long_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_builds, "BUILD_SECONDS", -1.0)
-    monkeypatch.setattr(grammar_builds.MatcherTemplates, "matcher", lambda *_, **__: time.sleep(0.5))
+    monkeypatch.setattr(grammar_builds.MatcherTemplates, "build", lambda *_, **__: time.sleep(0.5))
     with core_for(FOLDER, **SETTINGS) as core:
         found = run(core, [request("slow", GRAMMARS[0]), request("free", "", max_tokens=5)])
-    assert "was not built within" in str(found["slow"][2]) and found["free"][1:] == ("length", None)
+    assert "no grammar was built within" in str(found["slow"][2]) and found["free"][1:] == ("length", None)
 
 
 def test_a_build_that_fails_in_an_unforeseen_way_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("the tokenizer is gone")
 
-    monkeypatch.setattr(grammar_builds.MatcherTemplates, "matcher", fail)
+    monkeypatch.setattr(grammar_builds.MatcherTemplates, "build", fail)
     with core_for(FOLDER, **SETTINGS) as core:
         found = run(core, [request("bad", GRAMMARS[0]), request("free", "", max_tokens=5)])
     assert found["bad"][1:] == ("error", "the tokenizer is gone") and found["free"][1:] == ("length", None)
@@ -179,6 +180,28 @@ def test_a_core_sleeps_while_a_grammar_is_built_and_is_woken() -> None:
                 core.step()
         while core.has_work:
             core.step()
+
+
+def test_known_grammars_wait_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, released = grammar_builds.MatcherTemplates.build, threading.Event()
+
+    def slow(templates: grammar_builds.MatcherTemplates, grammar: str) -> llguidance.LLMatcher:
+        assert released.wait(30)
+        return build(templates, grammar)
+
+    with core_for(FOLDER, **SETTINGS) as core:
+        assert run(core, [request("known", GRAMMARS[1])])["known"][1] == "stop"
+        monkeypatch.setattr(grammar_builds.MatcherTemplates, "build", slow)
+        for name in ("slow", "the same"):
+            core.add(request(name, GRAMMARS[0]))
+        core.add(request("quick", GRAMMARS[1]))
+        while "quick" in core.scheduler.requests:
+            core.step()
+        assert core.scheduler.requests.keys() == {"slow", "the same"}
+        core.abort("slow")  # the other one waits for the same build
+        released.set()
+        ends = [delta.finish_reason for _ in iter(lambda: core.has_work, False) for delta in core.step() if delta.finish_reason]
+    assert ends == ["stop"]
 
 
 def test_an_aborted_request_leaves_nothing_behind() -> None:

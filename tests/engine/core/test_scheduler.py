@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.config import SchedulingPolicy
 from starling_engine.params import RepetitionDetectionParams, SamplingParams
+from starling_engine.request_state import Gate
 from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLog
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import FOLLOWS, StepResult
@@ -321,6 +322,21 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         done = engine.finished.get(name)
         assert name in aborted or engine.outputs[name] == output or (done and done.error in ERRORS), name
         assert name in aborted or done is None or done.error is None or name in faulty, f"{name} is no culprit"
+
+
+def test_a_core_may_sleep_only_while_each_request_waits_for_an_event() -> None:
+    engine = ToyEngine()
+    engine.add("a", prompt_of(10), params(2))
+    assert not engine.scheduler.waits_for_events
+    gates = engine.scheduler.requests["a"].gates
+    for gate in Gate:
+        gates.add(gate)
+        assert engine.scheduler.waits_for_events == (gate not in (Gate.HASHING, Gate.SUSPECT)), gate
+        gates.add(Gate.HASHING)
+        assert not engine.scheduler.waits_for_events, gate
+        gates.clear()
+    engine.run()
+    assert engine.scheduler.waits_for_events, "there is none"
 
 
 def test_prompt_scores_come_once_whatever_is_preempted() -> None:
