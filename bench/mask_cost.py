@@ -2,8 +2,8 @@
 
     python bench/mask_cost.py [MODEL]     a folder; by default the Qwen3-0.6B shape in bf16, random weights
 
-Steps with masks and without take turns. llguidance fills masks and takes tokens on as many threads as the model has, one after
-the other with the step, though a core fills them while the step runs. The vocabulary is made of the repository's own text.
+Steps with masks and without take turns. Masks are filled and tokens taken as a core does it, but one after the other with the
+step, though a core fills them while the step runs. The vocabulary is made of the repository's own text.
 """
 
 import os
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import llguidance
-import numpy as np
 import torch
-from llguidance.numpy import fill_next_token_bitmask_par
 from native_kernels import Clock
 from run import machine, model_asked_for
 from starling_engine.config import WorkerConfig
+from starling_engine.constraint import MaskRow
 from starling_engine.native import ops, reference
 from starling_engine.params import SamplingParams
 from starling_engine.step import FOLLOWS, NewRequest, StepMasks, StepPlan
 from starling_engine.structured_output import json_grammar
+from starling_engine.structured_output.matcher import GrammarMatcher
 from starling_engine.token_packing import pack_tokens, unpack_tokens
 from starling_engine.worker.host.sampler import Sampler
 from starling_engine.worker.masks import MaskQueue, StepMasking
@@ -107,14 +107,17 @@ class Batch:
     def __init__(self, model: Path, tokenizer: llguidance.LLTokenizer, parts: Parts) -> None:
         self._queue = MaskQueue()
         self._parts = parts
-        self._executor = llguidance.LLExecutor(THREADS)
-        grammar = json_grammar(SCHEMA)
-        self._matchers = [llguidance.LLMatcher(tokenizer, grammar) for _ in range(ROWS)]
-        self.words = np.zeros((ROWS, WORDS), np.int32)
+        self._template = llguidance.LLMatcher(tokenizer, json_grammar(SCHEMA))
+        self._matchers = [self._matcher() for _ in range(ROWS)]
+        self.bits = bytearray()
+        """Masks of the last step."""
         self._worker = Worker(_config(model), lambda: None, lambda _: None, masks=self._queue)
         self._worker.prepare()
         self._step = 0
         self._prefill()
+
+    def _matcher(self) -> GrammarMatcher:
+        return GrammarMatcher(self._template.deep_copy(), WORDS)
 
     def _prefill(self) -> None:
         params = SamplingParams(temperature=0.7)
@@ -139,15 +142,16 @@ class Batch:
     def masked_step(self) -> None:
         rows = list(range(ROWS))
         with self._parts.timed("filling masks"):
-            fill_next_token_bitmask_par(self._executor, list(zip(self._matchers, rows, strict=True)), self.words)
+            self.bits = bytearray(b"\xff") * (4 * WORDS * ROWS)
+            GrammarMatcher.fill([MaskRow(matcher, (), row) for row, matcher in enumerate(self._matchers)], self.bits)
         with self._parts.timed("handing them over"):
-            self._queue.put(StepMasks(self._step, rows, self.words.tobytes()))
+            self._queue.put(StepMasks(self._step, rows, bytes(self.bits)))
         tokens = self._run([FOLLOWS] * ROWS, 1, masked=rows)
         with self._parts.timed("taking tokens"):
-            assert all(self._executor.consume_token_par(list(zip(self._matchers, tokens, strict=True))))
-        for matcher in self._matchers:
-            if matcher.is_stopped():
-                matcher.reset()
+            for matcher, token in zip(self._matchers, tokens, strict=True):
+                matcher.advance(token)
+        assert all(matcher.error is None for matcher in self._matchers)
+        self._matchers = [self._matcher() if matcher.is_finished else matcher for matcher in self._matchers]
 
 
 def blocks_of(row: int) -> range:
@@ -172,8 +176,8 @@ def _config(model: Path) -> WorkerConfig:
     )
 
 
-def applying(grammar: np.ndarray[Any, np.dtype[np.int32]]) -> Iterator[str]:
-    """Rows of the first table. `grammar` are masks [ROWS, WORDS] of a real step."""
+def applying(grammar: bytearray) -> Iterator[str]:
+    """Rows of the first table. `grammar` are the masks of a real step."""
     clock, rows, logits = Clock(3.0), torch.arange(ROWS), torch.randn(ROWS, VOCAB)
     one = torch.zeros(ROWS, WORDS, dtype=torch.int32)
     one[:, WORDS // 2] = 1
@@ -181,7 +185,7 @@ def applying(grammar: np.ndarray[Any, np.dtype[np.int32]]) -> Iterator[str]:
         "all": torch.full((ROWS, WORDS), -1, dtype=torch.int32),
         "one": one,
         "half, at random": torch.randint(-(2**31), 2**31 - 1, (ROWS, WORDS), dtype=torch.int32),
-        "by a grammar": torch.from_numpy(grammar.copy()),
+        "by a grammar": torch.frombuffer(grammar, dtype=torch.int32).view(ROWS, WORDS),
     }
     for name, words in masks.items():
         by_torch, by_op = (clock(apply, logits, rows, words) for apply in (reference.apply_token_bitmask, ops.apply_token_bitmask))
@@ -227,7 +231,7 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     print(f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads. Load: {os.getloadavg()[0]:.1f}.\n")
     print(f"| allowed of {ROWS} x {VOCAB:,} | torch (ms) | kernel (ms) | torch / kernel |\n|---|---:|---:|---:|", flush=True)
-    for line in applying(batch.words):
+    for line in applying(batch.bits):
         print(line, flush=True)
     print("\n| part of a step | ms | of a step without |\n|---|---:|---:|", *lines, sep="\n")
 
