@@ -16,6 +16,7 @@ from starling_engine.ipc.limited_process import JobWords, LimitedProcess
 from starling_engine.params import StructuredOutputsParams
 from starling_engine.structured_output.forms import FIELD, field_of
 from starling_engine.structured_output.special_tokens import ReasoningMarks
+from starling_engine.structured_output.vocabulary import NO_VOCABULARY
 
 GRAMMAR_LIMITS = ProcessLimits(seconds=0.5, answer_seconds=10.0, memory_bytes=256 << 20)
 """Limits of one grammar. Usual ones take milliseconds."""
@@ -87,7 +88,7 @@ class GrammarCompiler:
     async def _compile(self, key: str, job: dict[str, object], field: str) -> str:
         try:
             if self._process is None:
-                raise InvalidRequest("this engine has no vocabulary for grammars", FIELD)
+                raise InvalidRequest(NO_VOCABULARY, FIELD)
             grammar = str(await self._process.answer(job, field))
         finally:
             del self._under_way[key]

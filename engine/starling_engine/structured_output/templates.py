@@ -9,7 +9,7 @@ import llguidance
 from starling_engine.config import VocabularyConfig
 from starling_engine.errors import ModelError
 from starling_engine.structured_output.matcher import LIMITS, GrammarMatcher
-from starling_engine.structured_output.vocabulary import read_vocabulary
+from starling_engine.structured_output.vocabulary import NO_VOCABULARY, read_vocabulary
 
 MAX_TEMPLATES = 256
 MAX_GRAMMAR_BYTES = 4 << 20
@@ -32,7 +32,7 @@ class MatcherTemplates:
         Raises ModelError where there is none that the library can read.
         """
         if self._config is None:
-            raise ModelError("this engine has no vocabulary for grammars")
+            raise ModelError(NO_VOCABULARY)
         if self._vocabulary is None:
             self._vocabulary = read_vocabulary(self._config)
         return llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)

@@ -8,6 +8,8 @@ from starling_engine.config import VocabularyConfig
 from starling_engine.errors import ModelError
 from starling_engine.tokenizer_files import read_tokenizer
 
+NO_VOCABULARY = "this engine has no vocabulary for grammars"
+
 
 def read_vocabulary(config: VocabularyConfig) -> llguidance.LLTokenizer:
     """Returns the library's form of a checkpoint's tokenizer, in up to a second. Raises ModelError where it cannot be read."""
