@@ -98,7 +98,8 @@ class LimitedProcess:
         self._closed = True
         if (process := self._process) is not None:
             process.kill()
-        self._thread.submit(self._end)
+            with suppress(RuntimeError):  # the interpreter ends, and takes no work for threads any more
+                self._thread.submit(self._end)
         self._thread.shutdown(wait=False)
 
     def _answer(self, job: Any, param: str) -> Any:

@@ -97,7 +97,7 @@ class GrammarBuilds:
 def _may_end(request: RequestState, eos_ids: frozenset[int]) -> bool:
     """Returns whether a token that ends the output is possible from the beginning. To ignore such tokens does not forbid them."""
     params = request.record.params
-    possible = eos_ids.difference(params.banned_token_ids or ())
+    forbidden = eos_ids.intersection(params.banned_token_ids or ())
     if params.allowed_token_ids is not None:
-        possible &= set(params.allowed_token_ids)
-    return not params.min_tokens and bool(possible)
+        forbidden |= eos_ids.difference(params.allowed_token_ids)
+    return not params.min_tokens and (not eos_ids or forbidden != eos_ids)
