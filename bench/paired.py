@@ -158,11 +158,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
-    parser.add_argument("parts", nargs="*", default=list(ROUNDS), choices=list(ROUNDS))
+    parser.add_argument("parts", nargs="*", metavar="PART")
     options = parser.parse_args()
+    if unknown := set(options.parts) - ROUNDS.keys():
+        parser.error(f"there is no part {', '.join(unknown)}")
     checkpoint.write(MODEL)
     print("| part | before (ms) | after (ms) | after / before |\n|---|---:|---:|---:|")
-    for part in options.parts:
+    for part in options.parts or ROUNDS:
         print(compare(options.before, options.after, part), flush=True)
 
 

@@ -75,9 +75,12 @@ FACTS = [
 def main() -> None:
     parts: dict[str, Callable[[], list[str]]] = {"steps": steps, "schemas": schemas, "neighbours": neighbours}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=list(parts), choices=list(parts))
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    wanted = parser.parse_args().parts or list(parts)
+    if unknown := set(wanted) - parts.keys():
+        parser.error(f"there is no part {', '.join(unknown)}")
     lines: list[str] = []
-    for name in parser.parse_args().parts:
+    for name in wanted:
         lines += [f"## {name}", "", *parts[name](), ""]
         print("\n".join(lines), file=sys.stderr, flush=True)
     RESULTS.write_text("\n".join(["# Structured output", "", machine(), "", *lines]))
