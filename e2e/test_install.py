@@ -22,7 +22,7 @@ MODEL = ROOT / "models" / "starling-pydoc"
 
 
 class Answer(BaseModel):
-    """What a chat is asked for."""
+    """The form that a chat is asked for."""
 
     is_function: bool
     arguments: int
@@ -96,9 +96,14 @@ def test_the_wheel_installs_and_answers_for_help(installed: Path) -> None:
     assert "serve" in run(str(installed / "starling"), "--help")
 
 
+@pytest.fixture
+def client(server: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server}/v1", api_key="secret") as made:
+        yield made
+
+
 @pytest.mark.timeout(600)
-def test_a_chat_streams(server: str) -> None:
-    client = OpenAI(base_url=f"{server}/v1", api_key="secret")
+def test_a_chat_streams(client: OpenAI) -> None:
     stream = client.chat.completions.create(
         model="own",
         messages=[{"role": "user", "content": "What does os.path.join do?"}],
@@ -111,11 +116,9 @@ def test_a_chat_streams(server: str) -> None:
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert len(text) > 10
     assert chunks[-1].usage is not None and 0 < chunks[-1].usage.completion_tokens <= 40
-    client.close()
 
 
-def test_an_answer_has_the_form_that_is_asked_for(server: str) -> None:
-    client = OpenAI(base_url=f"{server}/v1", api_key="secret")
+def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI) -> None:
     answer = client.chat.completions.parse(
         model="own",
         messages=[{"role": "user", "content": "What does os.path.join do?"}],
@@ -123,7 +126,6 @@ def test_an_answer_has_the_form_that_is_asked_for(server: str) -> None:
         response_format=Answer,
     )
     assert isinstance(answer.choices[0].message.parsed, Answer)
-    client.close()
 
 
 def test_metrics_count(server: str) -> None:

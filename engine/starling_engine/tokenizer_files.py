@@ -41,7 +41,7 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
         return _convert(folder)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:
+    except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 

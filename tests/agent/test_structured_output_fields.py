@@ -1,4 +1,4 @@
-"""What requests say of the form of their output, as the engine's parameters; without a server."""
+"""Requests say which form their output has, and the engine's parameters say it too; without a server."""
 
 import json
 from typing import Any

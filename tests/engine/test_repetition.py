@@ -12,6 +12,8 @@ from starling_engine.repetition import RepetitionDetector
 
 from tests.engine.toy_engine import ToyEngine, expected_output, repeats
 
+WRONG_TYPE: dict[str, Any] = {"max_pattern_size": 2.5, "min_count": 2}
+
 DETECTIONS = st.builds(
     lambda longest, shortest, count: RepetitionDetectionParams(longest, min(shortest, longest), count),
     st.integers(1, 6),
@@ -104,7 +106,7 @@ def test_it_does_not_end_below_min_tokens(monkeypatch: pytest.MonkeyPatch) -> No
         (RepetitionDetectionParams(max_pattern_size=3), "repetition_detection.min_count"),
         (RepetitionDetectionParams(max_pattern_size=3, min_count=1), "repetition_detection.min_count"),
         (RepetitionDetectionParams(max_pattern_size=3, min_count=1001), "repetition_detection.min_count"),
-        (RepetitionDetectionParams(max_pattern_size=2.5, min_count=2), "repetition_detection.max_pattern_size"),  # type: ignore[arg-type]
+        (RepetitionDetectionParams(**WRONG_TYPE), "repetition_detection.max_pattern_size"),
         ({"max_pattern_size": 3, "min_count": 2}, "repetition_detection"),
     ],
 )

@@ -2,6 +2,8 @@
 
 The worker's "keys and values" are hashes of the prefix, and it checks every page that a query would read. It mirrors plans with the
 real InputBatch, so a wrong block table, slot or count cannot go unseen.
+
+The file is long because the toys are one machine: engine, worker, tiers, drafter and grammars share the toy's tokens and hashes.
 """
 
 import random

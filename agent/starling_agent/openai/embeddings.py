@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
+from starling_engine.frontend.gathering import gather_or_cancel
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of, unique_id
@@ -50,15 +51,9 @@ async def _embed_all(
 ) -> list[list[float]]:
     """Returns all vectors in order; the first failure cancels the others."""
     semaphore = asyncio.Semaphore(OPEN_INPUTS)
-    tasks = [
-        asyncio.create_task(_embed(endpoint, semaphore, ids, params, f"{answer_id}-{i}", salt)) for i, ids in enumerate(prompts)
-    ]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await gather_or_cancel(
+        _embed(endpoint, semaphore, ids, params, f"{answer_id}-{i}", salt) for i, ids in enumerate(prompts)
+    )
 
 
 async def _embed(

@@ -57,7 +57,7 @@ def enforced_lark(text: str, param: str, tokens: SpecialTokens, enforce: Enforce
 def _from_gbnf(text: str, param: str) -> str:
     try:
         lark = gbnf_to_lark(text)
-    except Exception as error:
+    except Exception as error:  # the library has errors of its own, and fails in others
         raise InvalidRequest(f"the grammar is not GBNF: {str(error)[:200]}", param) from error
     for found in _TOKEN.finditer(lark):
         if found.lastgroup == "expression" and _SET_OPERATION.search(found[0]):

@@ -93,7 +93,7 @@ def on_recording_device(patch: Callable[..., None]) -> None:
 def test_tokens_are_those_of_transformers_under_the_same_masks(
     where: Callable[..., None], speculative: bool, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With forced tokens in steps of their own, and without: `speculative` False keeps them from jumping forward."""
+    """Forced tokens jump forward, or have steps of their own where `speculative` is False."""
     where(monkeypatch.setattr)
     asked = [request(name, GRAMMARS[int(name[0])], int(name[1]), speculative=speculative) for name in expected]
     with core_for(FOLDER, **SETTINGS) as core:

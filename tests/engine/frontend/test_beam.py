@@ -3,12 +3,15 @@
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.beam import Beam, beam_search
 from starling_engine.outputs import Logprob, TokenLogprobs
 from starling_engine.params import BeamSearchParams
+
+WRONG_TYPE: dict[str, Any] = {"beam_width": "2", "max_tokens": 1}
 
 EOS = 9
 
@@ -120,7 +123,7 @@ async def test_a_beam_as_wide_as_the_tree_finds_the_best_sequences(seed: int, le
         (BeamSearchParams(beam_width=1, max_tokens=1, logprobs=21), "logprobs", r"in \[0, 20\], got 21"),
         (BeamSearchParams(beam_width=1, max_tokens=1, length_penalty=math.inf), "length_penalty", r"in \[-20, 20\], got inf"),
         (BeamSearchParams(beam_width=1, max_tokens=1, temperature=0.5), "temperature", "must be 0 or 1, got 0.5"),
-        (BeamSearchParams(beam_width="2", max_tokens=1), "beam_width", "Expected `int`"),  # type: ignore[arg-type]
+        (BeamSearchParams(**WRONG_TYPE), "beam_width", "Expected `int`"),
     ],
 )
 def test_refuses(params: BeamSearchParams, param: str, words: str) -> None:

@@ -108,7 +108,7 @@ async def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 async def test_an_end_that_a_grammar_could_ask_for_is_refused() -> None:
-    """With an output that ends in the middle of its form, for the core takes the text for the end."""
+    """The output ends in the middle of its form, for the core takes the text for the end."""
     textual = compiler(replace(VOCABULARY, eos_token_ids=(EOS, 300)))
     with pytest.raises(ModelError, match="a token that ends the model's outputs is text"):
         await grammar(textual, choice=["a"])

@@ -37,7 +37,7 @@ def test_logits_equal_those_of_a_cache_that_rounds(name: str, scales: Scales, tm
 
 
 def test_an_engine_answers_as_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps, recorded and replayed, with the scales of the checkpoint; those of one request have drafts."""
+    """Steps are recorded and replayed with the scales of the checkpoint; those of one request have drafts."""
     monkeypatch.setenv(INTERPRETED, "1")
     reference, _ = fp8_reference(tmp_path, "llama3.1", SCALES)
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)

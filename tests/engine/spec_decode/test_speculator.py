@@ -107,7 +107,7 @@ def test_a_request_may_do_without_and_a_prediction_needs_no_method(monkeypatch: 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_text_that_begins_to_repeat_is_drafted_on(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the host guesses is compared also while there are no drafts: so it knows when they pay again."""
+    """The host compares its guesses also while there are no drafts: so it knows when they pay again."""
     monkeypatch.setattr(
         "tests.engine.toy_engine.token_after",
         lambda tokens, seed: token_after(tokens, seed) if len(tokens) < 200 else tokens[len(tokens) - 30],
