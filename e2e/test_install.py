@@ -15,17 +15,19 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "starling-pydoc"
+MOST_TOKENS = 1000
+"""More tokens than an `Answer` has, with all white space that JSON may have."""
 
 
 class Answer(BaseModel):
-    """The form that a chat is asked for."""
+    """The form that a chat is asked for; a number without a bound might have more digits than the answer has tokens."""
 
     is_function: bool
-    arguments: int
+    arguments: int = Field(ge=0, le=99)
 
 
 SCRIPT = """
@@ -122,7 +124,7 @@ def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI) -> None:
     answer = client.chat.completions.parse(
         model="own",
         messages=[{"role": "user", "content": "What does os.path.join do?"}],
-        max_tokens=200,
+        max_tokens=MOST_TOKENS,
         response_format=Answer,
     )
     assert isinstance(answer.choices[0].message.parsed, Answer)
