@@ -14,7 +14,7 @@ SCHEMAS := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/json-schema-test-suit
 # A machine that is shared may stand still for longer than a test waits: what ran out of time, and that alone, is tried once more.
 AGAIN := --reruns 1 --only-rerun "waited [0-9.]+ s for|not within [0-9.]+ s:|built-in function monotonic|TLS handshake timeout"
 
-.PHONY: help setup kube libraries router schemas manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup kube libraries arm64 router schemas manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -51,6 +51,11 @@ libraries: ## what the store's client is linked with; root, and Debian or Ubuntu
 		--no-install-recommends libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4; } || \
 		echo "without libibverbs1, librdmacm1, libnuma1, liburing2 and libcurl4 the store's tests are left out"
 
+arm64: ## what the kernels of arm64 are tested with; root, and Debian or Ubuntu, where it is missing
+	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null || { apt-get update --quiet && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends g++-aarch64-linux-gnu qemu-user; } || \
+		echo "without g++-aarch64-linux-gnu and qemu-user the kernels of arm64 are not tested"
+
 router: setup ## NVIDIA Dynamo's index of KV events, which a test has listen to an engine; into the cache
 	@test -d $(ROUTER) || { rm -rf $(ROUTER).new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--target $(ROUTER).new ai-dynamo-runtime==1.6.1 && mv $(ROUTER).new $(ROUTER); } || \
@@ -63,10 +68,10 @@ schemas: setup ## JSON Schema's own test suite, as the source of jsonschema has 
 		jsonschema-4.26.0/json/tests/draft2020-12 && rm $(SCHEMAS).new/*.tar.gz && mv $(SCHEMAS).new $(SCHEMAS); } || \
 		echo "without the source of jsonschema, the test of schemas with JSON Schema's own suite is left out"
 
-test: setup kube libraries router schemas ## run the tests; with WORKERS=0 in this process, for a debugger
+test: setup kube libraries arm64 router schemas ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(ARGS)
 
-test-all: setup kube libraries router schemas ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries arm64 router schemas ## the tests with the whole of each matrix of cases, of which `make test` takes samples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) --whole $(ARGS)
 
 lint: setup ## style, types, import rules

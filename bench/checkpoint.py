@@ -4,6 +4,7 @@ usage: checkpoint.py FOLDER
 """
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+CACHE = Path(os.environ.get("STARLING_CACHE", Path.home() / ".cache" / "starling")) / "bench"
 OWN_MODEL = Path(__file__).parents[1] / "models" / "starling-pydoc"
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -26,7 +26,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from run import CACHE
+from checkpoint import CACHE
 
 ROUNDS = {"decode-1": 60, "decode-8": 40, "decode-32": 30, "cpu": 40, "files": 40, "no-hits": 24, "preempted": 12}
 MODEL = CACHE / "qwen3-0.6b-shape"

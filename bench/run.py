@@ -19,9 +19,11 @@ import http_streams
 import memory_bound
 import peer
 import prefix_hit
+from checkpoint import CACHE
+from starling_engine import env, native
+from starling_engine.native import isa
 
 BENCH = Path(__file__).parent
-CACHE = Path(os.environ.get("STARLING_CACHE", Path.home() / ".cache" / "starling")) / "bench"
 
 
 def model_asked_for() -> Path:
@@ -73,8 +75,14 @@ def machine() -> str:
     name = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?"
     )
-    flags = [f for f in ("avx512_bf16", "amx_bf16") if f in Path("/proc/cpuinfo").read_text()]
-    return f"{name}, {os.cpu_count()} cores, {', '.join(flags) or 'no bf16 instructions'}; Python {platform.python_version()}"
+    return f"{name}, {os.cpu_count()} cores, {kernels()}; Python {platform.python_version()}"
+
+
+def kernels() -> str:
+    """Returns what computes here: the native kernels' instruction set, and AMX where oneDNN has it."""
+    found = native.instruction_set_name()
+    has_amx = "amx_bf16" in isa.cpu_flags() and env.cpu_isa() is None
+    return f"{found} and AMX" if has_amx else found
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 import checkpoint
 import small_model
 import torch
-from run import CACHE, machine
+from checkpoint import CACHE
+from run import machine
 from starling_engine import LLM, EngineArgs, SamplingParams
 from starling_engine.args import speculative_of
 from starling_engine.core.engine_core import EngineCore

@@ -26,7 +26,8 @@ from typing import Any
 import checkpoint
 import small_model
 import tokenizers
-from run import CACHE, machine
+from checkpoint import CACHE
+from run import machine
 from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.errors import InvalidRequest

@@ -1,19 +1,24 @@
-"""The engine goes on without native kernels, and the log says why."""
+"""The engine takes the best kernels that the CPU has, and goes on without any; the log says why."""
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from starling_engine.native import build
+from starling_engine.native import build, isa
+from starling_engine.native.isa import INSTRUCTION_SETS
 
 
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Simulates the flags of a CPU that has all; nothing else speaks for or against kernels."""
     info = tmp_path / "cpuinfo"
-    info.write_text(f"flags\t\t: fpu {' '.join(build.REQUIRED_CPU_FLAGS)}\n")
-    monkeypatch.setattr(build, "CPU_INFO", info)
-    for name in ("STARLING_NATIVE", "STARLING_KERNELS"):
+    flags = set.union(*(set(each.cpu_flags) for each in INSTRUCTION_SETS))
+    info.write_text(f"flags\t\t: fpu {' '.join(flags)}\n")
+    monkeypatch.setattr(isa, "CPU_INFO", info)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"))
+    for name in ("STARLING_NATIVE", "STARLING_KERNELS", "STARLING_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     return info
 
@@ -21,7 +26,33 @@ def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_the_flags_that_an_older_cpu_lacks_are_named(cpu: Path, caplog: pytest.LogCaptureFixture) -> None:
     cpu.write_text("flags\t\t: fpu avx2\n")
     assert build.load.__wrapped__() is None
-    assert "the CPU lacks avx512_bf16, avx512bw" in caplog.text
+    assert "the CPU lacks bmi2, f16c, fma" in caplog.text
+
+
+def test_an_architecture_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
+    assert build.load.__wrapped__() is None
+    assert "none for riscv64" in caplog.text
+
+
+@pytest.mark.parametrize("name", [each.name for each in INSTRUCTION_SETS if each.machine == "x86_64"])
+def test_the_best_set_that_a_cpu_has_is_taken(name: str, cpu: Path) -> None:
+    (flags,) = [each.cpu_flags for each in INSTRUCTION_SETS if each.name == name]
+    cpu.write_text(f"flags\t\t: {' '.join(flags | {'avx2', 'f16c', 'bmi2'})}\n")
+    assert isa.choose().name == name
+
+
+def test_a_lesser_set_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STARLING_CPU_ISA", "avx2")
+    assert isa.choose().name == "avx2"
+
+
+@pytest.mark.parametrize("name", ["avx512", "neon", "AVX2"])
+def test_a_set_that_the_cpu_lacks_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch, cpu: Path) -> None:
+    cpu.write_text("flags\t\t: avx2 fma f16c bmi2\n")
+    monkeypatch.setenv("STARLING_CPU_ISA", name)
+    with pytest.raises(ValueError, match=f"STARLING_CPU_ISA={name}: this CPU has avx2$"):
+        build.load.__wrapped__()
 
 
 def test_without_a_compiler_there_are_no_kernels(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starling_engine import native
 from starling_engine.delta import Stats
 from starling_engine.topology.epoch import CHECKPOINT, PEERS
 
@@ -46,6 +47,7 @@ class EngineCollector(Collector):
         self._labels = {"model_name": model_name}
         self._cache = cache
         self._requests = requests
+        self._instruction_set = native.instruction_set_name()
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()
@@ -66,6 +68,10 @@ class EngineCollector(Collector):
         info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's shape.", labels=labels)
         info.add_metric([*self._labels.values(), str(self._cache.block_size), self._cache.dtype, str(stats.kv_blocks)], 1)
         yield info
+        labels = [*self._labels, "instruction_set"]
+        cpu = GaugeMetricFamily("starling:cpu_info", "The instruction set of the native CPU kernels.", labels=labels)
+        cpu.add_metric([*self._labels.values(), self._instruction_set], 1)
+        yield cpu
         if stats.eplb_balance:  # one node of those that share experts has it, if EPLB is on
             yield self._gauge("starling:eplb_balance", "Mean by most tokens of a rank of late; 1 is best.", stats.eplb_balance)
         if stats.eplb_rearrangements_total:

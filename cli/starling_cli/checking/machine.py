@@ -51,7 +51,7 @@ def check_kernels() -> Iterator[Finding]:
     """Checks that the engine is installed and runs with its native kernels. The first run builds them."""
     try:
         import torch
-        from starling_engine.native import load
+        from starling_engine.native import instruction_set_name, load
     except ImportError as error:
         yield bad(SECTION, "engine", f"{error.name or error} is not installed", "pip install 'starling[agent]'")
         return
@@ -61,10 +61,13 @@ def check_kernels() -> Iterator[Finding]:
     logger.addHandler(reasons)
     try:
         native = load() is not None
+    except ValueError as error:
+        yield bad(SECTION, "native CPU kernels", str(error), "take STARLING_CPU_ISA away, or name one of those")
+        return
     finally:
         logger.removeHandler(reasons)
     if native:
-        yield good(SECTION, "native CPU kernels", "ready")
+        yield good(SECTION, "native CPU kernels", f"ready, {instruction_set_name()}")
     else:
         yield note(SECTION, "native CPU kernels", f"{'; '.join(reasons.seen) or 'off'} (slower, but correct)")
 

@@ -23,7 +23,7 @@ def folder() -> Path:
 
 
 def _build(target: Path) -> None:
-    command = [sys.executable, "-m", "starling_engine.native", str(target)]
+    command = [sys.executable, "-m", "starling_engine.native", str(target), "--this-cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -32,8 +32,8 @@ def _build(target: Path) -> None:
 
 
 def _fingerprint() -> str:
-    """Of the sources and of the module that builds them."""
+    """Of the sources and of the modules that build them."""
     digest = hashlib.sha256()
-    for source in (SOURCES / "build.py", *sorted((SOURCES / "kernels").iterdir())):
+    for source in (SOURCES / "build.py", SOURCES / "isa.py", *sorted((SOURCES / "kernels").iterdir())):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]

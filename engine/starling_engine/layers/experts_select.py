@@ -44,4 +44,4 @@ def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tu
     if shape.hidden_size % 2 or shape.intermediate_size % 8:
         sizes = f"{shape.hidden_size} and {shape.intermediate_size}"
         return DenseExperts, f"sizes of {sizes}: the grouped kernel needs multiples of 2 and 8"
-    return NativeExperts, "bfloat16 and AVX-512"
+    return NativeExperts, "bfloat16 and native kernels"

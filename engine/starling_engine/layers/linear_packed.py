@@ -9,7 +9,7 @@ from starling_engine.native.reference import PackedWeight
 
 
 class NativeLinear(StackedMethod):
-    """Multiplies by our AVX-512 kernel. One packed copy serves both the logits head and the embedding that is tied to it."""
+    """Multiplies by our own kernel. One packed copy serves both the logits head and the embedding that is tied to it."""
 
     name = "native"
     _weight: PackedWeight

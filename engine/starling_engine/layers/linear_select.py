@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from starling_engine import native
+from starling_engine import env, native
 from starling_engine.kernels.matmul import has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
@@ -19,9 +19,13 @@ def select_linear_method(dtype: torch.dtype, device: torch.device) -> MethodSele
     method, reason = _choose(dtype, device)
     logger.info("linear layers: %s (%s)", method.name, reason)
 
+    # What oneDNN cannot hold, as a head that is tied to the embedding, our kernels can.
+    possible = (method, NativeLinear) if method is MkldnnLinear and native.load() is not None else (method,)
+
     def select(shape: LinearShape) -> LinearMethod:
-        if _FITS[method](shape):
-            return method()
+        for found in possible:
+            if _FITS[found](shape):
+                return found()
         return ExactLinear() if shape.exact else DenseLinear()
 
     return select
@@ -31,10 +35,10 @@ def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod
     if device.type != "cpu" or dtype != torch.bfloat16:
         computed = ", computed in float32" if is_emulated(dtype, device.type) else ""
         return DenseLinear, f"{dtype} on {device.type}{computed}: only bfloat16 on a CPU has packed weights"
-    if _has_amx():
+    if _has_amx() and env.cpu_isa() is None:
         return MkldnnLinear, "the CPU has AMX, which oneDNN uses"
     if native.load() is not None:
-        return NativeLinear, "bfloat16 and AVX-512"
+        return NativeLinear, "bfloat16 and native kernels"
     if has_mkldnn_bf16():
         return MkldnnLinear, "no native kernels here"
     return DenseLinear, "computed in float32: neither native kernels nor oneDNN's bfloat16 work here"

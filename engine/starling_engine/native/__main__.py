@@ -1,20 +1,40 @@
 """`python -m starling_engine.native`: builds the CPU kernels now, so that the first server does not wait for the compiler.
 
-With a folder, it builds for any CPU that can run them. An image does so, and names the folder in STARLING_KERNELS.
+With a folder, it builds them ahead, for machines that name the folder in STARLING_KERNELS.
 """
 
+import argparse
 import logging
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from starling_engine.native import load
-from starling_engine.native.build import Unavailable, build_ahead
+from starling_engine.native.build import build_ahead, instruction_set
+from starling_engine.native.isa import InstructionSet, Unavailable, of_this_architecture
 
-logging.basicConfig(format="%(message)s")
-if len(sys.argv) > 1:
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m starling_engine.native", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", help="build ahead, into this folder")
+    parser.add_argument("--this-cpu", action="store_true", help="only for this CPU's set, not for all of its architecture")
+    args = parser.parse_args()
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    if args.folder is None:
+        load()
+        return
     try:
-        print(f"native CPU kernels: {build_ahead(Path(sys.argv[1]))}")
+        _build_all(args.folder, [instruction_set()] if args.this_cpu else of_this_architecture())
     except Unavailable as error:
         sys.exit(f"native CPU kernels are not built: {error}")
-elif load() is not None:
-    print("native CPU kernels: ready")
+
+
+def _build_all(folder: Path, wanted: list[InstructionSet]) -> None:
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        for built in compilers.map(lambda found: build_ahead(folder, found), wanted):
+            print(f"native CPU kernels: {built}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Compiles the kernels into the cache folder, once per source, compiler and CPU, and loads them.
+"""Compiles the kernels into the cache folder, once per source, compiler and instruction set, and loads them.
 
 An image has them prebuilt, in the folder that STARLING_KERNELS names: it has no compiler, and no folder to write to.
 
@@ -9,13 +9,14 @@ import ctypes
 import functools
 import hashlib
 import logging
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 from starling_engine import env
+from starling_engine.native import isa
+from starling_engine.native.isa import InstructionSet, Unavailable
 
 logger = logging.getLogger("starling.native")
 
@@ -29,57 +30,66 @@ FLAGS = (
     # Not -ffast-math: masks are -inf. These two only drop errno and floating-point traps.
     "-fno-math-errno",
     "-fno-trapping-math",
+    # The vectors that functions take and return are inlined; no ABI is involved.
+    "-Wno-psabi",
 )
-NATIVE = ("-march=native",)
-# The oldest CPU that REQUIRED_CPU_FLAGS admits.
-PORTABLE = ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512")
-REQUIRED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"})
 BUILD_SECONDS = 300
-CPU_INFO = Path("/proc/cpuinfo")
-
-
-class Unavailable(Exception):
-    """Raised with the reason why this machine has no native kernels."""
 
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """Returns the kernel library, built if necessary. None where there is none; then it logs the reason once."""
+    """Returns the kernel library, built if necessary. None where there is none; then it logs the reason once.
+
+    Raises ValueError where STARLING_CPU_ISA names a set that this CPU lacks.
+    """
     try:
-        return ctypes.CDLL(str(_library()))
+        chosen = instruction_set()
+        library = ctypes.CDLL(str(_library(chosen)))
     except (Unavailable, OSError) as error:
         logger.warning("native CPU kernels are off, torch is used instead: %s", error)
         return None
+    logger.info("native CPU kernels: %s", chosen.name)
+    return library
 
 
-def _library() -> Path:
-    """Returns the path of the built library. Raises `Unavailable`."""
+def instruction_set() -> InstructionSet:
+    """Returns the set whose kernels this process uses. Raises `Unavailable`, and ValueError as `load` does."""
     if not env.native_enabled():
         raise Unavailable("STARLING_NATIVE=0")
-    cpu = _cpu_flags()
-    if missing := REQUIRED_CPU_FLAGS - cpu:
-        raise Unavailable(f"the CPU lacks {', '.join(sorted(missing))}")
+    return isa.choose()
+
+
+def instruction_set_name() -> str:
+    """Returns the name of that set; "none" where there is none. Raises ValueError as `load` does."""
+    try:
+        return instruction_set().name
+    except Unavailable:
+        return "none"
+
+
+def _library(chosen: InstructionSet) -> Path:
+    """Returns the path of the built library. Raises `Unavailable`."""
     prebuilt = env.kernels_dir()
-    if prebuilt is not None and (built := _prebuilt(prebuilt)).exists():
+    if prebuilt is not None and (built := _prebuilt(prebuilt, chosen)).exists():
         return built
     compiler = _compiler()
-    target = env.cache_dir() / "native" / f"{_fingerprint(compiler, cpu)}.so"
+    target = env.cache_dir() / "native" / f"{chosen.name}-{_fingerprint(compiler, chosen)}.so"
     if not target.exists():
-        _compile(compiler, NATIVE, target)
+        _compile(compiler, chosen, target)
     return target
 
 
-def build_ahead(folder: Path) -> Path:
-    """Builds for any CPU that can run the kernels, under a name that `STARLING_KERNELS` finds. Raises `Unavailable`."""
-    target = _prebuilt(folder)
+def build_ahead(folder: Path, chosen: InstructionSet) -> Path:
+    """Builds for any CPU that has the set, under a name that `STARLING_KERNELS` finds. Raises `Unavailable`."""
+    target = _prebuilt(folder, chosen)
     if not target.exists():
-        _compile(_compiler(), PORTABLE, target)
+        _compile(_compiler(), chosen, target)
     return target
 
 
-def _prebuilt(folder: Path) -> Path:
+def _prebuilt(folder: Path, chosen: InstructionSet) -> Path:
     """Returns a name made of the sources, so that a library of other sources is never loaded."""
-    return folder / f"{_digest_sources(hashlib.sha256()).hexdigest()[:20]}.so"
+    return folder / f"{chosen.name}-{_digest_sources(hashlib.sha256()).hexdigest()[:20]}.so"
 
 
 def _compiler() -> str:
@@ -89,19 +99,10 @@ def _compiler() -> str:
     return compiler
 
 
-def _cpu_flags() -> frozenset[str]:
-    """Returns the CPU's feature flags as Linux names them; empty on other systems and architectures."""
-    if os.uname().machine != "x86_64" or not CPU_INFO.exists():
-        return frozenset()
-    with CPU_INFO.open() as lines:
-        flags = next((line for line in lines if line.startswith("flags")), "flags:")
-    return frozenset(flags.partition(":")[2].split())
-
-
-def _fingerprint(compiler: str, cpu: frozenset[str]) -> str:
+def _fingerprint(compiler: str, chosen: InstructionSet) -> str:
     """Hashes everything that the built library depends on."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256("\n".join((version, *FLAGS, *NATIVE, *sorted(cpu))).encode())
+    digest = hashlib.sha256("\n".join((version, *FLAGS, *chosen.options)).encode())
     return _digest_sources(digest).hexdigest()[:20]
 
 
@@ -112,13 +113,13 @@ def _digest_sources(digest: "hashlib._Hash") -> "hashlib._Hash":
     return digest
 
 
-def _compile(compiler: str, machine: tuple[str, ...], target: Path) -> None:
+def _compile(compiler: str, chosen: InstructionSet, target: Path) -> None:
     """Builds under a temporary name and renames, so that no process loads an unfinished library."""
     target.parent.mkdir(parents=True, exist_ok=True)
     sources = sorted(str(path) for path in KERNELS.glob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = Path(scratch) / target.name
-        command = [compiler, *FLAGS, *machine, *sources, "-o", str(built)]
+        command = [compiler, *FLAGS, *chosen.options, *sources, "-o", str(built)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:

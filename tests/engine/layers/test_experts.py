@@ -141,7 +141,7 @@ def test_tokens_are_sorted_by_slot_and_stay_in_order() -> None:
     [
         (FP32, True, SHAPE, "dense", "only bfloat16"),
         (torch.float16, True, SHAPE, "dense", "only bfloat16"),
-        (BF16, True, SHAPE, "native", "AVX-512"),
+        (BF16, True, SHAPE, "native", "native kernels"),
         (BF16, False, SHAPE, "dense", "no native kernels"),
         (BF16, True, ExpertsShape(4, 4, 64, Share.all(28)), "dense", "64 and 28"),
         (BF16, True, ExpertsShape(4, 4, 63, Share.all(32)), "dense", "63 and 32"),

@@ -118,9 +118,11 @@ TIED = stacked(["a"], [64], 64, lookup=True)
         (BF16, False, True, stacked(["a", "b"], [28, 28], 64, gated=True), "dense"),
         (BF16, False, False, WIDE, "mkldnn"),
         (BF16, True, True, WIDE, "mkldnn"),
-        (BF16, True, True, TIED, "dense"),
+        (BF16, True, True, TIED, "native"),
+        (BF16, True, False, TIED, "dense"),
         (BF16, False, True, EXACT, "native"),
-        (BF16, True, True, EXACT, "exact"),
+        (BF16, True, True, EXACT, "native"),
+        (BF16, True, False, EXACT, "exact"),
         (torch.float16, False, True, EXACT, "exact"),
     ],
 )
@@ -134,9 +136,17 @@ def test_the_selector_says_what_it_takes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(native, "load", lambda: object() if has_native else None)
+    monkeypatch.delenv("STARLING_CPU_ISA", raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     with caplog.at_level("INFO", "starling.layers"):
         select = select_linear_method(dtype, CPU)
     assert select(shape).name == expected
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith("linear layers: ")
+
+
+def test_amx_is_left_out_where_an_instruction_set_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", object)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setenv("STARLING_CPU_ISA", "avx512")
+    assert select_linear_method(BF16, CPU)(WIDE).name == "native"

@@ -88,9 +88,8 @@ void write_out(const Attention<T, C>& a, const Task& task, const State& state) {
   for (int64_t r = 0; r < task.rows(group); ++r) {
     const int64_t token = task.token + r / group % task.tokens, kv_head = task.kv_head + r / group / task.tokens;
     T* out = a.out + (token * a.heads + kv_head * group + r % group) * a.dim;
-    const __m512 share = _mm512_set1_ps(a.value_scale / state.mass[r]);
-    for (int64_t d = 0; d < a.dim; d += 16)
-      store16(out + d, _mm512_mul_ps(_mm512_loadu_ps(state.sums + r * a.dim + d), share));
+    const Floats share = splat16(a.value_scale / state.mass[r]);
+    for (int64_t d = 0; d < a.dim; d += 16) store16(out + d, load16(state.sums + r * a.dim + d) * share);
   }
 }
 

@@ -5,8 +5,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "fp8.h"
 #include "parallel.h"
-#include "simd.h"
 
 namespace starling {
 
@@ -21,7 +21,7 @@ constexpr int64_t kMaxDecodeTokens = 8;
 // Query rows of one KV head, from 2 tokens on, up to which reading keys once is as fast as packing them.
 constexpr int64_t kMaxDecodeRows = 64;
 
-// C is what the cache holds: T, or fp8.
+// C is what the cache holds: T, or fp8. It is computed in Operand<T>.
 template <typename T, typename C = T>
 struct Attention {
   const T* q;   // [tokens][heads][dim]
@@ -89,11 +89,11 @@ inline const C* key_row(const Attention<T, C>& a, const Task& task, int64_t key)
 
 // Copies the task's queries in the order of its state's rows.
 template <typename T, typename C>
-inline void gather_queries(const Attention<T, C>& a, const Task& task, T* out) {
+inline void gather_queries(const Attention<T, C>& a, const Task& task, Operand<T>* out) {
   const int64_t size = a.group() * a.dim;
   for (int64_t h = 0; h < task.kv_heads; ++h)
     for (int64_t t = 0; t < task.tokens; ++t, out += size)
-      std::copy_n(a.q + (task.token + t) * a.heads * a.dim + (task.kv_head + h) * size, size, out);
+      unpack(a.q + (task.token + t) * a.heads * a.dim + (task.kv_head + h) * size, size, out);
 }
 
 template <typename T, typename C>
@@ -103,25 +103,28 @@ inline int64_t values_after(const Attention<T, C>& a) {
 
 // Raw dot products to scores in units of log2: soft_cap * tanh(scale * x / soft_cap), or scale * x.
 struct Scoring {
-  __m512 scale, cap;
+  Floats scale, cap;
   bool capped;
 
-  Scoring(float scale_by, float soft_cap) : capped(soft_cap > 0) {
-    scale = _mm512_set1_ps(capped ? 2 * kLog2E * scale_by / soft_cap : scale_by * kLog2E);
-    cap = _mm512_set1_ps(soft_cap * kLog2E);
-  }
+  Scoring(float scale_by, float soft_cap)
+      : scale(splat16(soft_cap > 0 ? 2 * kLog2E * scale_by / soft_cap : scale_by * kLog2E)),
+        cap(splat16(soft_cap * kLog2E)),
+        capped(soft_cap > 0) {}
 
-  __m512 operator()(__m512 dot) const {
-    const __m512 x = _mm512_mul_ps(dot, scale);
+  Floats operator()(Floats dot) const {
+    const Floats x = dot * scale;
     if (!capped) return x;
     // tanh(y) = 1 - 2 / (exp(2y) + 1); exp2 has 2y in units of log2 already.
-    const __m512 one = _mm512_set1_ps(1.0f);
-    const __m512 denominator = _mm512_add_ps(exp2(x), one);
-    return _mm512_mul_ps(cap, _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0f), denominator)));
+    const Floats one = splat16(1.0f);
+    return cap * (one - splat16(2.0f) / (exp2(x) + one));
   }
 };
 
-inline float exp2_one(float x) { return _mm512_cvtss_f32(exp2(_mm512_set1_ps(x))); }
+inline float exp2_one(float x) {
+  float lanes[kLanes];
+  store(lanes, exp2(splat(x)));
+  return lanes[0];
+}
 
 // Adds one row's scores, those in [begin, end), to its state and writes the weights to `weights`: zeros outside that
 // range, up to `padded` (a multiple of 16). `dots`, `staged` and `weights` may be the same memory. Returns the factor
@@ -129,34 +132,33 @@ inline float exp2_one(float x) { return _mm512_cvtss_f32(exp2(_mm512_set1_ps(x))
 template <typename W>
 inline float fold_scores(const Scoring& score, const float* dots, int64_t begin, int64_t end, int64_t padded,
                          W* weights, float* staged, float& top, float& mass) {
-  const __m512 nothing = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  __m512 highest = _mm512_set1_ps(top);
+  const Floats nothing = splat16(-std::numeric_limits<float>::infinity());
+  Floats tops = splat16(top);
   for (int64_t j = 0; j < padded; j += 16) {
-    __m512 s = score(_mm512_loadu_ps(dots + j));
+    Floats s = score(load16(dots + j));
     if (j < begin || j + 16 > end) {
-      const __mmask16 seen = first_lanes(end > j ? end - j : 0) & ~first_lanes(begin > j ? begin - j : 0);
-      s = _mm512_mask_mov_ps(nothing, seen, s);
+      const Lanes seen = first_lanes(end > j ? end - j : 0) & ~first_lanes(begin > j ? begin - j : 0);
+      s = choose(seen, s, nothing);
     }
-    highest = _mm512_max_ps(highest, s);
-    _mm512_storeu_ps(staged + j, s);
+    tops = highest(tops, s);
+    store16(staged + j, s);
   }
-  const float new_top = _mm512_reduce_max_ps(highest);
-  const __m512 tops = _mm512_set1_ps(new_top);
-  __m512 added = _mm512_setzero_ps();
+  const float new_top = highest_of(tops);
+  tops = splat16(new_top);
+  Floats added = splat16(0.0f);
   for (int64_t j = 0; j < padded; j += 16) {
-    const __m512 w = exp2(_mm512_sub_ps(_mm512_loadu_ps(staged + j), tops));
-    added = _mm512_add_ps(added, w);
+    const Floats w = exp2(load16(staged + j) - tops);
+    added = added + w;
     store16(weights + j, w);
   }
   const float shrink = new_top == top ? 1.0f : exp2_one(top - new_top);
-  mass = mass * shrink + _mm512_reduce_add_ps(added);
+  mass = mass * shrink + sum_of(added);
   top = new_top;
   return shrink;
 }
 
 inline void scale_row(float* row, int64_t dim, float by) {
-  for (int64_t d = 0; d < dim; d += 16)
-    _mm512_storeu_ps(row + d, _mm512_mul_ps(_mm512_loadu_ps(row + d), _mm512_set1_ps(by)));
+  for (int64_t d = 0; d < dim; d += 16) store16(row + d, load16(row + d) * splat16(by));
 }
 
 // Two ways to compute a task. Both leave its state in the thread's scratch memory, valid until the next task.

@@ -22,60 +22,51 @@ int64_t chunk_keys(const Attention<T, C>& a) {
   return std::clamp<int64_t>(bytes / (a.dim * sizeof(T)) / 16 * 16, 16, kMaxChunk);
 }
 
-// Lane i of the result is the sum of the lanes of v[i].
-inline __m512 sum_each(__m512 (&v)[16]) {
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i)
-    v[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512d x = _mm512_castps_pd(v[2 * i]), y = _mm512_castps_pd(v[2 * i + 1]);
-    v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-  }
+// Queries of T and keys of K, a register of words of 32 bits at a time: numbers of fp32, or pairs of bf16.
+template <typename T, typename K>
+struct Words {
+  static Reg load(const K* p, int64_t) { return starling::load(p); }
+  static Reg add(Reg sum, Reg q, Reg k) { return multiply_add(q, k, sum); }
+};
+#ifdef STARLING_BF16_PAIRS
+template <>
+struct Words<bf16, bf16> {
+  static IReg load(const bf16* p, int64_t words) { return load_words(p, words); }
+  static Reg add(Reg sum, IReg q, IReg k) { return multiply_pairs(sum, q, k); }
+};
+#endif
+
+// Dot products of two heads with an octet (HEADS 2), or of one head with two octets (HEADS 1), as many at a time as there are
+// registers for; scores of a head are kMaxChunk apart. `rows_ahead` rows of `ahead` are prefetched along the way: in order, which
+// the hardware supports, and a few lines at a time, since a burst of requests overflows the core's queue, and the rest is dropped.
+template <typename T, typename K, int HEADS>
+inline void dots(const T* q, const K* const* octets, int64_t dim, const K* ahead, int64_t rows_ahead, float* scores) {
+  constexpr int KEYS = kSums / HEADS;
+  constexpr int64_t kElements = kLanes * 4 / sizeof(T);
 #pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i)
-    v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xDD));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xDD));
-}
-
-inline __m512 dot_line(__m512 sum, __m512i q, __m512i k, bf16) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)q, (__m512bh)k);
-}
-inline __m512 dot_line(__m512 sum, __m512i q, __m512i k, float) {
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(q), _mm512_castsi512_ps(k), sum);
-}
-
-inline void fetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0); }
-
-// Dot products of two heads with an octet (HEADS 2), or of one head with two octets (HEADS 1): head by head, octet by
-// octet. `rows_ahead` rows of `ahead` are prefetched along the way: in order, which the hardware supports, and a few
-// lines at a time, since a burst of requests overflows the core's queue, and the rest is dropped.
-template <typename T, int HEADS>
-inline __m512 dots(const T* q, const T* const* octets, int64_t dim, const T* ahead, int64_t rows_ahead) {
-  constexpr int OCTETS = 2 / HEADS;
-  __m512 partial[16];
+  for (int first = 0; first < 16 / HEADS; first += KEYS) {
+    Reg partial[kSums];
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) partial[i] = _mm512_setzero_ps();
-  for (int64_t d = 0; d < dim; d += kLine<T>) {
-    const __mmask16 words = first_lanes((dim - d) * sizeof(T) / 4);
-    for (int64_t i = 0; i < rows_ahead; ++i, ahead += kLine<T>) fetch(ahead);
-    __m512i query[HEADS];
+    for (int i = 0; i < kSums; ++i) partial[i] = splat(0.0f);
+    for (int64_t d = 0; d < dim; d += kElements) {
+      const int64_t words = (dim - d) * sizeof(T) / 4;
+      if (first == 0 && d % kLine<K> == 0)
+        for (int64_t i = 0; i < rows_ahead; ++i, ahead += kLine<K>) fetch(ahead);
+      decltype(Words<T, T>::load(q, 0)) query[HEADS];
 #pragma GCC unroll 2
-    for (int h = 0; h < HEADS; ++h) query[h] = _mm512_maskz_loadu_epi32(words, q + h * dim + d);
+      for (int h = 0; h < HEADS; ++h) query[h] = Words<T, T>::load(q + h * dim + d, words);
+#pragma GCC unroll 16
+      for (int i = 0; i < KEYS; ++i) {
+        const auto key = Words<T, K>::load(octets[(first + i) / 8] + (first + i) % 8 * dim + d, words);
 #pragma GCC unroll 2
-    for (int o = 0; o < OCTETS; ++o)
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) {
-        const __m512i key = _mm512_maskz_loadu_epi32(words, octets[o] + i * dim + d);
-#pragma GCC unroll 2
-        for (int h = 0; h < HEADS; ++h) {
-          __m512& sum = partial[(h * OCTETS + o) * 8 + i];
-          sum = dot_line(sum, query[h], key, T{});
-        }
+        for (int h = 0; h < HEADS; ++h) partial[h * KEYS + i] = Words<T, K>::add(partial[h * KEYS + i], query[h], key);
       }
+    }
+    alignas(64) float sums[kSums];
+    sums_of(partial, sums);
+#pragma GCC unroll 2
+    for (int h = 0; h < HEADS; ++h) std::memcpy(scores + h * kMaxChunk + first, sums + h * KEYS, KEYS * sizeof(float));
   }
-  return sum_each(partial);
 }
 
 // A run of keys of one sequence and head.
@@ -134,42 +125,35 @@ struct Unpacked {
 };
 
 // scores[head][key] = q[head] . key, for HEADS heads. Prefetches this pass's share of the values meanwhile.
-template <typename T, int HEADS>
-void score_chunk(const T* q, const Chunk<T>& chunk, int64_t dim, int64_t values_at, Span share, float* scores) {
+template <typename T, typename K, int HEADS>
+void score_chunk(const T* q, const Chunk<K>& chunk, int64_t dim, int64_t values_at, Span share, float* scores) {
   for (int64_t o = 0; o < chunk.octet_count(); o += 2 / HEADS) {
-    const T* ahead = chunk.octets[o] + values_at + share.begin * dim;
-    const __m512 sums = dots<T, HEADS>(q, chunk.octets + o, dim, ahead, share.end - share.begin);
-    if (HEADS == 1) {
-      _mm512_storeu_ps(scores + o * 8, sums);
+    const K* ahead = chunk.octets[o] + values_at + share.begin * dim;
+    dots<T, K, HEADS>(q, chunk.octets + o, dim, ahead, share.end - share.begin, scores + o * 8);
+    if (HEADS == 1)
       for (int64_t i = 0; i < 8 && o + 1 < chunk.octet_count(); ++i)
-        for (int64_t d = 0; d < dim; d += kLine<T>) fetch(chunk.octets[o + 1] + values_at + i * dim + d);
-    } else {
-      _mm256_storeu_ps(scores + o * 8, _mm512_castps512_ps256(sums));
-      _mm256_storeu_ps(scores + kMaxChunk + o * 8, _mm512_extractf32x8_ps(sums, 1));
-    }
+        for (int64_t d = 0; d < dim; d += kLine<K>) fetch(chunk.octets[o + 1] + values_at + i * dim + d);
   }
 }
 
 // sums[head][0..16 * BLOCKS) += weights[head][key] * value[key], key by key, for HEADS heads in registers.
-template <typename T, int HEADS, int BLOCKS>
+template <typename T, typename K, int HEADS, int BLOCKS>
 struct ValueSums {
   static constexpr int64_t kKeys = 1;  // taken at a time
-  __m512 acc[HEADS][BLOCKS];
+  Floats acc[HEADS][BLOCKS];
 
   ValueSums(const float* sums, int64_t dim) {
-    each([&](int h, int j) { acc[h][j] = _mm512_loadu_ps(sums + h * dim + j * 16); });
+    each([&](int h, int j) { acc[h][j] = load16(sums + h * dim + j * 16); });
   }
   void store(float* sums, int64_t dim) const {
-    each([&](int h, int j) { _mm512_storeu_ps(sums + h * dim + j * 16, acc[h][j]); });
+    each([&](int h, int j) { store16(sums + h * dim + j * 16, acc[h][j]); });
   }
 
-  void add(const T* value, const T*, const T* weights) {
-    __m512 v[BLOCKS];
+  void add(const K* value, const K*, const T* weights) {
+    Floats v[BLOCKS];
 #pragma GCC unroll 8
     for (int j = 0; j < BLOCKS; ++j) v[j] = load16(value + j * 16);
-    each([&](int h, int j) {
-      acc[h][j] = _mm512_fmadd_ps(v[j], _mm512_set1_ps(to_float(weights[h * kMaxChunk])), acc[h][j]);
-    });
+    each([&](int h, int j) { acc[h][j] = multiply_add(v[j], splat16(to_float(weights[h * kMaxChunk])), acc[h][j]); });
   }
 
  private:
@@ -182,6 +166,7 @@ struct ValueSums {
   }
 };
 
+#ifdef STARLING_BF16_PAIRS
 // The same for an even number of blocks of bf16: two keys at a time, their elements interleaved for vdpbf16ps.
 // Interleaving within 128 bits leaves the sums of 32 columns out of order, until they are stored.
 template <int HEADS, int PAIRS>
@@ -237,30 +222,34 @@ struct PairSums {
   }
 };
 
-template <typename T, int HEADS, int BLOCKS>
+#endif
+
+template <typename T, typename K, int HEADS, int BLOCKS>
 struct SumsFor {
-  using Type = ValueSums<T, HEADS, BLOCKS>;
+  using Type = ValueSums<T, K, HEADS, BLOCKS>;
 };
+#ifdef STARLING_BF16_PAIRS
 template <int HEADS, int BLOCKS>
-struct SumsFor<bf16, HEADS, BLOCKS> {
-  using Type = std::conditional_t<BLOCKS % 2 == 0, PairSums<HEADS, BLOCKS / 2>, ValueSums<bf16, HEADS, BLOCKS>>;
+struct SumsFor<bf16, bf16, HEADS, BLOCKS> {
+  using Type = std::conditional_t<BLOCKS % 2 == 0, PairSums<HEADS, BLOCKS / 2>, ValueSums<bf16, bf16, HEADS, BLOCKS>>;
 };
+#endif
 
 // Adds a whole chunk to the sums. Prefetches, of the next chunk, the pairs of keys that are `pass` modulo `passes`.
-template <typename T, int HEADS, int BLOCKS>
-void add_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const T* weights, float* sums,
-                const Chunk<T>& next, int pass, int passes) {
-  using Sums = typename SumsFor<T, HEADS, BLOCKS>::Type;
+template <typename T, typename K, int HEADS, int BLOCKS>
+void add_values(const Chunk<K>& chunk, int64_t dim, int64_t values_at, const T* weights, float* sums,
+                const Chunk<K>& next, int pass, int passes) {
+  using Sums = typename SumsFor<T, K, HEADS, BLOCKS>::Type;
   Sums total(sums, dim);
   int until_turn = pass;
   for (int64_t o = 0; o * 8 < chunk.count; ++o) {
-    const T* value = chunk.octets[o] + values_at;
+    const K* value = chunk.octets[o] + values_at;
     const int64_t keys = std::min<int64_t>(8, chunk.count - o * 8);
     for (int64_t i = 0; i < keys; i += Sums::kKeys, value += Sums::kKeys * dim) {
       if (until_turn-- == 0) {
         until_turn = passes - 1;
         if (o * 8 + i < next.count)
-          for (int64_t d = 0; d < Sums::kKeys * dim; d += kLine<T>) fetch(next.octets[o] + i * dim + d);
+          for (int64_t d = 0; d < Sums::kKeys * dim; d += kLine<K>) fetch(next.octets[o] + i * dim + d);
       }
       total.add(value, i + 1 < keys ? value + dim : nullptr, weights + o * 8 + i);
     }
@@ -268,20 +257,23 @@ void add_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const T* 
   total.store(sums, dim);
 }
 
+// Blocks of 16 columns, of two heads, for which there are registers.
+constexpr int kMostBlocks = kRegisters / 4 / kParts;
+
 // All columns of the sums, as many at a time as there are registers for.
-template <typename T, int HEADS>
-void add_all_values(const Chunk<T>& chunk, int64_t dim, int64_t values_at, const T* weights, float* sums,
-                    const Chunk<T>& next, int pass, int passes) {
+template <typename T, typename K, int HEADS>
+void add_all_values(const Chunk<K>& chunk, int64_t dim, int64_t values_at, const T* weights, float* sums,
+                    const Chunk<K>& next, int pass, int passes) {
   for (int64_t d = 0; d < dim;) {
     const auto add = [&](auto blocks) {
-      static const Chunk<T> none{};
-      add_values<T, HEADS, blocks>(chunk, dim, values_at + d, weights, sums + d, d == 0 ? next : none, pass, passes);
+      static const Chunk<K> none{};
+      add_values<T, K, HEADS, blocks>(chunk, dim, values_at + d, weights, sums + d, d == 0 ? next : none, pass, passes);
       d += 16 * blocks;
     };
-    if (d + 128 <= dim)
-      add(std::integral_constant<int, 8>());
-    else if (d + 64 <= dim)
-      add(std::integral_constant<int, 4>());
+    if (d + 16 * kMostBlocks <= dim)
+      add(std::integral_constant<int, kMostBlocks>());
+    else if (d + 8 * kMostBlocks <= dim)
+      add(std::integral_constant<int, kMostBlocks / 2>());
     else
       add(std::integral_constant<int, 1>());
   }

@@ -4,7 +4,7 @@
 // chunk: memory is then read in long runs, which is 1.5 times as fast as head after head.
 //
 // Chunks begin at a multiple of 8 (see attention_chunk.h): in a windowed context some keys too early, whose scores are
-// masked off. A cache in fp8 is converted to T first, chunk by chunk.
+// masked off. A cache in fp8 is converted first, chunk by chunk.
 #include "attention_chunk.h"
 
 namespace starling {
@@ -26,10 +26,11 @@ struct QueryRows {
   }
 
   // Adds a chunk, of which token t sees the keys seen[t], and prefetches the next one.
-  void attend(const Scoring& score, const Chunk<T>& chunk, const Chunk<T>& next, int64_t values_at, const Span* seen) {
+  template <typename K>
+  void attend(const Scoring& score, const Chunk<K>& chunk, const Chunk<K>& next, int64_t values_at, const Span* seen) {
     const int64_t passes = (tokens * group + 1) / 2, padded = (chunk.count + 15) / 16 * 16;
     each_pair([&](int64_t pass, int64_t r, bool two) {
-      const auto run = two ? score_chunk<T, 2> : score_chunk<T, 1>;
+      const auto run = two ? score_chunk<T, K, 2> : score_chunk<T, K, 1>;
       run(q + r * dim, chunk, dim, values_at, {8 * pass / passes, 8 * (pass + 1) / passes}, scores + r * kMaxChunk);
     });
     for (int64_t t = 0, r = 0; t < tokens; ++t)
@@ -40,7 +41,7 @@ struct QueryRows {
         if (shrink != 1.0f) scale_row(state.sums + r * dim, dim, shrink);
       }
     each_pair([&](int64_t pass, int64_t r, bool two) {
-      const auto run = two ? add_all_values<T, 2> : add_all_values<T, 1>;
+      const auto run = two ? add_all_values<T, K, 2> : add_all_values<T, K, 1>;
       run(chunk, dim, values_at, weights + r * kMaxChunk, state.sums + r * dim, next, static_cast<int>(pass),
           static_cast<int>(passes));
     });
@@ -51,17 +52,18 @@ struct QueryRows {
 
 template <typename T, typename C>
 State attend_decode(const Attention<T, C>& a, const Task& task) {
-  constexpr bool kPacked = !std::is_same_v<T, C>;
+  using O = Operand<T>;
+  constexpr bool kPacked = std::is_same_v<C, fp8>;
   const int64_t group = a.group(), dim = a.dim, rows = task.tokens * group, head_size = a.block_size * dim;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(State::bytes(task.rows(group), dim) + Scratch::padded<T>(task.rows(group) * dim) +
-                Scratch::padded<float>(rows * kMaxChunk) + Scratch::padded<T>(rows * kMaxChunk) +
-                (kPacked ? Scratch::padded<T>(Unpacked<T>::elements(dim)) : 0));
+  scratch.reset(State::bytes(task.rows(group), dim) + Scratch::padded<O>(task.rows(group) * dim) +
+                Scratch::padded<float>(rows * kMaxChunk) + Scratch::padded<O>(rows * kMaxChunk) +
+                (kPacked ? Scratch::padded<O>(Unpacked<O>::elements(dim)) : 0));
   const State state = State::fresh(scratch, task.rows(group), dim);
-  T* queries = scratch.take<T>(task.rows(group) * dim);
+  O* queries = scratch.take<O>(task.rows(group) * dim);
   float* scores = scratch.take<float>(rows * kMaxChunk);
-  T* weights = scratch.take<T>(rows * kMaxChunk);
-  const Unpacked<T> unpacked{kPacked ? scratch.take<T>(Unpacked<T>::elements(dim)) : nullptr, dim};
+  O* weights = scratch.take<O>(rows * kMaxChunk);
+  const Unpacked<O> unpacked{kPacked ? scratch.take<O>(Unpacked<O>::elements(dim)) : nullptr, dim};
   gather_queries(a, task, queries);
 
   const Scoring score(a.scale, a.soft_cap);
@@ -75,9 +77,9 @@ State attend_decode(const Attention<T, C>& a, const Task& task) {
     Chunk<C> chunk = first_head;
     for (int64_t h = 0; h < task.kv_heads; ++h) {
       const Chunk<C> next = h + 1 < task.kv_heads ? chunk.moved(head_size) : next_keys;
-      QueryRows<T> of_head{queries + h * rows * dim, state.from(h * rows, dim), task.tokens, group, dim, scores, weights};
+      QueryRows<O> of_head{queries + h * rows * dim, state.from(h * rows, dim), task.tokens, group, dim, scores, weights};
       if constexpr (kPacked)
-        of_head.attend(score, unpacked.take(chunk, next, values_at), {}, Unpacked<T>::values_after(dim), seen);
+        of_head.attend(score, unpacked.take(chunk, next, values_at), Chunk<O>(), Unpacked<O>::values_after(dim), seen);
       else
         of_head.attend(score, chunk, next, values_at, seen);
       chunk = next;

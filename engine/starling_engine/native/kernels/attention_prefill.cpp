@@ -1,5 +1,5 @@
 // Many query rows: bound by arithmetic. Keys and values are packed, a tile at a time, into the layout of the matrix
-// micro-kernel, and each 8 query rows go through it while scores and weights stay in the first-level cache
+// micro-kernel, and a few query rows at a time go through it while scores and weights stay in the first-level cache
 // (FlashAttention's order of work, https://arxiv.org/abs/2205.14135).
 #include <algorithm>
 
@@ -30,12 +30,10 @@ struct KeyTile {
  private:
   static void pack_16_keys(const T* const* rows, int64_t count, int64_t dim, T* out) {
     for (int64_t d = 0; d < dim; d += kLine<T>) {
+      const T* row[16];
+      for (int i = 0; i < 16; ++i) row[i] = i < count ? rows[i] + d : nullptr;
       const int64_t words = std::min<int64_t>(16, (dim - d) / kDepth<T>);
-      __m512i r[16];
-      for (int i = 0; i < 16; ++i)
-        r[i] = i < count ? _mm512_maskz_loadu_epi32(first_lanes(words), rows[i] + d) : _mm512_setzero_si512();
-      transpose16x16(r);
-      for (int64_t i = 0; i < words; ++i) _mm512_store_si512(out + (d / kDepth<T> + i) * kLine<T>, r[i]);
+      transpose16(row, words, reinterpret_cast<int32_t*>(out + d * 16), store_words);
     }
   }
 
@@ -44,32 +42,33 @@ struct KeyTile {
     for (int64_t i = 0; i < 16; i += kDepth<T>) {
       const T* first = i < count ? rows[i] + values_at : zeros;
       const T* second = i + 1 < count ? rows[i + 1] + values_at : zeros;
-      for (int64_t d = 0; d < dim; d += 16)
-        _mm512_store_si512(out + i / kDepth<T> * kLine<T> + d * size, value_line(first + d, second + d));
+      for (int64_t d = 0; d < dim; d += 16) write_line(first + d, second + d, out + i / kDepth<T> * kLine<T> + d * size);
     }
   }
 
-  static __m512i value_line(const float* first, const float*) { return _mm512_loadu_si512(first); }
-  static __m512i value_line(const bf16* first, const bf16* second) {
-    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
-    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)));
-    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  static void write_line(const float* first, const float*, float* out) { store16(out, load16(first)); }
+  // Interleaves two rows.
+  static void write_line(const bf16* first, const bf16* second, bf16* out) {
+    const Floats low = load16(first), high = load16(second);
+    for (int i = 0; i < kParts; ++i)
+      store_words(out + i * 2 * kLanes, (IReg)((UReg)low.part[i] >> 16) | (IReg)high.part[i]);
   }
 };
 
 // c[rows][blocks * 16] = a b, or += a b, in tiles.
 template <typename T>
 void multiply(GemmTile<T> tile, int64_t rows, int64_t blocks) {
-  for (; blocks > 0; blocks -= kTileBlocks) {
-    gemm_tile(tile, static_cast<int>(rows), static_cast<int>(std::min<int64_t>(blocks, kTileBlocks)), 0);
-    tile.b += kTileBlocks * tile.b_stride;
-    tile.c += kTileBlocks * kBlockCols;
+  const int64_t most = tile_blocks(rows);
+  for (; blocks > 0; blocks -= most) {
+    gemm_tile(tile, static_cast<int>(rows), static_cast<int>(std::min(blocks, most)), 0);
+    tile.b += most * tile.b_stride;
+    tile.c += most * kBlockCols;
   }
 }
 
-// Converts a row of keys and values of a cache in fp8 to T.
-template <typename T>
-void unpack_row(const fp8* key, int64_t values_at, int64_t dim, T* to, int64_t unpacked_values_at) {
+// Converts a row of keys and values of a cache that holds C to T.
+template <typename T, typename C>
+void unpack_row(const C* key, int64_t values_at, int64_t dim, T* to, int64_t unpacked_values_at) {
   unpack(key, dim, to);
   unpack(key + values_at, dim, to + unpacked_values_at);
 }
@@ -79,24 +78,25 @@ void unpack_row(const fp8* key, int64_t values_at, int64_t dim, T* to, int64_t u
 template <typename T, typename C>
 State attend_tile(const Attention<T, C>& a, const Task& task) {
   const int64_t group = a.group(), dim = a.dim, rows = task.tokens * group;
-  constexpr bool kPacked = !std::is_same_v<T, C>;
+  using O = Operand<T>;
+  constexpr bool kPacked = !std::is_same_v<O, C>;
   constexpr int64_t kMaxKeys = 128;
   const int64_t tile_keys = dim <= 128 ? kMaxKeys : kMaxKeys / 2;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(State::bytes(rows, dim) + Scratch::padded<T>(rows * dim) +
-                (kPacked ? 4 : 2) * Scratch::padded<T>(tile_keys * dim) +
-                Scratch::padded<float>(kTileRows * kMaxKeys) + Scratch::padded<T>(kTileRows * kMaxKeys));
+  scratch.reset(State::bytes(rows, dim) + Scratch::padded<O>(rows * dim) +
+                (kPacked ? 4 : 2) * Scratch::padded<O>(tile_keys * dim) +
+                Scratch::padded<float>(kTileRows * kMaxKeys) + Scratch::padded<O>(kTileRows * kMaxKeys));
   const State state = State::fresh(scratch, rows, dim);
-  T* queries = scratch.take<T>(rows * dim);
-  KeyTile<T> tile{tile_keys, scratch.take<T>(tile_keys * dim), scratch.take<T>(tile_keys * dim)};
+  O* queries = scratch.take<O>(rows * dim);
+  KeyTile<O> tile{tile_keys, scratch.take<O>(tile_keys * dim), scratch.take<O>(tile_keys * dim)};
   float* scores = scratch.take<float>(kTileRows * kMaxKeys);
-  T* weights = scratch.take<T>(kTileRows * kMaxKeys);
-  T* unpacked = kPacked ? scratch.take<T>(2 * tile_keys * dim) : nullptr;
+  O* weights = scratch.take<O>(kTileRows * kMaxKeys);
+  O* unpacked = kPacked ? scratch.take<O>(2 * tile_keys * dim) : nullptr;
   const int64_t values_at = kPacked ? tile_keys * dim : values_after(a);
   gather_queries(a, task, queries);
 
   const Scoring score(a.scale, a.soft_cap);
-  const T* rows_of_keys[kMaxKeys];
+  const O* rows_of_keys[kMaxKeys];
   for (int64_t begin = task.key_begin; begin < task.key_end; begin += tile_keys) {
     const int64_t count = std::min(tile_keys, task.key_end - begin);
     for (int64_t i = 0; i < count; ++i) {
@@ -116,7 +116,7 @@ State attend_tile(const Attention<T, C>& a, const Task& task) {
       const int64_t end = std::min(count, last_position + 1 - begin);
       if (end <= 0 || a.first_key(first_position) - begin >= count) continue;
       const int64_t padded = (end + 15) / 16 * 16;
-      multiply<T>({queries + row * dim, dim, tile.keys, tile.key_stride(dim), dim / kDepth<T>, scores, kMaxKeys, false,
+      multiply<O>({queries + row * dim, dim, tile.keys, tile.key_stride(dim), dim / kDepth<O>, scores, kMaxKeys, false,
                    nullptr},
                   here, padded / 16);
       for (int64_t i = 0; i < here; ++i) {
@@ -128,7 +128,7 @@ State attend_tile(const Attention<T, C>& a, const Task& task) {
             fold_scores(score, dots, from, to, padded, weights + i * kMaxKeys, dots, state.top[r], state.mass[r]);
         if (shrink != 1.0f) scale_row(state.sums + r * dim, dim, shrink);
       }
-      multiply<T>({weights, kMaxKeys, tile.values, tile.value_stride(), padded / kDepth<T>, state.sums + row * dim, dim,
+      multiply<O>({weights, kMaxKeys, tile.values, tile.value_stride(), padded / kDepth<O>, state.sums + row * dim, dim,
                    true, nullptr},
                   here, dim / kBlockCols);
     }

@@ -36,7 +36,7 @@ bool wait_for(const Area& area, int64_t r, uint64_t round, std::chrono::steady_c
   const std::atomic<uint64_t>& rounds = area.counter(r).rounds;
   for (int i = 0; i < kSpins; ++i) {
     if (rounds.load(std::memory_order_acquire) >= round) return true;
-    _mm_pause();
+    relax();
   }
   while (true) {
     for (int i = 0; i < kYields; ++i) {
@@ -65,10 +65,10 @@ std::chrono::steady_clock::time_point deadline_in(double seconds) {
 // Sums in the order of the ranks, so that all have the same result to the bit.
 void add_up(const Area& area, uint64_t round, float* x, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) {
-    const __mmask16 lanes = first_lanes(n - i);
-    __m512 sum = _mm512_setzero_ps();
+    const Lanes lanes = first_lanes(n - i);
+    Floats sum = splat16(0.0f);
     for (int64_t r = 0; r < area.count; ++r)
-      sum = _mm512_add_ps(sum, load16(reinterpret_cast<const float*>(area.slot(r, round)) + i, lanes));
+      sum = sum + load16(reinterpret_cast<const float*>(area.slot(r, round)) + i, lanes);
     store16(x + i, sum, lanes);
   }
 }

@@ -5,46 +5,74 @@
 namespace starling {
 namespace {
 
-inline __m512 multiply_add(__m512 sum, __m512i word, __m512i line, bf16) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)word, (__m512bh)line);
-}
-inline __m512 multiply_add(__m512 sum, __m512i word, __m512i line, float) {
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(word), _mm512_castsi512_ps(line), sum);
-}
+// How a line of T is multiplied: in kSteps steps, each with a number of A and a vector of the line.
+template <typename T>
+struct Line {
+  static constexpr int kSteps = 1;
+  static Reg part(const float* line, int) { return load(line); }
+  static Reg number(const float* a, int) { return splat(*a); }
+  static Reg add(Reg sum, Reg number, Reg part) { return multiply_add(number, part, sum); }
+};
+
+#ifdef STARLING_BF16_PAIRS
+template <>
+struct Line<bf16> {
+  static constexpr int kSteps = 1;
+  static IReg part(const bf16* line, int) { return (IReg)load(reinterpret_cast<const float*>(line)); }
+  static IReg number(const bf16* a, int) {
+    int32_t pair;
+    std::memcpy(&pair, a, sizeof pair);
+    return IReg{} + pair;
+  }
+  static Reg add(Reg sum, IReg pair, IReg part) { return multiply_pairs(sum, pair, part); }
+};
+#else
+template <>
+struct Line<bf16> : Line<float> {
+  static constexpr int kSteps = 2;
+  static Reg part(const bf16* line, int step) {
+    const IReg pairs = (IReg)load(reinterpret_cast<const float*>(line));
+    return (Reg)(step == 0 ? pairs << 16 : pairs & ~0xFFFF);
+  }
+  static Reg number(const float* a, int step) { return splat(a[step]); }
+};
+#endif
 
 template <typename T, int ROWS, int BLOCKS, int AHEAD>
 void run_tile(const GemmTile<T>& t) {
-  __m512 acc[ROWS][BLOCKS];
+  typedef Line<T> L;
+  Reg acc[ROWS][BLOCKS * kParts];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 3
-    for (int j = 0; j < BLOCKS; ++j)
-      acc[i][j] = t.accumulate ? _mm512_loadu_ps(t.c + i * t.c_stride + j * 16) : _mm512_setzero_ps();
+#pragma GCC unroll 12
+    for (int j = 0; j < BLOCKS * kParts; ++j)
+      acc[i][j] = t.accumulate ? load(t.c + i * t.c_stride + j * kLanes) : splat(0.0f);
 
-  const T* a = t.a;
+  const Operand<T>* a = t.a;
   const T* b = t.b;
   const T* ahead = t.prefetch;
   for (int64_t n = 0; n < t.lines; ++n, a += kDepth<T>, b += kLine<T>, ahead += kLine<T>) {
 #pragma GCC unroll 3
-    for (int j = 0; j < AHEAD; ++j)
-      _mm_prefetch(reinterpret_cast<const char*>(ahead + j * t.b_stride), _MM_HINT_T0);
-    __m512i line[BLOCKS];
-#pragma GCC unroll 3
-    for (int j = 0; j < BLOCKS; ++j) line[j] = _mm512_loadu_si512(b + j * t.b_stride);
+    for (int j = 0; j < AHEAD; ++j) fetch(ahead + j * t.b_stride);
+#pragma GCC unroll 2
+    for (int step = 0; step < L::kSteps; ++step) {
+      decltype(L::part(b, 0)) parts[BLOCKS * kParts];
+#pragma GCC unroll 12
+      for (int j = 0; j < BLOCKS * kParts; ++j)
+        parts[j] = L::part(b + j / kParts * t.b_stride + j % kParts * kLanes * kDepth<T>, step);
 #pragma GCC unroll 8
-    for (int i = 0; i < ROWS; ++i) {
-      int32_t word;
-      std::memcpy(&word, a + i * t.a_stride, sizeof word);
-      const __m512i words = _mm512_set1_epi32(word);
-#pragma GCC unroll 3
-      for (int j = 0; j < BLOCKS; ++j) acc[i][j] = multiply_add(acc[i][j], words, line[j], T{});
+      for (int i = 0; i < ROWS; ++i) {
+        const auto number = L::number(a + i * t.a_stride, step);
+#pragma GCC unroll 12
+        for (int j = 0; j < BLOCKS * kParts; ++j) acc[i][j] = L::add(acc[i][j], number, parts[j]);
+      }
     }
   }
 
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 3
-    for (int j = 0; j < BLOCKS; ++j) _mm512_storeu_ps(t.c + i * t.c_stride + j * 16, acc[i][j]);
+#pragma GCC unroll 12
+    for (int j = 0; j < BLOCKS * kParts; ++j) store(t.c + i * t.c_stride + j * kLanes, acc[i][j]);
 }
 
 template <typename T>
@@ -54,15 +82,22 @@ using ByBlocksAndAhead = std::array<std::array<Run<T>, kTileBlocks + 1>, kTileBl
 
 template <typename T, int ROWS>
 constexpr ByBlocksAndAhead<T> with_rows() {
-  return {{{run_tile<T, ROWS, 1, 0>, run_tile<T, ROWS, 1, 1>},
-           {run_tile<T, ROWS, 2, 0>, run_tile<T, ROWS, 2, 1>, run_tile<T, ROWS, 2, 2>},
-           {run_tile<T, ROWS, 3, 0>, run_tile<T, ROWS, 3, 1>, run_tile<T, ROWS, 3, 2>, run_tile<T, ROWS, 3, 3>}}};
+  if constexpr (ROWS > kTileRows)
+    return {};
+  else if constexpr (tile_blocks(ROWS) == 1)
+    return {{{run_tile<T, ROWS, 1, 0>, run_tile<T, ROWS, 1, 1>}}};
+  else if constexpr (tile_blocks(ROWS) == 2)
+    return {{{run_tile<T, ROWS, 1, 0>, run_tile<T, ROWS, 1, 1>},
+             {run_tile<T, ROWS, 2, 0>, run_tile<T, ROWS, 2, 1>, run_tile<T, ROWS, 2, 2>}}};
+  else
+    return {{{run_tile<T, ROWS, 1, 0>, run_tile<T, ROWS, 1, 1>},
+             {run_tile<T, ROWS, 2, 0>, run_tile<T, ROWS, 2, 1>, run_tile<T, ROWS, 2, 2>},
+             {run_tile<T, ROWS, 3, 0>, run_tile<T, ROWS, 3, 1>, run_tile<T, ROWS, 3, 2>, run_tile<T, ROWS, 3, 3>}}};
 }
 
 template <typename T>
-constexpr std::array<ByBlocksAndAhead<T>, kTileRows> kRun = {
-    with_rows<T, 1>(), with_rows<T, 2>(), with_rows<T, 3>(), with_rows<T, 4>(),
-    with_rows<T, 5>(), with_rows<T, 6>(), with_rows<T, 7>(), with_rows<T, 8>()};
+constexpr std::array<ByBlocksAndAhead<T>, 8> kRun = {with_rows<T, 1>(), with_rows<T, 2>(), with_rows<T, 3>(), with_rows<T, 4>(),
+                                                     with_rows<T, 5>(), with_rows<T, 6>(), with_rows<T, 7>(), with_rows<T, 8>()};
 
 }  // namespace
 

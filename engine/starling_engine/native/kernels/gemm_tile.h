@@ -1,18 +1,21 @@
-// The one matrix micro-kernel: a tile of at most 8 rows by 3 column blocks of 16, accumulated in fp32 registers.
+// The one matrix micro-kernel: a tile of a few rows by a few column blocks of 16, accumulated in fp32 registers.
 //
 // B is cut in column blocks of 16, each a run of 64-byte lines. A line of bf16 holds two consecutive k of 16 columns
-// ([K/2][16][2], the VNNI packing, which vdpbf16ps takes); a line of fp32 holds one k ([K][16]). Either way a
-// step takes one line of each block and one broadcast 32-bit word of each row of A. 8 x 3 accumulators leave room
-// for the lines and the word in the 32 registers, and hide the instruction's latency.
+// ([K/2][16][2], the VNNI packing, which instructions for pairs take); a line of fp32 holds one k ([K][16]). A step takes one line
+// of each block, and one number (or pair) of each row of A. Where there are no instructions for pairs, the two k of a line are
+// widened to fp32 and multiplied one after the other; A is fp32 then.
 #pragma once
 
 #include "simd.h"
 
 namespace starling {
 
-constexpr int kTileRows = 8;
+// The sums of a whole tile, the lines and the number fit in the registers, and are enough to hide the instruction's latency.
+constexpr int kTileRows = kLanes == 16 ? 8 : 5;
 constexpr int kTileBlocks = 3;
 constexpr int kBlockCols = 16;
+// Column blocks that a tile of so many rows may have.
+constexpr int64_t tile_blocks(int64_t rows) { return kLanes == 16 || rows == 1 ? kTileBlocks : rows == 2 ? 2 : 1; }
 
 // Number of consecutive k of one column in a line.
 template <typename T>
@@ -20,7 +23,7 @@ constexpr int64_t kDepth = 4 / sizeof(T);
 
 template <typename T>
 struct GemmTile {
-  const T* a;  // [rows][lines * kDepth], rows a_stride elements apart
+  const Operand<T>* a;  // [rows][lines * kDepth], rows a_stride elements apart
   ptrdiff_t a_stride;
   const T* b;  // column block j at b + j * b_stride
   ptrdiff_t b_stride;

@@ -70,14 +70,13 @@ struct GroupedLinear {
   }
 
   // Returns the tokens of pairs [row, row + m), one after another; valid until this thread's next call.
-  const bf16* gathered(int64_t row, int64_t m) const {
-    if (m == 1) return x + experts.tokens[row] * x_stride;
+  const Bf16Operand* gathered(int64_t row, int64_t m) const {
     const int64_t k = experts.k;
+    if (kPairs && m == 1) return reinterpret_cast<const Bf16Operand*>(x + experts.tokens[row] * x_stride);
     Scratch& scratch = Scratch::mine();
-    scratch.reset(Scratch::padded<bf16>(m * k));
-    bf16* rows = scratch.take<bf16>(m * k);
-    for (int64_t i = 0; i < m; ++i)
-      std::memcpy(rows + i * k, x + experts.tokens[row + i] * x_stride, k * sizeof(bf16));
+    scratch.reset(Scratch::padded<Bf16Operand>(m * k + 16));
+    Bf16Operand* rows = scratch.take<Bf16Operand>(m * k + 16);
+    for (int64_t i = 0; i < m; ++i) unpack(x + experts.tokens[row + i] * x_stride, k, rows + i * k);
     return rows;
   }
 };
@@ -88,14 +87,15 @@ struct AddWeighted {
   const float* weights;
   float* totals;  // [tokens][stride], from column `first_col` of the output on
   int64_t stride, first_col;
+  int64_t first_row = 0;  // the pair that row 0 of the product is
 
   void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
     for (int64_t i = 0; i < rows_here; ++i) {
-      const __m512 weight = _mm512_set1_ps(weights[row + i]);
-      float* to = totals + tokens[row + i] * stride + col - first_col;
+      const Floats weight = splat16(weights[first_row + row + i]);
+      float* to = totals + tokens[first_row + row + i] * stride + col - first_col;
       // Both rows are whole blocks; columns past the last one are never read.
       for (int64_t j = 0; j < cols; j += kBlockCols)
-        _mm512_store_ps(to + j, _mm512_fmadd_ps(weight, _mm512_loadu_ps(c + i * c_stride + j), _mm512_load_ps(to + j)));
+        store16(to + j, multiply_add(weight, load16(c + i * c_stride + j), load16(to + j)));
     }
   }
 };
@@ -114,19 +114,23 @@ struct GroupedSum {
       const Span mine = part.of(experts.blocks());
       const int64_t stride = (mine.end - mine.begin) * kBlockCols;
       Scratch& scratch = Scratch::mine();
-      scratch.reset(Scratch::padded<float>(num_tokens * stride));
+      const int64_t room = OperandRows::room(kMaxRows, experts.k);
+      scratch.reset(Scratch::padded<float>(num_tokens * stride) + Scratch::padded<Bf16Operand>(room));
       float* totals = scratch.take<float>(num_tokens * stride);
+      Bf16Operand* memory = scratch.take<Bf16Operand>(room);
       std::memset(totals, 0, num_tokens * stride * sizeof(float));
-      if (stride > 0) add_all(mine, AddWeighted{experts.tokens, weights, totals, stride, mine.begin * kBlockCols});
+      if (stride > 0) add_all(mine, memory, AddWeighted{experts.tokens, weights, totals, stride, mine.begin * kBlockCols});
       store(totals, stride, mine.begin * kBlockCols);
     });
   }
 
-  void add_all(Span mine, const AddWeighted& add) const {
+  void add_all(Span mine, Bf16Operand* memory, AddWeighted add) const {
     for (int64_t e = 0; e < experts.count; ++e)
       for (int64_t row = experts.starts[e]; row < experts.starts[e + 1]; row += kMaxRows) {
-        const PackedProduct product{x, experts.k, experts.weight(e), experts.n, experts.k};
-        product.run_span(mine, row, std::min(kMaxRows, experts.starts[e + 1] - row), add);
+        const int64_t m = std::min(kMaxRows, experts.starts[e + 1] - row), k = experts.k;
+        const OperandRows operand = OperandRows::of(x + row * k, k, m, k, memory);
+        add.first_row = row;
+        PackedProduct{operand.rows, operand.stride, experts.weight(e), experts.n, k}.run_span(mine, 0, m, add);
       }
   }
 
@@ -134,7 +138,7 @@ struct GroupedSum {
     const int64_t cols = std::min(stride, experts.n - first_col);
     for (int64_t t = 0; t < num_tokens; ++t)
       for (int64_t j = 0; j < cols; j += kBlockCols)
-        store16(out + t * experts.n + first_col + j, _mm512_load_ps(totals + t * stride + j), first_lanes(cols - j));
+        store16(out + t * experts.n + first_col + j, load16(totals + t * stride + j), first_lanes(cols - j));
   }
 };
 

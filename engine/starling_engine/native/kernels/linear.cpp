@@ -17,15 +17,10 @@ void run_linear(const PackedProduct& product, int64_t m, const StoreSums<Out>& s
 // Packs one block of 16 rows of W to [K/2][16][2]: `rows` rows from `w` on and zeros after them, or, with `up`, 8 from each.
 void pack_block(const bf16* w, const bf16* up, int64_t rows, int64_t k, bf16* out) {
   for (int64_t k0 = 0; k0 < k; k0 += 32) {
-    const int64_t here = std::min<int64_t>(32, k - k0);
-    const __mmask16 pairs = first_lanes(here / 2);
-    __m512i r[16];
-    for (int i = 0; i < 16; ++i) {
-      const bf16* row = up && i >= 8 ? up + (i - 8) * k : w + i * k;
-      r[i] = i < rows ? _mm512_maskz_loadu_epi32(pairs, row + k0) : _mm512_setzero_si512();
-    }
-    transpose16x16(r);
-    for (int i = 0; i < here / 2; ++i) _mm512_stream_si512(reinterpret_cast<__m512i*>(out + (k0 / 2 + i) * 32), r[i]);
+    const bf16* row[16];
+    for (int i = 0; i < 16; ++i)
+      row[i] = i >= rows ? nullptr : (up && i >= 8 ? up + (i - 8) * k : w + i * k) + k0;
+    transpose16(row, std::min<int64_t>(32, k - k0) / 2, reinterpret_cast<int32_t*>(out + k0 * 16), stream);
   }
 }
 
@@ -52,14 +47,17 @@ void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int ga
       const bf16* rows = w + i * (gated ? 8 : 16) * k;
       pack_block(rows, gated ? rows + n / 2 * k : nullptr, std::min<int64_t>(16, n - i * 16), k, out + i * 16 * k);
     }
-    _mm_sfence();
+    end_of_stream();
   });
 }
 
 // x [m, k] (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `bias` may be null.
 void starling_linear(const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k,
                      const bf16* bias, int gated, void* out, int out_fp32, int threads) {
-  const PackedProduct product{x, x_stride, packed, n, k};
+  Scratch& scratch = Scratch::mine();
+  scratch.reset(Scratch::padded<Bf16Operand>(OperandRows::room(m, k)));
+  const OperandRows operand = OperandRows::of(x, x_stride, m, k, scratch.take<Bf16Operand>(OperandRows::room(m, k)));
+  const PackedProduct product{operand.rows, operand.stride, packed, n, k};
   if (out_fp32)
     run_linear(product, m, StoreSums<float>{bias, n, gated != 0, static_cast<float*>(out)}, threads);
   else

@@ -18,8 +18,24 @@ constexpr int64_t kMaxRows = 512;
 // Up to this many rows, lines are used as fast as they come, and the hardware's own prefetching is better.
 constexpr int64_t kHardwareRows = 2;
 
+// Rows of bf16 in the type in which they are multiplied.
+struct OperandRows {
+  const Bf16Operand* rows;
+  int64_t stride;
+
+  // Elements that the memory for `m` rows of `k` has to have.
+  static int64_t room(int64_t m, int64_t k) { return kPairs ? 0 : m * k + 16; }
+
+  // The rows themselves where bf16 is multiplied, else copies in `memory`.
+  static OperandRows of(const bf16* x, int64_t x_stride, int64_t m, int64_t k, Bf16Operand* memory) {
+    if (kPairs) return {reinterpret_cast<const Bf16Operand*>(x), x_stride};
+    for (int64_t i = 0; i < m; ++i) unpack(x + i * x_stride, k, memory + i * k);
+    return {memory, k};
+  }
+};
+
 struct PackedProduct {
-  const bf16* x;
+  const Bf16Operand* x;
   int64_t x_stride;
   const bf16* packed;
   int64_t n, k;
@@ -30,10 +46,9 @@ struct PackedProduct {
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
     const int64_t k_pairs = k / 2, block_size = k * kBlockCols;
     const int64_t k_chunks = ceil_div(k_pairs, kMaxKPairs), k_step = ceil_div(k_pairs, k_chunks);
-    const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles);
-    const int64_t tiles_in_panel =
-        row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytes / (k_step * 64 * kTileBlocks));
-    const int64_t panel_blocks = tiles_in_panel * kTileBlocks, width = panel_blocks * kBlockCols;
+    const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles), tile = tile_blocks(row_step);
+    const int64_t tiles_in_panel = row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytes / (k_step * 64 * tile));
+    const int64_t panel_blocks = tiles_in_panel * tile, width = panel_blocks * kBlockCols;
     // The sums of a panel wait in `sums` when K is cut in chunks; else each tile is finished at once.
     const bool chunked = k_chunks > 1;
     alignas(64) float tile_sums[kTileRows * kTileBlocks * kBlockCols];
@@ -49,8 +64,8 @@ struct PackedProduct {
         const bool fetch = m > kHardwareRows && (!last || panel + panel_blocks < blocks.end);
         for (int64_t row = 0, r = 0; row < m; row += row_step, ++r) {
           const int rows_here = static_cast<int>(std::min(row_step, m - row));
-          for (int64_t block = panel; block < panel_end; block += kTileBlocks) {
-            const int blocks_here = static_cast<int>(std::min<int64_t>(kTileBlocks, panel_end - block));
+          for (int64_t block = panel; block < panel_end; block += tile) {
+            const int blocks_here = static_cast<int>(std::min(tile, panel_end - block));
             const bf16* b = packed + block * block_size + k0 * 32;
             // The row tiles share the prefetching of the next panel, about a block each.
             const int64_t ahead = fetch ? blocks_here * r / row_tiles : 0;
@@ -80,10 +95,10 @@ struct StoreSums {
   void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
     if (gated) return store_gated(c, c_stride, row, rows_here, col, cols);
     for (int64_t j = 0; j < cols; j += 16) {
-      const __mmask16 lanes = first_lanes(cols - j);
-      const __m512 add = bias ? load16(bias + col + j, lanes) : _mm512_setzero_ps();
+      const Lanes lanes = first_lanes(cols - j);
+      const Floats add = bias ? load16(bias + col + j, lanes) : splat16(0.0f);
       for (int64_t i = 0; i < rows_here; ++i)
-        store16(out + (row + i) * n + col + j, _mm512_add_ps(_mm512_loadu_ps(c + i * c_stride + j), add), lanes);
+        store16(out + (row + i) * n + col + j, load16(c + i * c_stride + j) + add, lanes);
     }
   }
 
@@ -91,16 +106,15 @@ struct StoreSums {
   void store_gated(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
     for (int64_t j = 0; j < cols; j += 32) {
       const bool both = j + 16 < cols;
-      const __mmask16 lanes = first_lanes(both ? 16 : 8);
+      const Lanes lanes = first_lanes(both ? 16 : 8);
       const int64_t at = (col + j) / 2;
-      const __m512 none = _mm512_setzero_ps();
-      const __m512 add_gate = bias ? load16(bias + at, lanes) : none, add_up = bias ? load16(bias + n / 2 + at, lanes) : none;
+      const Floats none = splat16(0.0f);
+      const Floats add_gate = bias ? load16(bias + at, lanes) : none, add_up = bias ? load16(bias + n / 2 + at, lanes) : none;
       for (int64_t i = 0; i < rows_here; ++i) {
         const float* sums = c + i * c_stride + j;
-        const __m512 first = _mm512_loadu_ps(sums), second = both ? _mm512_loadu_ps(sums + 16) : none;
-        const __m512 gate = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x44), add_gate);
-        const __m512 up = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0xEE), add_up);
-        store16(out + (row + i) * (n / 2) + at, _mm512_mul_ps(silu(gate), up), lanes);
+        const Floats first = load16(sums), second = both ? load16(sums + 16) : none;
+        const Floats gate = low_halves(first, second) + add_gate, up = high_halves(first, second) + add_up;
+        store16(out + (row + i) * (n / 2) + at, silu(gate) * up, lanes);
       }
     }
   }

@@ -20,9 +20,9 @@ inline void each_16(int64_t n, F f) {
 // x * rms^-1, rounded to T before the weight, as in the models' own code.
 template <typename T>
 inline void normalise(const T* x, const T* weight, float by, int64_t k, T* out) {
-  each_16(k, [&](int64_t i, __mmask16 lanes) {
-    const __m512 unit = rounded<T>(_mm512_mul_ps(load16(x + i, lanes), _mm512_set1_ps(by)));
-    store16(out + i, _mm512_mul_ps(unit, load16(weight + i, lanes)), lanes);
+  each_16(k, [&](int64_t i, Lanes lanes) {
+    const Floats unit = rounded<T>(load16(x + i, lanes) * splat16(by));
+    store16(out + i, unit * load16(weight + i, lanes), lanes);
   });
 }
 
@@ -32,16 +32,16 @@ void rms_norm(const T* x, T* residual, const T* weight, float eps, T* out, int64
   parallel_for(tokens, threads_for(tokens, tokens * k * sizeof(T), threads), [&](int64_t t) {
     const T* row = x + t * k;
     T* sum_row = residual ? residual + t * k : nullptr;
-    __m512 squares = _mm512_setzero_ps();
-    each_16(k, [&](int64_t i, __mmask16 lanes) {
-      __m512 v = load16(row + i, lanes);
+    Floats squares = splat16(0.0f);
+    each_16(k, [&](int64_t i, Lanes lanes) {
+      Floats v = load16(row + i, lanes);
       if (sum_row) {
-        v = rounded<T>(_mm512_add_ps(v, load16(sum_row + i, lanes)));
+        v = rounded<T>(v + load16(sum_row + i, lanes));
         store16(sum_row + i, v, lanes);
       }
-      squares = _mm512_fmadd_ps(v, v, squares);
+      squares = multiply_add(v, v, squares);
     });
-    normalise(sum_row ? sum_row : row, weight, inverse_rms(_mm512_reduce_add_ps(squares), k, eps), k, out + t * k);
+    normalise(sum_row ? sum_row : row, weight, inverse_rms(sum_of(squares), k, eps), k, out + t * k);
   });
 }
 
@@ -49,9 +49,9 @@ template <typename T>
 void silu_mul(const T* gate_up, T* out, int64_t tokens, int64_t width, int threads) {
   parallel_for(tokens, threads_for(tokens, tokens * width * 3 * sizeof(T), threads), [&](int64_t t) {
     const T* gate = gate_up + t * 2 * width;
-    each_16(width, [&](int64_t i, __mmask16 lanes) {
-      const __m512 open = rounded<T>(silu(load16(gate + i, lanes)));
-      store16(out + t * width + i, _mm512_mul_ps(open, load16(gate + width + i, lanes)), lanes);
+    each_16(width, [&](int64_t i, Lanes lanes) {
+      const Floats open = rounded<T>(silu(load16(gate + i, lanes)));
+      store16(out + t * width + i, open * load16(gate + width + i, lanes), lanes);
     });
   });
 }

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "parallel.h"
-#include "simd.h"
+#include "fp8.h"
 
 namespace starling {
 namespace {
@@ -10,10 +10,10 @@ namespace {
 constexpr int64_t kMaxDim = 256;
 
 template <typename T>
-void store_scaled(T* out, __m512 v, float, __mmask16 lanes) {
+void store_scaled(T* out, Floats v, float, Lanes lanes) {
   store16(out, v, lanes);
 }
-void store_scaled(fp8* out, __m512 v, float by, __mmask16 lanes) { store16(out, _mm512_mul_ps(v, _mm512_set1_ps(by)), lanes); }
+void store_scaled(fp8* out, Floats v, float by, Lanes lanes) { store16(out, v * splat16(by), lanes); }
 
 // C is what the cache holds: T, or fp8, as T times `keys_by` and `values_by`.
 template <typename T, typename C>
@@ -57,33 +57,33 @@ struct Heads {
     alignas(64) float x[kMaxDim + 16];
     const float by = norm ? inverse_rms(in) : 1.0f;
     for (int64_t i = 0; i < dim; i += 16) {
-      const __mmask16 lanes = first_lanes(dim - i);
-      __m512 v = load16(in + i, lanes);
+      const Lanes lanes = first_lanes(dim - i);
+      Floats v = load16(in + i, lanes);
       if (norm) {
-        const __m512 unit = rounded<T>(_mm512_mul_ps(v, _mm512_set1_ps(by)));
-        v = rounded<T>(_mm512_mul_ps(unit, load16(norm + i, lanes)));
+        const Floats unit = rounded<T>(v * splat16(by));
+        v = rounded<T>(unit * load16(norm + i, lanes));
       }
-      _mm512_storeu_ps(x + i, v);
+      store16(x + i, v);
     }
     const int64_t half = rotary / 2;
     for (int64_t i = 0; i < half; i += 16) {
-      const __mmask16 lanes = first_lanes(half - i);
-      const __m512 cosine = load16(cosines + i, lanes), sine = load16(cosines + half + i, lanes);
-      const __m512 low = _mm512_loadu_ps(x + i), high = load16(x + half + i, lanes);
-      store_scaled(out + i, _mm512_fmsub_ps(low, cosine, _mm512_mul_ps(high, sine)), scaled_by, lanes);
-      store_scaled(out + half + i, _mm512_fmadd_ps(high, cosine, _mm512_mul_ps(low, sine)), scaled_by, lanes);
+      const Lanes lanes = first_lanes(half - i);
+      const Floats cosine = load16(cosines + i, lanes), sine = load16(cosines + half + i, lanes);
+      const Floats low = load16(x + i), high = load16(x + half + i, lanes);
+      store_scaled(out + i, low * cosine - high * sine, scaled_by, lanes);
+      store_scaled(out + half + i, high * cosine + low * sine, scaled_by, lanes);
     }
     for (int64_t i = rotary; i < dim; i += 16)
       store_scaled(out + i, load16(x + i, first_lanes(dim - i)), scaled_by, first_lanes(dim - i));
   }
 
   float inverse_rms(const T* in) const {
-    __m512 squares = _mm512_setzero_ps();
+    Floats squares = splat16(0.0f);
     for (int64_t i = 0; i < dim; i += 16) {
-      const __m512 v = load16(in + i, first_lanes(dim - i));
-      squares = _mm512_fmadd_ps(v, v, squares);
+      const Floats v = load16(in + i, first_lanes(dim - i));
+      squares = multiply_add(v, v, squares);
     }
-    return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / static_cast<float>(dim) + eps);
+    return 1.0f / std::sqrt(sum_of(squares) / static_cast<float>(dim) + eps);
   }
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "parallel.h"
 #include "simd.h"
@@ -17,9 +18,7 @@ constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u, kMix1 = 0xBF58476D1CE4E5B9u, k
 // ---- The largest logit -------------------------------------------------------------------------------------------
 
 // NaN counts as +inf: it is chosen before any other, and the chosen token shows that the row is broken.
-__m512 nan_to_infinity(__m512 v) {
-  return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_ps(kInfinity));
-}
+Floats nan_to_infinity(Floats v) { return choose(unordered(v), splat16(kInfinity), v); }
 
 // Index of the first value that is +inf or NaN; n without one.
 int64_t first_infinite(const float* x, int64_t n) {
@@ -28,53 +27,52 @@ int64_t first_infinite(const float* x, int64_t n) {
   return i;
 }
 
+int64_t first_at_least(const float* x, int64_t n, float t) {
+  for (int64_t i = 0; i < n; i += 16)
+    if (const Lanes found = at_least(load16(x + i, first_lanes(n - i)), splat16(t)) & first_lanes(n - i))
+      return i + __builtin_ctz(found);
+  return n;
+}
+
 // Index of the largest, the lowest of equals.
 int64_t argmax(const float* x, int64_t n) {
-  constexpr int kLanes = 4;  // independent running maxima, so that the comparisons overlap
-  __m512 top[kLanes];
-  __m512i at[kLanes];
-  for (int j = 0; j < kLanes; ++j) top[j] = _mm512_set1_ps(kNone), at[j] = _mm512_setzero_si512();
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   // Comparisons pass over NaN, but a sum keeps it. The sum is NaN also where +inf met -inf, and then +inf is the largest.
-  __m512 sum[kLanes];
-  for (int j = 0; j < kLanes; ++j) sum[j] = _mm512_setzero_ps();
-  for (int64_t i = 0; i < n; i += 16 * kLanes)
+  constexpr int kRuns = 4;  // independent maxima and sums, so that their latencies overlap
+  Floats top[kRuns], sum[kRuns];
+  for (int j = 0; j < kRuns; ++j) top[j] = splat16(kNone), sum[j] = splat16(0.0f);
+  int64_t i = 0;
+  for (; i + 16 * kRuns <= n; i += 16 * kRuns)
 #pragma GCC unroll 4
-    for (int j = 0; j < kLanes; ++j) {
-      const int64_t from = i + 16 * j;
-      const __mmask16 lanes = first_lanes(std::max<int64_t>(0, n - from));
-      const __m512 v = _mm512_mask_loadu_ps(_mm512_set1_ps(kNone), lanes, x + from);
-      const __mmask16 more = _mm512_cmp_ps_mask(v, top[j], _CMP_GT_OQ);
-      top[j] = _mm512_mask_mov_ps(top[j], more, v);
-      at[j] = _mm512_mask_add_epi32(at[j], more, lane, _mm512_set1_epi32(static_cast<int>(from)));
-      sum[j] = _mm512_add_ps(sum[j], v);
+    for (int j = 0; j < kRuns; ++j) {
+      const Floats v = load16(x + i + 16 * j);
+      top[j] = highest(v, top[j]);
+      sum[j] = sum[j] + v;
     }
-  const __m512 total = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
-  if (_mm512_cmp_ps_mask(total, total, _CMP_UNORD_Q) != 0) {
+  for (; i < n; i += 16) {
+    const Lanes lanes = first_lanes(n - i);
+    const Floats v = load16(x + i, lanes);
+    top[0] = highest(choose(lanes, v, splat16(kNone)), top[0]);
+    sum[0] = sum[0] + v;
+  }
+  if (std::isnan(sum_of(sum[0] + sum[1] + sum[2] + sum[3]))) {
     const int64_t broken = first_infinite(x, n);
     if (broken < n) return broken;
   }
-  float best = kNone;
-  for (int j = 0; j < kLanes; ++j) best = std::max(best, _mm512_reduce_max_ps(top[j]));
-  uint32_t index = std::numeric_limits<uint32_t>::max();
-  for (int j = 0; j < kLanes; ++j) {
-    const __mmask16 here = _mm512_cmp_ps_mask(top[j], _mm512_set1_ps(best), _CMP_EQ_OQ);
-    index = std::min(index, _mm512_mask_reduce_min_epu32(here, at[j]));
-  }
-  return index;
+  const float best = highest_of(highest(highest(top[0], top[1]), highest(top[2], top[3])));
+  return first_at_least(x, n, best);
 }
 
 // Writes x / temperature to `out`, and returns the largest.
 float scale(const float* x, int64_t n, float temperature, float* out) {
-  __m512 top = _mm512_set1_ps(kNone);
-  const __m512 by = _mm512_set1_ps(temperature);
+  Floats top = splat16(kNone);
+  const Floats by = splat16(temperature);
   for (int64_t i = 0; i < n; i += 16) {
-    const __mmask16 lanes = first_lanes(n - i);
-    const __m512 v = _mm512_div_ps(nan_to_infinity(load16(x + i, lanes)), by);
-    top = _mm512_mask_max_ps(top, lanes, top, v);
+    const Lanes lanes = first_lanes(n - i);
+    const Floats v = nan_to_infinity(load16(x + i, lanes)) / by;
+    top = highest(choose(lanes, v, splat16(kNone)), top);
     store16(out + i, v, lanes);
   }
-  return _mm512_reduce_max_ps(top);
+  return highest_of(top);
 }
 
 // ---- Thresholds --------------------------------------------------------------------------------------------------
@@ -97,23 +95,40 @@ float value_of(int32_t key) {
 double count_from(const float* x, int64_t n, float t) {
   int64_t count = 0;
   for (int64_t i = 0; i < n; i += 16)
-    count += __builtin_popcount(
-        _mm512_mask_cmp_ps_mask(first_lanes(n - i), load16(x + i, first_lanes(n - i)), _mm512_set1_ps(t), _CMP_GE_OQ));
+    count += __builtin_popcount(at_least(load16(x + i, first_lanes(n - i)), splat16(t)) & first_lanes(n - i));
   return static_cast<double>(count);
 }
 
+// Sums in double of 16 floats at a time.
+struct Sums {
+#ifdef __AVX512F__
+  __m512d low = _mm512_setzero_pd(), high = low;
+  void add(Floats v) {
+    low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(v.part[0])));
+    high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v.part[0], 1)));
+  }
+  double total() const { return _mm512_reduce_add_pd(_mm512_add_pd(low, high)); }
+#else
+  double lanes[16] = {};
+  void add(Floats v) {
+    alignas(64) float all[16];
+    store16(all, v);
+    for (int i = 0; i < 16; ++i) lanes[i] += static_cast<double>(all[i]);
+  }
+  double total() const { return std::accumulate(lanes, lanes + 16, 0.0); }
+#endif
+};
+
 // Sum of exp(x - top) over x >= t, in double.
 double mass_from(const float* x, int64_t n, float t, float top) {
-  __m512d low = _mm512_setzero_pd(), high = low;
+  Sums sums;
   for (int64_t i = 0; i < n; i += 16) {
-    const __m512 v = load16(x + i, first_lanes(n - i));
-    const __mmask16 kept = _mm512_mask_cmp_ps_mask(first_lanes(n - i), v, _mm512_set1_ps(t), _CMP_GE_OQ);
+    const Floats v = load16(x + i, first_lanes(n - i));
+    const Lanes kept = at_least(v, splat16(t)) & first_lanes(n - i);
     if (kept == 0) continue;
-    const __m512 w = _mm512_maskz_mov_ps(kept, exp(_mm512_sub_ps(v, _mm512_set1_ps(top))));
-    low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(w)));
-    high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(w, 1)));
+    sums.add(choose(kept, exp(v - splat16(top)), splat16(0.0f)));
   }
-  return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
+  return sums.total();
 }
 
 // The values >= t (or, with BELOW, < t), packed; returns how many. `out` may be x, and has room for 16 more.
@@ -121,12 +136,9 @@ template <bool BELOW = false>
 int64_t gather(const float* x, int64_t n, float t, float* out) {
   int64_t count = 0;
   for (int64_t i = 0; i < n; i += 16) {
-    const __m512 v = load16(x + i, first_lanes(n - i));
-    const __mmask16 kept =
-        _mm512_mask_cmp_ps_mask(first_lanes(n - i), v, _mm512_set1_ps(t), BELOW ? _CMP_LT_OQ : _CMP_GE_OQ);
-    if (kept == 0) continue;
-    _mm512_storeu_ps(out + count, _mm512_maskz_compress_ps(kept, v));
-    count += __builtin_popcount(kept);
+    const Floats v = load16(x + i, first_lanes(n - i));
+    const Lanes kept = (BELOW ? above(splat16(t), v) : at_least(v, splat16(t))) & first_lanes(n - i);
+    if (kept != 0) count += pack16(out + count, v, kept);
   }
   return count;
 }
@@ -199,19 +211,20 @@ uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 27)) * kMix2;
   return z ^ (z >> 31);
 }
+double gumbel(uint64_t random) {
+  const double u = (static_cast<double>(random >> 11) + 0.5) * 0x1p-53;
+  return -std::log(-std::log(u));
+}
+
+// A token's noise has an upper bound: -log(-log u) <= -log(1 - u), and a double's bits, read as an integer, are a piecewise
+// linear lower bound of its log2. It is at most 0.06 too high where the noise is large.
+#ifdef __AVX512DQ__
 __m512i mix(__m512i z) {
   z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64(kMix1));
   z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64(kMix2));
   return _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
 }
 
-double gumbel(uint64_t random) {
-  const double u = (static_cast<double>(random >> 11) + 0.5) * 0x1p-53;
-  return -std::log(-std::log(u));
-}
-
-// Upper bound of the Gumbel noise of each lane: -log(-log u) <= -log(1 - u), and a double's bits, read as an integer, are a
-// piecewise linear lower bound of its log2. It is at most 0.06 too high where the noise is large.
 __m512d gumbel_bound(__m512i random) {
   const __m512i rest = _mm512_srli_epi64(_mm512_xor_si512(random, _mm512_set1_epi64(-1)), 11);
   const __m512d one_minus_u = _mm512_mul_pd(_mm512_cvtepi64_pd(rest), _mm512_set1_pd(0x1p-53));
@@ -220,26 +233,48 @@ __m512d gumbel_bound(__m512i random) {
   return _mm512_fmadd_pd(log2_low, _mm512_set1_pd(-0.6931471805599453), _mm512_set1_pd(1e-6));
 }
 
+// Returns which of the tokens [first, first + 8) have noise that may make them better than `best`.
+uint32_t promising(const float* x, int64_t first, uint64_t key, double best) {
+  const __m512i lane = _mm512_mullo_epi64(_mm512_setr_epi64(1, 2, 3, 4, 5, 6, 7, 8), _mm512_set1_epi64(kGolden));
+  const __m512i random = mix(_mm512_add_epi64(lane, _mm512_set1_epi64(key + kGolden * static_cast<uint64_t>(first))));
+  const __m512d bound = _mm512_add_pd(_mm512_cvtps_pd(_mm256_loadu_ps(x + first)), gumbel_bound(random));
+  return _mm512_cmp_pd_mask(bound, _mm512_set1_pd(best), _CMP_GE_OQ);
+}
+#else
+uint32_t promising(const float* x, int64_t first, uint64_t key, double best) {
+  uint32_t found = 0;
+#pragma GCC unroll 8
+  for (int lane = 0; lane < 8; ++lane) {
+    const uint64_t random = mix(key + kGolden * static_cast<uint64_t>(first + lane + 1));
+    const double one_minus_u = static_cast<double>(static_cast<int64_t>(~random >> 11)) * 0x1p-53;
+    int64_t bits;
+    std::memcpy(&bits, &one_minus_u, sizeof bits);
+    const double log2_low = static_cast<double>(bits) * 0x1p-52 - 1023.0;
+    const double bound = static_cast<double>(x[first + lane]) + log2_low * -0.6931471805599453 + 1e-6;
+    found |= static_cast<uint32_t>(bound >= best) << lane;
+  }
+  return found;
+}
+#endif
+
 // argmax of x + Gumbel noise over the tokens with x >= lowest. Exact noise, two logarithms in double, is computed only
-// for tokens whose bound reaches the best so far: about a dozen of a large vocabulary.
+// for tokens whose bound reaches the best so far: about a dozen of a large vocabulary. x has room for 16 more.
 int64_t draw(const float* x, int64_t n, float lowest, uint64_t key) {
   // Masks and bans leave long runs of -inf, which no noise makes the best.
   lowest = std::max(lowest, std::numeric_limits<float>::lowest());
   double best = -std::numeric_limits<double>::infinity();
   int64_t chosen = -1;
-  const __m512i lane = _mm512_mullo_epi64(_mm512_setr_epi64(1, 2, 3, 4, 5, 6, 7, 8), _mm512_set1_epi64(kGolden));
-  for (int64_t i = 0; i < n; i += 8) {
-    const __mmask8 lanes = static_cast<__mmask8>(first_lanes(std::min<int64_t>(8, n - i)));
-    const __m256 v = _mm256_maskz_loadu_ps(lanes, x + i);
-    const __mmask8 kept = _mm256_mask_cmp_ps_mask(lanes, v, _mm256_set1_ps(lowest), _CMP_GE_OQ);
-    if (kept == 0) continue;
-    const __m512i random = mix(_mm512_add_epi64(lane, _mm512_set1_epi64(key + kGolden * static_cast<uint64_t>(i))));
-    const __m512d bound = _mm512_add_pd(_mm512_cvtps_pd(v), gumbel_bound(random));
-    uint32_t promising = _mm512_mask_cmp_pd_mask(kept, bound, _mm512_set1_pd(best), _CMP_GE_OQ);
-    for (; promising != 0; promising &= promising - 1) {
-      const int64_t token = i + __builtin_ctz(promising);
-      const double value = static_cast<double>(x[token]) + gumbel(mix(key + kGolden * static_cast<uint64_t>(token + 1)));
-      if (value > best) best = value, chosen = token;
+  for (int64_t i = 0; i < n; i += 16) {
+    const Lanes kept = at_least(load16(x + i, first_lanes(n - i)), splat16(lowest)) & first_lanes(n - i);
+    for (int half = 0; half < 16; half += 8) {
+      uint32_t tried = kept >> half & 0xFF;
+      if (tried == 0) continue;
+      tried &= promising(x, i + half, key, best);
+      for (; tried != 0; tried &= tried - 1) {
+        const int64_t token = i + half + __builtin_ctz(tried);
+        const double value = static_cast<double>(x[token]) + gumbel(mix(key + kGolden * static_cast<uint64_t>(token + 1)));
+        if (value > best) best = value, chosen = token;
+      }
     }
   }
   return chosen;

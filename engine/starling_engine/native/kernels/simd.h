@@ -1,174 +1,270 @@
-// AVX-512 helpers of the kernels: element types, loads and stores as fp32, exp, the 16x16 transpose.
+// Vectors of 16 floats, a cache line of fp32, on any instruction set: as many registers as that takes. What is not arithmetic on
+// registers is written once, here; `registers_*.h` have what differs.
 #pragma once
 
-#include <immintrin.h>
+#include <algorithm>
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#if !defined(__AVX512BF16__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VL__)
-#error "the native kernels need AVX-512 with BF16; build.py must not compile them for this CPU"
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include "registers_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__)
+#include "registers_avx2.h"
+#elif defined(__aarch64__)
+#include "registers_neon.h"
+#else
+#error "the native kernels need AVX2 with FMA, AVX-512 or ARM's NEON; build.py must not compile them for this CPU"
 #endif
 
 namespace starling {
 
-// Storage type only: arithmetic is done in fp32 or by vdpbf16ps.
-struct bf16 {
-  uint16_t bits;
+constexpr int kParts = 16 / kLanes;
+// Processors with AVX-512, and ARM's, have 32 registers; AVX2 has 16.
+constexpr int kRegisters = kLanes == 8 ? 16 : 32;
+
+typedef uint32_t UReg __attribute__((vector_size(4 * kLanes), may_alias));
+
+struct Floats {
+  Reg part[kParts];
 };
 
-// Storage type of cached keys and values: float8_e4m3fn (https://arxiv.org/abs/2209.05433), without infinities. NaN has all
-// bits but the sign's.
-struct fp8 {
-  uint8_t bits;
-};
+// The type in which rows are multiplied by bf16: pairs of bf16 where there is an instruction for these, else fp32.
+#ifdef STARLING_BF16_PAIRS
+constexpr bool kPairs = true;
+typedef bf16 Bf16Operand;
+#else
+constexpr bool kPairs = false;
+typedef float Bf16Operand;
+#endif
 
-// Elements of T in a cache line, which is also a register.
 template <typename T>
-constexpr int64_t kLine = 64 / sizeof(T);
+struct OperandOf {
+  typedef T Type;
+};
+template <>
+struct OperandOf<bf16> {
+  typedef Bf16Operand Type;
+};
+template <typename T>
+using Operand = typename OperandOf<T>::Type;
 
-inline __mmask16 first_lanes(int64_t n) {
-  return n >= 16 ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1u << n) - 1);
-}
-
-inline __m512 widen(__m256i v) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
-}
-
-inline __m256i narrow(__m512 v) { return (__m256i)_mm512_cvtneps_pbh(v); }
-
-inline float to_float(bf16 v) {
-  const uint32_t bits = static_cast<uint32_t>(v.bits) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
+template <typename F>
+inline Floats by_part(F f) {
+  Floats out;
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; ++i) out.part[i] = f(i);
   return out;
 }
-inline float to_float(float v) { return v; }
-
-// 16 elements as fp32, rounded to nearest even on the way back. The masked forms read nothing (and write
-// nothing) in the lanes left out.
-inline __m512 load16(const float* p) { return _mm512_loadu_ps(p); }
-inline __m512 load16(const bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-inline __m512 load16(const float* p, __mmask16 m) { return _mm512_maskz_loadu_ps(m, p); }
-inline __m512 load16(const bf16* p, __mmask16 m) { return widen(_mm256_maskz_loadu_epi16(m, p)); }
-inline void store16(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
-inline void store16(bf16* p, __m512 v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(v)); }
-inline void store16(float* p, __m512 v, __mmask16 m) { _mm512_mask_storeu_ps(p, m, v); }
-inline void store16(bf16* p, __m512 v, __mmask16 m) { _mm256_mask_storeu_epi16(p, m, narrow(v)); }
-
-// Rounds to nearest even, and clamps to the largest number. NaN stays NaN: a broken request must show.
-inline __m128i narrow_to_fp8(__m512 v) {
-  const __m512 held = _mm512_max_ps(_mm512_min_ps(v, _mm512_set1_ps(448.0f)), _mm512_set1_ps(-448.0f));
-  const __m512i bits = _mm512_castps_si512(held);
-  const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MIN)), size = _mm512_xor_si512(bits, sign);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(size, 20), _mm512_set1_epi32(1));
-  const __m512i up = _mm512_add_epi32(_mm512_set1_epi32(0x7FFFF - (120 << 23)), odd);
-  const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(size, up), 20);
-  // Below 2^-6 numbers are 2^-9 apart, as in fp32 from 2^14 on.
-  const __m512 base = _mm512_set1_ps(16384.0f);
-  const __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(size), base));
-  const __mmask16 small = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(121 << 23));
-  const __m512i found = _mm512_mask_sub_epi32(normal, small, sum, _mm512_castps_si512(base));
-  const __m512i with_sign = _mm512_or_si512(found, _mm512_srli_epi32(sign, 24));
-  const __mmask16 unordered = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi8(_mm512_mask_mov_epi32(with_sign, unordered, _mm512_set1_epi32(0x7F)));
+template <typename F>
+inline uint32_t lanes_by_part(F f) {
+  uint32_t out = 0;
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; ++i) out |= f(i) << (i * kLanes);
+  return out;
 }
 
-inline void store16(fp8* p, __m512 v, __mmask16 m) { _mm_mask_storeu_epi8(p, m, narrow_to_fp8(v)); }
-
-// Converts 32 elements at a time, by integers: bf16 has a bias of 127, fp8 one of 7. Subnormal numbers and NaN are looked up by
-// their lowest five bits: they become the least numbers when 1 is added to the bits below the sign.
-inline __m512i fp8_to_bf16(__m256i v) {
-  const __m512i x = _mm512_cvtepi8_epi16(v);
-  const __m512i moved = _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(static_cast<int16_t>(0x87F0)));
-  const __m512i normal = _mm512_add_epi16(moved, _mm512_set1_epi16(120 << 7));
-  const __m512i after = _mm512_add_epi16(_mm512_slli_epi16(x, 9), _mm512_set1_epi16(1 << 9));
-  const __mmask32 special = _mm512_cmplt_epu16_mask(after, _mm512_set1_epi16(9 << 9));
-  const __m128i subnormal = _mm_setr_epi16(0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60);
-  const __m512i table = _mm512_mask_mov_epi16(_mm512_zextsi128_si512(subnormal), 1u << 31, _mm512_set1_epi16(0x7FC0));
-  const __m512i found = _mm512_mask_permutexvar_epi16(normal, special, x, table);
-  return _mm512_or_si512(found, _mm512_and_si512(x, _mm512_set1_epi16(INT16_MIN)));
+inline Floats splat16(float x) {
+  return by_part([x](int) { return splat(x); });
+}
+inline Floats operator+(Floats a, Floats b) {
+  return by_part([&](int i) { return a.part[i] + b.part[i]; });
+}
+inline Floats operator-(Floats a, Floats b) {
+  return by_part([&](int i) { return a.part[i] - b.part[i]; });
+}
+inline Floats operator*(Floats a, Floats b) {
+  return by_part([&](int i) { return a.part[i] * b.part[i]; });
+}
+inline Floats operator/(Floats a, Floats b) {
+  return by_part([&](int i) { return a.part[i] / b.part[i]; });
+}
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+  return by_part([&](int i) { return multiply_add(a.part[i], b.part[i], c.part[i]); });
+}
+// Of a NaN and a number, the second.
+inline Floats highest(Floats a, Floats b) {
+  return by_part([&](int i) { return highest(a.part[i], b.part[i]); });
+}
+inline Floats lowest(Floats a, Floats b) {
+  return by_part([&](int i) { return lowest(a.part[i], b.part[i]); });
 }
 
-inline __m256i low_half(__m512i v) { return _mm512_castsi512_si256(v); }
-inline void store32(bf16* p, __m512i v) { _mm512_storeu_si512(p, v); }
-inline void store32(float* p, __m512i v) {
-  store16(p, widen(low_half(v)));
-  store16(p + 16, widen(_mm512_extracti64x4_epi64(v, 1)));
+inline Lanes above(Floats a, Floats b) {
+  return lanes_by_part([&](int i) { return above(a.part[i], b.part[i]); });
+}
+inline Lanes at_least(Floats a, Floats b) {
+  return lanes_by_part([&](int i) { return at_least(a.part[i], b.part[i]); });
+}
+inline Lanes unordered(Floats v) {
+  return lanes_by_part([&](int i) { return unordered(v.part[i]); });
+}
+inline Floats choose(Lanes lanes, Floats yes, Floats no) {
+  return by_part([&](int i) { return choose(lanes >> (i * kLanes), yes.part[i], no.part[i]); });
 }
 
-// n elements, a multiple of 16.
+// The first (second) eight of a, then of b.
+inline Floats low_halves(Floats a, Floats b) {
+#ifdef __AVX512F__
+  return {{_mm512_shuffle_f32x4(a.part[0], b.part[0], 0x44)}};
+#else
+  return by_part([&](int i) { return i < kParts / 2 ? a.part[i] : b.part[i - kParts / 2]; });
+#endif
+}
+inline Floats high_halves(Floats a, Floats b) {
+#ifdef __AVX512F__
+  return {{_mm512_shuffle_f32x4(a.part[0], b.part[0], 0xEE)}};
+#else
+  return by_part([&](int i) { return i < kParts / 2 ? a.part[i + kParts / 2] : b.part[i]; });
+#endif
+}
+
+inline float sum_of(Floats v) {
+  Reg sum = v.part[0];
+  for (int i = 1; i < kParts; ++i) sum = sum + v.part[i];
+  return sum_of(sum);
+}
+inline float highest_of(Floats v) {
+  Reg top = v.part[0];
+  for (int i = 1; i < kParts; ++i) top = highest(top, v.part[i]);
+  return highest_of(top);
+}
+
+#ifndef STARLING_BF16_PAIRS
+// The nearest bf16, in the high half of each lane.
+inline IReg nearest_bf16(Reg v) {
+  const IReg bits = (IReg)v, up = bits + 0x7FFF + (bits >> 16 & 1), quiet = bits | 1 << 22;
+  return (v == v ? up : quiet) & ~0xFFFF;
+}
+inline Reg rounded_to_bf16(Reg v) { return (Reg)nearest_bf16(v); }
+inline void store(bf16* p, Reg v) { store_high_halves(p, nearest_bf16(v)); }
+#endif
+
+// 16 elements as fp32, rounded to nearest even on the way back. NaN stays NaN.
 template <typename T>
-inline void unpack(const fp8* in, int64_t n, T* out) {
-  int64_t i = 0;
-  for (; i + 32 <= n; i += 32) store32(out + i, fp8_to_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i))));
-  if (i == n) return;
-  const __m128i last = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
-  store16(out + i, widen(low_half(fp8_to_bf16(_mm256_zextsi128_si256(last)))));
+inline Floats load16(const T* p) {
+  return by_part([p](int i) { return load(p + i * kLanes); });
+}
+template <typename T>
+inline void store16(T* p, Floats v) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; ++i) store(p + i * kLanes, v.part[i]);
+}
+
+// The same for the given lanes. Nothing is read, and nothing written, in the others; they are zeros.
+template <typename T>
+inline Floats load16(const T* p, Lanes lanes) {
+#ifdef __AVX512F__
+  return {{load_some(p, lanes)}};
+#else
+  if (lanes == kAllLanes) return load16(p);
+  alignas(64) T some[16] = {};
+  for (int i = 0; i < 16; ++i)
+    if (lanes >> i & 1) some[i] = p[i];
+  return load16(some);
+#endif
+}
+template <typename T>
+inline void store16(T* p, Floats v, Lanes lanes) {
+  if (lanes == kAllLanes) return store16(p, v);
+  alignas(64) T some[16];
+  store16(some, v);
+  for (int i = 0; i < 16; ++i)
+    if (lanes >> i & 1) p[i] = some[i];
+}
+#ifdef __AVX512F__
+inline void store16(float* p, Floats v, Lanes lanes) { store_some(p, v.part[0], lanes); }
+#endif
+
+// Writes the given lanes, one behind the other, and returns how many. Up to 15 floats behind them are overwritten.
+inline int64_t pack16(float* p, Floats v, Lanes lanes) {
+#ifdef __AVX512F__
+  store(p, _mm512_maskz_compress_ps(lanes, v.part[0]));
+#else
+  alignas(64) float all[16];
+  store16(all, v);
+  for (uint32_t left = lanes; left != 0; left &= left - 1) *p++ = all[__builtin_ctz(left)];
+#endif
+  return __builtin_popcount(lanes);
+}
+
+// Copies n elements in another type, or the same; up to 15 behind them are overwritten.
+inline void unpack(const bf16* in, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += 16) store16(out + i, load16(in + i, first_lanes(n - i)));
+}
+template <typename T>
+inline void unpack(const T* in, int64_t n, T* out) {
+  std::memcpy(out, in, n * sizeof(T));
 }
 
 // The value of v after it is stored as T and read again.
 template <typename T>
-inline __m512 rounded(__m512 v);
+inline Floats rounded(Floats v);
 template <>
-inline __m512 rounded<float>(__m512 v) { return v; }
+inline Floats rounded<float>(Floats v) { return v; }
 template <>
-inline __m512 rounded<bf16>(__m512 v) { return widen(narrow(v)); }
+inline Floats rounded<bf16>(Floats v) {
+  return by_part([&](int i) { return rounded_to_bf16(v.part[i]); });
+}
 
 // 2^x to about 2 ulp (Cephes' degree-5 polynomial on [-0.5, 0.5]); 0 below -126, so -inf works as a mask. NaN gives NaN.
-inline __m512 exp2(__m512 x) {
-  const __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(x, whole);
-  __m512 y = _mm512_set1_ps(1.535336188319500e-4f);
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.339887440266574e-3f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.618437357674640e-3f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.550332471162809e-2f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.402264791363012e-1f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.931472028550421e-1f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(alive, y, whole);
+inline Reg exp2(Reg x) {
+  // At 128 the polynomial is exactly 1, and the result infinite.
+  const Reg held = lowest(splat(128.0f), x), whole = nearest_whole(held), f = held - whole;
+  Reg y = splat(1.535336188319500e-4f);
+  for (const float c : {1.339887440266574e-3f, 9.618437357674640e-3f, 5.550332471162809e-2f, 2.402264791363012e-1f,
+                        6.931472028550421e-1f, 1.0f})
+    y = multiply_add(y, f, splat(c));
+  const IReg power = __builtin_convertvector(whole, IReg) << 23;
+  return x < splat(-126.0f) ? splat(0.0f) : (Reg)((IReg)y + power);
+}
+inline Floats exp2(Floats x) {
+  return by_part([&](int i) { return exp2(x.part[i]); });
 }
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-inline __m512 exp(__m512 x) { return exp2(_mm512_mul_ps(x, _mm512_set1_ps(kLog2E))); }
+inline Floats exp(Floats x) { return exp2(x * splat16(kLog2E)); }
 
-inline __m512 silu(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f);
-  return _mm512_div_ps(x, _mm512_add_ps(one, exp(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+inline Floats silu(Floats x) { return x / (splat16(1.0f) + exp(splat16(0.0f) - x)); }
+
+// The first `count` words of 32 bits, zeros in the other lanes.
+inline IReg load_words(const void* p, int64_t count) {
+#ifdef __AVX512F__
+  return (IReg)_mm512_maskz_loadu_epi32(first_lanes(count), p);
+#else
+  if (count >= kLanes) return (IReg)load(static_cast<const float*>(p));
+  alignas(64) float some[kLanes] = {};
+  std::memcpy(some, p, std::max<int64_t>(0, count) * sizeof(float));
+  return (IReg)load(some);
+#endif
 }
 
-// r[i] lane j becomes r[j] lane i. Rows of 32-bit lanes: fp32, or pairs of bf16 (the VNNI packing).
-inline void transpose16x16(__m512i (&r)[16]) {
-  __m512i t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD);
-    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
-    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xDD);
-  }
+// Word w of 16 rows becomes line w of `out`. There are at most 16 words of 32 bits; a row that is null has zeros. `write` takes an
+// address and a register.
+template <typename T, typename Write>
+inline void transpose16(const T* const* rows, int64_t words, int32_t* out, Write write) {
+  for (int column = 0; column < 16; column += kLanes)
+    for (int row = 0; row < 16 && column < words; row += kLanes) {
+      IReg r[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i)
+        r[i] = rows[row + i] ? load_words(reinterpret_cast<const int32_t*>(rows[row + i]) + column, words - column) : IReg{};
+      transpose(r);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i)
+        if (column + i < words) write(out + (column + i) * 16 + row, r[i]);
+    }
+}
+
+inline void store_words(void* p, IReg v) { store(static_cast<float*>(p), (Reg)v); }
+
+inline void fetch(const void* line) { __builtin_prefetch(line); }
+
+// Tells the processor that this thread waits for another.
+inline void relax() {
+#ifdef __aarch64__
+  asm volatile("yield");
+#else
+  _mm_pause();
+#endif
 }
 
 }  // namespace starling

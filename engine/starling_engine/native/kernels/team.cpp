@@ -3,7 +3,6 @@
 // time slices of the thread that they wait for. So a team spins, and sleeps for a while once other processes need its cores.
 #include "team.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
@@ -16,6 +15,8 @@
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "simd.h"
 
 namespace starling {
 namespace {
@@ -91,7 +92,7 @@ class Signal {
     do {
       for (int i = 0; i < 64; ++i) {
         if (value() != old) return true;
-        _mm_pause();
+        relax();
       }
     } while (now() < end);
     return false;

@@ -15,13 +15,13 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // x are the first 32 logits that a word is about.
 inline void forbid(float* x, uint32_t forbidden) {
-  store16(x, _mm512_set1_ps(kNever), static_cast<__mmask16>(forbidden));
-  store16(x + 16, _mm512_set1_ps(kNever), static_cast<__mmask16>(forbidden >> 16));
+  store16(x, splat16(kNever), static_cast<Lanes>(forbidden));
+  store16(x + 16, splat16(kNever), static_cast<Lanes>(forbidden >> 16));
 }
 
 // The words [begin, end) of a row of `vocab` logits.
 void apply_words(float* row, int64_t vocab, const uint32_t* words, int64_t begin, int64_t end) {
-  const __m512 never = _mm512_set1_ps(kNever);
+  const Floats never = splat16(kNever);
   const int64_t whole = std::min(end, vocab / kBits);
   for (int64_t w = begin; w < whole; ++w) {
     float* x = row + w * kBits;

@@ -1,0 +1,78 @@
+"""The instruction sets for which the kernels are built, one library each, and the choice of one for this machine."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from starling_engine import env
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+class Unavailable(Exception):
+    """Raised with the reason why this machine has no native kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """One target of the compiler.
+
+    machine     the architecture, as `uname` calls it
+    cpu_flags   the features that a CPU has to have, as Linux names them
+    options     the compiler's
+    """
+
+    name: str
+    machine: str
+    cpu_flags: frozenset[str]
+    options: tuple[str, ...]
+
+
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
+_WIDE = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+
+INSTRUCTION_SETS = (
+    InstructionSet("avx512_bf16", "x86_64", _AVX512 | {"avx512_bf16"}, (*_WIDE, "-mavx512bf16")),
+    InstructionSet("avx512", "x86_64", _AVX512, _WIDE),
+    InstructionSet("avx2", "x86_64", frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
+    InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
+)
+"""The best of an architecture first."""
+
+
+def choose() -> InstructionSet:
+    """Returns the best set that this CPU has, or the one that STARLING_CPU_ISA names.
+
+    Raises `Unavailable` where it has none, and ValueError where it lacks the one that is named.
+    """
+    possible, wanted = of_this_cpu(), env.cpu_isa()
+    if wanted is not None:
+        for found in possible:
+            if found.name == wanted:
+                return found
+        raise ValueError(f"STARLING_CPU_ISA={wanted}: this CPU has {', '.join(found.name for found in possible) or 'none'}")
+    if possible:
+        return possible[0]
+    here = of_this_architecture()
+    if not here:
+        raise Unavailable(f"there are none for {os.uname().machine}")
+    raise Unavailable(f"the CPU lacks {', '.join(sorted(here[-1].cpu_flags - cpu_flags()))}")
+
+
+def of_this_cpu() -> list[InstructionSet]:
+    """Returns the sets that this CPU has, the best first."""
+    flags = cpu_flags()
+    return [found for found in of_this_architecture() if found.cpu_flags <= flags]
+
+
+def of_this_architecture() -> list[InstructionSet]:
+    return [found for found in INSTRUCTION_SETS if found.machine == os.uname().machine]
+
+
+def cpu_flags() -> frozenset[str]:
+    """Returns the CPU's features as Linux names them; empty on other systems."""
+    if not CPU_INFO.exists():
+        return frozenset()
+    with CPU_INFO.open() as lines:
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    return frozenset(flags.partition(":")[2].split())

@@ -1,0 +1,40 @@
+"""The instruction sets whose kernels a process does not use by itself: those of this CPU, and an emulated arm64's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from starling_engine.native import build, instruction_set_name, isa, ops
+
+from tests.engine.emulated import has_emulator, using_neon
+
+EMULATED = "emulated neon"
+
+
+def other_sets() -> list[str]:
+    """Returns the names of the sets that this machine can run, besides the one that is in use."""
+    return [*(found.name for found in isa.of_this_cpu() if found.name != instruction_set_name()), EMULATED]
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Lets this process use the kernels of another set."""
+    if name == EMULATED:
+        if not has_emulator():
+            pytest.skip("no cross-compiler or emulator of arm64 here: see `make arm64`")
+        with using_neon():
+            yield
+        return
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("STARLING_CPU_ISA", name)
+            _load_again()
+            assert build.load() is not None
+            yield
+    finally:
+        _load_again()
+
+
+def _load_again() -> None:
+    build.load.cache_clear()
+    ops._lib.cache_clear()

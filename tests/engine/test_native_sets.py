@@ -1,0 +1,59 @@
+"""Some cases of each kernel on the instruction sets that are not in use; `make test-all` runs all of them (test_native.py)."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from starling_engine.native import load
+from starling_engine.params import SamplingParams
+
+from tests.engine import test_native as kernels
+from tests.engine.instruction_sets import other_sets, using
+
+pytestmark = [
+    pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
+    pytest.mark.timeout(120),
+]
+
+BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+SAMPLED = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
+CASES: dict[str, Callable[[], None]] = {
+    **{f"linear of {m}": partial(kernels.test_linear, m, 100, 70, True, BF16) for m in (1, 2, 3, 5, 9, 130)},
+    "linear with long rows": partial(kernels.test_linear, 9, 16, 4098, False, FP32),
+    "gated linear": partial(kernels.test_a_gated_linear, 9, 112, 4098, True, BF16),
+    "strided rows": kernels.test_linear_reads_strided_rows,
+    "experts": partial(kernels.test_a_grouped_linear, 112, 70, [3, 0, 1, 600], True),
+    "experts' sum": partial(kernels.test_a_grouped_sum, 100, 70, [3, 0, 1, 600]),
+    "strided experts": kernels.test_a_grouped_linear_reads_strided_rows,
+    "embedding": partial(kernels.test_embedding_is_the_weight_row, 33, 130),
+    "long context": kernels.test_paged_attention_splits_a_lone_long_context,
+    "window": kernels.test_paged_attention_skips_blocks_before_the_window,
+    "drafts": partial(kernels.test_attention_of_a_token_is_the_same_whatever_drafts_follow, 64, 2500),
+    "not a number": partial(kernels.test_rows_that_read_what_is_not_a_number_show_it, 0, 5.0, FP8),
+    **{
+        f"codes of fp8, {tokens}": partial(kernels.test_each_code_of_fp8_reads_as_in_torch, tokens, 16, 16, BF16)
+        for tokens in (1, 9)
+    },
+    "to fp8": partial(kernels.test_what_goes_to_an_fp8_cache_is_rounded_as_torch_does, BF16),
+    **{f"norm in {dtype}": partial(kernels.test_rms_norm, 3, 100, dtype) for dtype in (BF16, FP32)},
+    "silu": partial(kernels.test_silu_mul, 3, 50, BF16),
+    "sampling": partial(kernels.test_sample_draws_the_reference_tokens, 32003, 4.0),
+    "greedy": kernels.test_greedy_takes_the_first_of_equals,
+    "broken logits": partial(kernels.test_a_broken_row_gives_a_token_that_shows_it, SAMPLED),
+    "broken logits, greedy": kernels.test_greedy_sees_what_is_not_a_number_wherever_it_lies,
+    "masks": partial(kernels.test_a_mask_forbids_what_it_does_not_allow, 20_011, 2),
+}
+
+
+@pytest.fixture(scope="module", params=other_sets())
+def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    with using(request.param):
+        yield
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel(case: str) -> None:
+    torch.manual_seed(0)
+    CASES[case]()
