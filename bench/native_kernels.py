@@ -1,6 +1,6 @@
 """Times the native CPU kernels against torch's own way, on the shapes of Qwen3-0.6B.
 
-    python bench/native_kernels.py [--seconds 0.5] [--threads 2] [--only linear,decode,prefill,rows,sample]
+    python bench/native_kernels.py [--seconds 0.5] [--threads 2] [--only linear,quantized,decode,prefill,rows,sample]
 
 Each number is the best of many runs, since a shared machine only ever makes them slower. GB/s counts the
 weights, or the keys and values, read once; GFLOP/s counts multiplications and additions, of the causal half
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from starling_engine.native import ops
+from starling_engine.native import ops, quantized_ops
+from starling_engine.native.group_quantized import quantize
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
 from starling_engine.params import SamplingParams
 from torch import Tensor
@@ -83,6 +84,35 @@ def bench_linear(clock: Clock) -> Iterator[str]:
         yield f"head to fp32, M={m}: {seconds * 1e3:.2f} ms, {head.data.numel() * 2 / seconds / 1e9:.1f} GB/s"
     out, ids = torch.empty(1024, 1024, dtype=BF16), torch.randint(0, VOCAB, (1024,))
     yield f"embedding of 1024 tokens: {clock(ops.embedding_packed, ids, head, out) * 1e3:.3f} ms"
+
+
+def bench_quantized(clock: Clock) -> Iterator[str]:
+    """Matrices in 8 and 4 bits beside those in bf16: the GB/s of what they read, and how many times as fast they are."""
+    weights = [torch.randn(shape).to(BF16) for _ in range(LAYERS) for shape in LAYER_SHAPES]
+    plain = [ops.pack_linear(weight) for weight in weights]
+    packed = {
+        bits: [quantized_ops.pack_quantized(quantize(weights[at % len(LAYER_SHAPES)], bits)) for at in range(len(weights))]
+        for bits in (8, 4)
+    }
+    size = sum(weight.numel() for weight in weights)
+    for m in (1, 2, 4, 8, 16, 32, 128, 1024):
+        x = {k: torch.randn(m, k).to(BF16) for k in (1024, 2048, 3072)}
+
+        def in_bf16(x: dict[int, Tensor] = x) -> None:
+            for weight in plain:
+                ops.linear(x[weight.k], weight)
+
+        def in_bits(bits: int, x: dict[int, Tensor] = x) -> None:
+            for weight in packed[bits]:
+                quantized_ops.quantized_linear(x[weight.k], weight)
+
+        seconds = clock(in_bf16)
+        line = f"quantized, {LAYERS} layers, M={m}: bf16 {seconds * 1e3:.2f} ms"
+        for bits, matrices in packed.items():
+            ours, read = clock(in_bits, bits), sum(matrix.nbytes for matrix in matrices)
+            line += f" | {bits} bits {ours * 1e3:.2f} ms, {read / ours / 1e9:.1f} GB/s, {size * 2 * m / ours / 1e9:.0f} GOP/s"
+            line += f", {seconds / ours:.2f} times as fast"
+        yield f"{line} | {memory_bandwidth(clock)}"
 
 
 def paged(
@@ -175,6 +205,7 @@ def bench_sample(clock: Clock) -> Iterator[str]:
 
 SECTIONS: dict[str, Callable[[Clock], Iterator[str]]] = {
     "linear": bench_linear,
+    "quantized": bench_quantized,
     "decode": bench_decode,
     "prefill": bench_prefill,
     "rows": bench_rows,

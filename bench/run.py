@@ -80,6 +80,7 @@ def machine() -> str:
 
 def kernels() -> str:
     """Returns what computes here: the native kernels' instruction set, and AMX where oneDNN has it."""
+    native.load()
     found = native.instruction_set_name()
     has_amx = "amx_bf16" in isa.cpu_flags() and env.cpu_isa() is None
     return f"{found} and AMX" if has_amx else found

@@ -62,6 +62,14 @@ class EngineArgs:
         "Type of weights and activations; auto takes the checkpoint's.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantization: str | None = argument(
+        None,
+        MODEL,
+        "int8 or int4: quantize bfloat16 weights while they are loaded.",
+        "int8 or int4 quantizes the weights of linear layers while they are loaded. A weight then has 8 or 4 bits, and a share of"
+        " the scale of 32. That is for dense models in bfloat16, on CPUs.",
+        choices=("int8", "int4"),
+    )
     seed: int | None = argument(
         None,
         MODEL,

@@ -121,6 +121,10 @@ class TiersConfig:
         return self.fs_path is not None or self.store is not None
 
 
+QUANTIZATION_VERSION = 1
+"""Version of the codes that each name of a quantization gives. Keys and values of another version are not found in the KV tiers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
     """Settings of a worker. Dtypes are names ("bfloat16"), sizes in bytes or tokens."""
@@ -144,6 +148,8 @@ class WorkerConfig:
     own_drafts: SpeculativeConfig | None = None
     """Settings of the drafts that a device makes, if it works on its own; None: it makes none."""
     enforce_eager: bool = False
+    quantization: str | None = None
+    """Weights are quantized so while they are loaded; None keeps `dtype`. See `QUANTIZATION_VERSION`."""
     fp8_cache: bool = False
     """Keys and values are cached in float8_e4m3fn, else in `dtype`."""
     tiers: TiersConfig | None = None

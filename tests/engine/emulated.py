@@ -19,7 +19,7 @@ from starling_engine.native import build, isa, ops
 
 COMPILER, EMULATOR, SYSTEM = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 DRIVER = Path(__file__).with_suffix(".cpp")
-(NEON,) = [found for found in isa.INSTRUCTION_SETS if found.name == "neon"]
+SETS = {found.name: found for found in isa.INSTRUCTION_SETS if found.machine == "aarch64"}
 
 
 def has_emulator() -> bool:
@@ -29,8 +29,8 @@ def has_emulator() -> bool:
 class EmulatedLibrary:
     """Has the functions of the library as ctypes has them. What they point to is copied there and back."""
 
-    def __init__(self) -> None:
-        command = [EMULATOR, "-L", SYSTEM, str(_driver()), str(_library())]
+    def __init__(self, name: str) -> None:
+        command = [EMULATOR, "-L", SYSTEM, str(_driver()), str(_library(name))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._functions: dict[str, Callable[..., int]] = {}
         self.pointed_to: list[torch.UntypedStorage] = []
@@ -85,9 +85,9 @@ class EmulatedLibrary:
 
 
 @contextmanager
-def using_neon() -> Iterator[None]:
-    """Lets this process use the emulated kernels."""
-    library = EmulatedLibrary()
+def emulating(name: str) -> Iterator[None]:
+    """Lets this process use the kernels of one of SETS."""
+    library = EmulatedLibrary(name)
     address_of = torch.Tensor.data_ptr
 
     def recorded(tensor: torch.Tensor) -> int:
@@ -95,7 +95,7 @@ def using_neon() -> Iterator[None]:
         return address_of(tensor)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "_lib", lambda: library)
+        patch.setattr(ops, "library", lambda: library)
         patch.setattr(torch.Tensor, "data_ptr", recorded)
         try:
             yield
@@ -103,26 +103,21 @@ def using_neon() -> Iterator[None]:
             library.close()
 
 
-def _library() -> Path:
-    target = _built("library", *sorted(build.KERNELS.iterdir()))
+def _library(name: str) -> Path:
+    target = env.cache_dir() / "native" / f"emulated-{build._fingerprint(COMPILER, SETS[name])}.so"
     if not target.exists():
-        build._compile(COMPILER, NEON, target)
+        build._compile(COMPILER, SETS[name], target)
     return target
 
 
 def _driver() -> Path:
-    target = _built("driver", DRIVER)
+    target = env.cache_dir() / "native" / f"emulated-{hashlib.sha256(DRIVER.read_bytes()).hexdigest()[:20]}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_suffix(".new")
         subprocess.run([COMPILER, "-O1", "-std=c++17", str(DRIVER), "-o", str(fresh)], check=True)
         fresh.replace(target)
     return target
-
-
-def _built(kind: str, *sources: Path) -> Path:
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:20]
-    return env.cache_dir() / "native" / f"emulated-{kind}-{digest}"
 
 
 def _numbers(*values: int) -> bytes:

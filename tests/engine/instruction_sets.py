@@ -6,23 +6,24 @@ from contextlib import contextmanager
 import pytest
 from starling_engine.native import build, instruction_set_name, isa, ops
 
-from tests.engine.emulated import has_emulator, using_neon
+from tests.engine.emulated import SETS, emulating, has_emulator
 
-EMULATED = "emulated neon"
+EMULATED = "emulated "
 
 
 def other_sets() -> list[str]:
     """Returns the names of the sets that this machine can run, besides the one that is in use."""
-    return [*(found.name for found in isa.of_this_cpu() if found.name != instruction_set_name()), EMULATED]
+    here = [found.name for found in isa.of_this_cpu() if found.name != instruction_set_name()]
+    return here + [EMULATED + name for name in SETS]
 
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
     """Lets this process use the kernels of another set."""
-    if name == EMULATED:
+    if name.startswith(EMULATED):
         if not has_emulator():
             pytest.skip("no cross-compiler or emulator of arm64 here: see `make arm64`")
-        with using_neon():
+        with emulating(name.removeprefix(EMULATED)):
             yield
         return
     try:
@@ -37,4 +38,4 @@ def using(name: str) -> Iterator[None]:
 
 def _load_again() -> None:
     build.load.cache_clear()
-    ops._lib.cache_clear()
+    ops.library.cache_clear()

@@ -1,4 +1,4 @@
-"""Some cases of each kernel on the instruction sets that are not in use; `make test-all` runs all of them (test_native.py)."""
+"""Some cases of each kernel on the instruction sets that are not in use; `make test-all` runs all of them."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,6 +9,7 @@ from starling_engine.native import load
 from starling_engine.params import SamplingParams
 
 from tests.engine import test_native as kernels
+from tests.engine import test_quantized_ops as quantized
 from tests.engine.instruction_sets import other_sets, using
 
 pytestmark = [
@@ -42,6 +43,10 @@ CASES: dict[str, Callable[[], None]] = {
     "greedy": kernels.test_greedy_takes_the_first_of_equals,
     "broken logits": partial(kernels.test_a_broken_row_gives_a_token_that_shows_it, SAMPLED),
     "broken logits, greedy": kernels.test_greedy_sees_what_is_not_a_number_wherever_it_lies,
+    "8 bits": partial(quantized.test_a_linear, 9, 50, 96, 8, minima=False, bias=False, out_dtype=BF16),
+    "4 bits": partial(quantized.test_a_linear, 9, 50, 96, 4, minima=True, bias=True, out_dtype=FP32),
+    "gated in 4 bits": partial(quantized.test_a_gated_linear, 9, 112, 320, 4),
+    "embedding in 4 bits": partial(quantized.test_an_embedding_is_the_row, 4, minima=True),
     "masks": partial(kernels.test_a_mask_forbids_what_it_does_not_allow, 20_011, 2),
 }
 

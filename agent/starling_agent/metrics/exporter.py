@@ -47,7 +47,6 @@ class EngineCollector(Collector):
         self._labels = {"model_name": model_name}
         self._cache = cache
         self._requests = requests
-        self._instruction_set = native.instruction_set_name()
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()
@@ -70,7 +69,7 @@ class EngineCollector(Collector):
         yield info
         labels = [*self._labels, "instruction_set"]
         cpu = GaugeMetricFamily("starling:cpu_info", "The instruction set of the native CPU kernels.", labels=labels)
-        cpu.add_metric([*self._labels.values(), self._instruction_set], 1)
+        cpu.add_metric([*self._labels.values(), native.instruction_set_name()], 1)
         yield cpu
         if stats.eplb_balance:  # one node of those that share experts has it, if EPLB is on
             yield self._gauge("starling:eplb_balance", "Mean by most tokens of a rank of late; 1 is best.", stats.eplb_balance)

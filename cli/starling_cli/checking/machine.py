@@ -51,6 +51,7 @@ def check_kernels() -> Iterator[Finding]:
     """Checks that the engine is installed and runs with its native kernels. The first run builds them."""
     try:
         import torch
+        from starling_engine.errors import ConfigError
         from starling_engine.native import instruction_set_name, load
     except ImportError as error:
         yield bad(SECTION, "engine", f"{error.name or error} is not installed", "pip install 'starling[agent]'")
@@ -61,7 +62,7 @@ def check_kernels() -> Iterator[Finding]:
     logger.addHandler(reasons)
     try:
         native = load() is not None
-    except ValueError as error:
+    except ConfigError as error:
         yield bad(SECTION, "native CPU kernels", str(error), "take STARLING_CPU_ISA away, or name one of those")
         return
     finally:

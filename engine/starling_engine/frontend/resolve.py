@@ -71,6 +71,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         memory_fraction=args.gpu_memory_utilization,
         attention_backend=args.attention_backend,
         enforce_eager=args.enforce_eager,
+        quantization=_quantization(args, model),
         fp8_cache=_fp8_cache(args, model),
         local_ranks=local_ranks,
         num_threads=max(1, (args.num_threads or cpu_limit()) // local_ranks),
@@ -103,6 +104,15 @@ def _own_drafts(args: EngineArgs, scheduler: SchedulerConfig) -> SpeculativeConf
     speculative = scheduler.speculative
     possible = speculative.method == "ngram" and args.async_scheduling is not False and scheduler.stages == 1
     return speculative if possible else None
+
+
+def _quantization(args: EngineArgs, model: ModelConfig) -> str | None:
+    """Returns how weights are quantized, if it is possible for the model; the worker checks its device."""
+    name = args.quantization
+    if name is not None and (model.mla or model.moe):
+        what = "latent attention (MLA), which is" if model.mla else "experts, which are"
+        raise ConfigError(f"{name} is not possible: this model has {what} not quantized yet; leave it out", "quantization")
+    return name
 
 
 def _fp8_cache(args: EngineArgs, model: ModelConfig) -> bool:

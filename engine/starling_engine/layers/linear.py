@@ -58,12 +58,13 @@ class LinearShape:
 class LinearPart:
     """One tensor that a method loads for module `module` of `LinearShape.names`, named `name` after the module ("weight", "bias").
 
-    `shares` are the parts that it takes of the dimensions of the checkpoint's tensor.
+    `shares` are the parts that it takes of the dimensions of the checkpoint's tensor, `element_bytes` as in `WeightSlot`.
     """
 
     module: int
     name: str
     shares: tuple[Share, ...]
+    element_bytes: float | None = None
 
 
 class LinearMethod(Protocol):
@@ -124,7 +125,10 @@ class Linear:
         self.forward = method.apply if all_reduce is None else self._reduced
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        return {self._name(part): part_slot(part.shares, partial(self._load, part)) for part in self._parts}
+        return {
+            self._name(part): part_slot(part.shares, partial(self._load, part), element_bytes=part.element_bytes)
+            for part in self._parts
+        }
 
     def _name(self, part: LinearPart) -> str:
         return f"{self.shape.names[part.module]}.{part.name}"

@@ -6,16 +6,24 @@ from collections.abc import Callable
 import torch
 
 from starling_engine import env, native
+from starling_engine.errors import ConfigError
 from starling_engine.kernels.matmul import has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear
+from starling_engine.layers.linear_quantized import QuantizedLinear
+from starling_engine.native.group_quantized import GROUP
 
 logger = logging.getLogger("starling.layers")
 
 
-def select_linear_method(dtype: torch.dtype, device: torch.device) -> MethodSelector:
-    """Returns the selector for a model of `dtype` on `device`. Logs the choice and its reason once."""
+def select_linear_method(dtype: torch.dtype, device: torch.device, quantization: str | None = None) -> MethodSelector:
+    """Returns the selector for a model of `dtype` on `device`. Logs the choice and its reason once.
+
+    Raises ConfigError where `quantization` is not possible; so does the selector for a matrix that cannot be quantized.
+    """
+    if quantization is not None:
+        return _select_quantized(quantization, dtype, device)
     method, reason = _choose(dtype, device)
     logger.info("linear layers: %s (%s)", method.name, reason)
 
@@ -27,6 +35,26 @@ def select_linear_method(dtype: torch.dtype, device: torch.device) -> MethodSele
             if _FITS[found](shape):
                 return found()
         return ExactLinear() if shape.exact else DenseLinear()
+
+    return select
+
+
+def _select_quantized(name: str, dtype: torch.dtype, device: torch.device) -> MethodSelector:
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        raise ConfigError(f"{name} is not possible for {dtype} on {device.type}; it is for bfloat16 on a CPU", "quantization")
+    if native.load() is None:
+        raise ConfigError(f"{name} is not possible without native kernels; the log says why there are none", "quantization")
+    logger.info("linear layers: %s (quantized while they are loaded, by groups of %d)", name, GROUP)
+
+    def select(shape: LinearShape) -> LinearMethod:
+        if shape.exact:
+            return ExactLinear()
+        if shape.in_size % GROUP or (shape.gated and shape.out_size % 16):
+            size = f"{shape.out_size} x {shape.in_size}"
+            wanted = f"columns in multiples of {GROUP}" + (" and 16 rows" if shape.gated else "")
+            what = f"{', '.join(shape.names)} ({size} on a rank)"
+            raise ConfigError(f"{name} is not possible for {what}: it wants {wanted}", "quantization")
+        return QuantizedLinear(name)
 
     return select
 

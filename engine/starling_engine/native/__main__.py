@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from starling_engine.errors import ConfigError
 from starling_engine.native import load
 from starling_engine.native.build import build_ahead, instruction_set
 from starling_engine.native.isa import InstructionSet, Unavailable, of_this_architecture
@@ -21,12 +22,12 @@ def main() -> None:
     parser.add_argument("--this-cpu", action="store_true", help="only for this CPU's set, not for all of its architecture")
     args = parser.parse_args()
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    if args.folder is None:
-        load()
-        return
     try:
+        if args.folder is None:
+            load()
+            return
         _build_all(args.folder, [instruction_set()] if args.this_cpu else of_this_architecture())
-    except Unavailable as error:
+    except (Unavailable, ConfigError) as error:
         sys.exit(f"native CPU kernels are not built: {error}")
 
 

@@ -40,11 +40,14 @@ BUILD_SECONDS = 300
 def load() -> ctypes.CDLL | None:
     """Returns the kernel library, built if necessary. None where there is none; then it logs the reason once.
 
-    Raises ValueError where STARLING_CPU_ISA names a set that this CPU lacks.
+    Raises ConfigError where STARLING_CPU_ISA names a set that this CPU lacks.
     """
     try:
         chosen = instruction_set()
-        library = ctypes.CDLL(str(_library(chosen)))
+        path = _library(chosen)
+        if not path.exists():
+            _compile(_compiler(), chosen, path)
+        library = ctypes.CDLL(str(path))
     except (Unavailable, OSError) as error:
         logger.warning("native CPU kernels are off, torch is used instead: %s", error)
         return None
@@ -53,30 +56,28 @@ def load() -> ctypes.CDLL | None:
 
 
 def instruction_set() -> InstructionSet:
-    """Returns the set whose kernels this process uses. Raises `Unavailable`, and ValueError as `load` does."""
+    """Returns the set whose kernels are for this process. Raises `Unavailable`, and ConfigError as `load` does."""
     if not env.native_enabled():
         raise Unavailable("STARLING_NATIVE=0")
     return isa.choose()
 
 
 def instruction_set_name() -> str:
-    """Returns the name of that set; "none" where there is none. Raises ValueError as `load` does."""
+    """Returns the name of that set, or "none" where its library is not there: builds nothing. Raises ConfigError as `load` does."""
     try:
-        return instruction_set().name
+        chosen = instruction_set()
+        return chosen.name if _library(chosen).exists() else "none"
     except Unavailable:
         return "none"
 
 
 def _library(chosen: InstructionSet) -> Path:
-    """Returns the path of the built library. Raises `Unavailable`."""
+    """Returns where the library is, or is to be built. Raises `Unavailable`."""
     prebuilt = env.kernels_dir()
     if prebuilt is not None and (built := _prebuilt(prebuilt, chosen)).exists():
         return built
     compiler = _compiler()
-    target = env.cache_dir() / "native" / f"{chosen.name}-{_fingerprint(compiler, chosen)}.so"
-    if not target.exists():
-        _compile(compiler, chosen, target)
-    return target
+    return env.cache_dir() / "native" / f"{chosen.name}-{_fingerprint(compiler, chosen)}.so"
 
 
 def build_ahead(folder: Path, chosen: InstructionSet) -> Path:
@@ -88,8 +89,8 @@ def build_ahead(folder: Path, chosen: InstructionSet) -> Path:
 
 
 def _prebuilt(folder: Path, chosen: InstructionSet) -> Path:
-    """Returns a name made of the sources, so that a library of other sources is never loaded."""
-    return folder / f"{chosen.name}-{_digest_sources(hashlib.sha256()).hexdigest()[:20]}.so"
+    """Returns a name made of sources and options, so that a library of others is never loaded."""
+    return folder / f"{chosen.name}-{_digest('', chosen)}.so"
 
 
 def _compiler() -> str:
@@ -101,16 +102,20 @@ def _compiler() -> str:
 
 def _fingerprint(compiler: str, chosen: InstructionSet) -> str:
     """Hashes everything that the built library depends on."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return _digest(_version(compiler), chosen)
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _digest(version: str, chosen: InstructionSet) -> str:
+    """Hashes a compiler's version, the options, and every kernel's name and content."""
     digest = hashlib.sha256("\n".join((version, *FLAGS, *chosen.options)).encode())
-    return _digest_sources(digest).hexdigest()[:20]
-
-
-def _digest_sources(digest: "hashlib._Hash") -> "hashlib._Hash":
-    """Adds every kernel's name and content."""
     for source in sorted(KERNELS.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest
+    return digest.hexdigest()[:20]
 
 
 def _compile(compiler: str, chosen: InstructionSet, target: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starling_engine import env
+from starling_engine.errors import ConfigError
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -28,13 +29,24 @@ class InstructionSet:
     options: tuple[str, ...]
 
 
-_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
-_WIDE = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+_AVX2 = ("avx2", "fma", "f16c", "popcnt")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_BF16 = (*_AVX512, "avx512_bf16", "avx512_vnni")
+
+_WIDE = "-mprefer-vector-width=512"
+
+
+def _options(cpu_flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the options that let the compiler use these features of x86-64, and no others."""
+    return tuple(f"-m{flag.replace('_', '')}" for flag in cpu_flags)
+
 
 INSTRUCTION_SETS = (
-    InstructionSet("avx512_bf16", "x86_64", _AVX512 | {"avx512_bf16"}, (*_WIDE, "-mavx512bf16")),
-    InstructionSet("avx512", "x86_64", _AVX512, _WIDE),
-    InstructionSet("avx2", "x86_64", frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
+    InstructionSet("avx512_bf16", "x86_64", frozenset(_BF16), (*_options(_BF16), _WIDE)),
+    InstructionSet("avx512", "x86_64", frozenset(_AVX512), (*_options(_AVX512), _WIDE)),
+    InstructionSet("avx2", "x86_64", frozenset(_AVX2), _options(_AVX2)),
+    InstructionSet("neon_bf16", "aarch64", frozenset({"asimd", "asimddp", "bf16"}), ("-march=armv8.2-a+dotprod+bf16",)),
+    InstructionSet("neon_dotprod", "aarch64", frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
     InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )
 """The best of an architecture first."""
@@ -43,14 +55,15 @@ INSTRUCTION_SETS = (
 def choose() -> InstructionSet:
     """Returns the best set that this CPU has, or the one that STARLING_CPU_ISA names.
 
-    Raises `Unavailable` where it has none, and ValueError where it lacks the one that is named.
+    Raises `Unavailable` where it has none, and ConfigError where it lacks the one that is named.
     """
     possible, wanted = of_this_cpu(), env.cpu_isa()
     if wanted is not None:
         for found in possible:
             if found.name == wanted:
                 return found
-        raise ValueError(f"STARLING_CPU_ISA={wanted}: this CPU has {', '.join(found.name for found in possible) or 'none'}")
+        names = ", ".join(found.name for found in possible) or "none"
+        raise ConfigError(f"this CPU has {names}, not {wanted!r}", "STARLING_CPU_ISA")
     if possible:
         return possible[0]
     here = of_this_architecture()

@@ -27,6 +27,9 @@ _SIGNATURES = {
     "starling_grouped_linear": "pnppnpnnipi",
     "starling_grouped_sum": "ppppnpnnpni",
     "starling_embedding_packed": "pnpnpi",
+    "starling_pack_quantized": "pppnniipppi",
+    "starling_quantized_linear": "pnnpppnniipipii",
+    "starling_embedding_quantized": "pnpppniipi",
     "starling_rms_norm": "pppfpnnii",
     "starling_silu_mul": "ppnnii",
     "starling_qk_norm_rope_store": "pnnnnpipnppfpnppffiii",
@@ -45,7 +48,7 @@ _RETURNS_INT64 = ("starling_exchange_bytes", "starling_exchange", "starling_exch
 
 
 @functools.cache
-def _lib() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     """Returns the loaded library with its signatures. Raises RuntimeError where there is none (see `load`)."""
     lib = load()
     if lib is None:
@@ -88,13 +91,13 @@ def pack_expert(weight: Tensor, experts: PackedExperts, index: int) -> None:
 def _empty_packed(n: int, k: int, gated: bool, *leading: int) -> Tensor:
     assert k % 2 == 0 and (not gated or n % BLOCK_COLUMNS == 0)
     data = torch.empty(*leading, -(-n // BLOCK_COLUMNS), k // 2, BLOCK_COLUMNS, 2, dtype=torch.bfloat16)
-    _lib().starling_huge_pages(data.data_ptr(), data.nbytes)
+    library().starling_huge_pages(data.data_ptr(), data.nbytes)
     return data
 
 
 def _pack(weight: Tensor, to: PackedWeight) -> None:
     assert weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape == (to.n, to.k)
-    _lib().starling_pack_linear(weight.data_ptr(), to.n, to.k, to.data.data_ptr(), to.gated, torch.get_num_threads())
+    library().starling_pack_linear(weight.data_ptr(), to.n, to.k, to.data.data_ptr(), to.gated, torch.get_num_threads())
 
 
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -107,7 +110,7 @@ def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtyp
     assert bias is None or (bias.dtype == torch.bfloat16 and bias.shape == (packed.n,) and bias.is_contiguous())
     assert out_dtype in (torch.float32, torch.bfloat16)
     out = torch.empty(m, packed.width, dtype=out_dtype)
-    _lib().starling_linear(
+    library().starling_linear(
         x.data_ptr(),
         x.stride(0),
         m,
@@ -132,7 +135,7 @@ def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExp
     assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1
     _check_pairs(tokens, starts, experts)
     out = torch.empty(tokens.shape[0], experts.width, dtype=torch.bfloat16)
-    _lib().starling_grouped_linear(
+    library().starling_grouped_linear(
         x.data_ptr(),
         x.stride(0),
         tokens.data_ptr(),
@@ -157,7 +160,7 @@ def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, expe
     assert weights.dtype == torch.float32 and weights.shape == tokens.shape and weights.is_contiguous()
     _check_pairs(tokens, starts, experts)
     out = torch.empty(num_tokens, experts.n, dtype=torch.bfloat16)
-    _lib().starling_grouped_sum(
+    library().starling_grouped_sum(
         x.data_ptr(),
         tokens.data_ptr(),
         weights.data_ptr(),
@@ -182,7 +185,7 @@ def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
     """Copies the rows ids [T] int64 of the weight -> out [T, K] bf16, so that tied embeddings need no second copy."""
     assert ids.dtype == torch.int64 and ids.is_contiguous() and not packed.gated
     assert out.dtype == torch.bfloat16 and out.is_contiguous() and out.shape == (ids.shape[0], packed.k)
-    _lib().starling_embedding_packed(
+    library().starling_embedding_packed(
         ids.data_ptr(),
         ids.shape[0],
         packed.data.data_ptr(),
@@ -207,7 +210,7 @@ def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: 
     tokens, k = x.shape
     assert _is_float(x) and x.dtype == weight.dtype == out.dtype and x.shape == out.shape and weight.shape == (k,)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
-    _lib().starling_rms_norm(
+    library().starling_rms_norm(
         x.data_ptr(),
         residual,
         weight.data_ptr(),
@@ -225,7 +228,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, both = gate_up.shape
     assert _is_float(gate_up) and gate_up.is_contiguous() and both % 2 == 0
     out = torch.empty(tokens, both // 2, dtype=gate_up.dtype)
-    _lib().starling_silu_mul(
+    library().starling_silu_mul(
         gate_up.data_ptr(),
         out.data_ptr(),
         tokens,
@@ -267,7 +270,7 @@ def qk_norm_rope_store(
     for norm in (q_norm, k_norm):
         assert norm is None or (norm.dtype == qkv.dtype and norm.shape == (dim,) and norm.is_contiguous())
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype)
-    _lib().starling_qk_norm_rope_store(
+    library().starling_qk_norm_rope_store(
         qkv.data_ptr(),
         tokens,
         heads,
@@ -323,7 +326,7 @@ def paged_attention(
     assert block_tables.is_contiguous() and query_start.is_contiguous() and context_lens.is_contiguous()
     assert query_start.shape == (sequences + 1,) and context_lens.shape == (sequences,)
     out = torch.empty_like(q)
-    _lib().starling_paged_attention(
+    library().starling_paged_attention(
         q.data_ptr(),
         kv.data_ptr(),
         block_tables.data_ptr(),
@@ -359,7 +362,7 @@ def sample(logits: Tensor, metadata: SamplingMetadata[Tensor], seed: Tensor, pos
     for column in (seed, position):
         assert column.shape == (rows,) and column.is_contiguous()
     token = torch.empty(rows, dtype=torch.int64)
-    _lib().starling_sample(
+    library().starling_sample(
         logits.data_ptr(),
         rows,
         vocab,
@@ -381,7 +384,7 @@ def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     assert logits.dtype == torch.float32 and logits.stride(1) == 1
     assert rows.dtype == torch.int64 and rows.is_contiguous()
     assert words.dtype == torch.int32 and words.is_contiguous() and len(words) == len(rows) and words.shape[1] * 32 >= vocab
-    _lib().starling_apply_token_bitmask(
+    library().starling_apply_token_bitmask(
         logits.data_ptr(),
         logits.stride(0),
         vocab,
@@ -395,7 +398,7 @@ def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
 
 def exchange_bytes(count: int, slot_bytes: int) -> int:
     """Returns the bytes of zeroed memory that `count` ranks must share for `exchange`."""
-    size: int = _lib().starling_exchange_bytes(count, slot_bytes)
+    size: int = library().starling_exchange_bytes(count, slot_bytes)
     return size
 
 
@@ -411,7 +414,7 @@ def exchange(area: int, rank: int, count: int, slot_bytes: int, x: Tensor, out: 
     else:
         assert out.is_contiguous() and out.dtype == x.dtype and out.shape == (count, *x.shape)
     target = None if out is None else out.data_ptr()
-    lost: int = _lib().starling_exchange(area, rank, count, slot_bytes, x.data_ptr(), x.nbytes, target, seconds)
+    lost: int = library().starling_exchange(area, rank, count, slot_bytes, x.data_ptr(), x.nbytes, target, seconds)
     return _missing(lost)
 
 
@@ -435,7 +438,7 @@ def exchange_parts(
     assert len(x) == sum(sent) and len(out) == sum(received) and len(received) == count
     assert slot_bytes % 64 == 0 and slot_bytes > 16 * count
     sizes = c_int64 * count
-    lost: int = _lib().starling_exchange_parts(
+    lost: int = library().starling_exchange_parts(
         area,
         rank,
         count,
@@ -468,7 +471,7 @@ def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_c
     assert len(slot) >= len(layers) * runs * blocks_per_chunk * run_bytes
     pointers = (c_void_p * len(layers))(*(layer.data_ptr() for layer in layers))
     numbers = (c_int64 * len(blocks))(*blocks)
-    _lib().starling_copy_chunk(
+    library().starling_copy_chunk(
         pointers,
         len(layers),
         runs,

@@ -1,5 +1,6 @@
 """A weight slot of a model is filled by one tensor of a checkpoint. Weight slots are all that the loader knows of a model."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,15 +24,21 @@ class WeightSlot:
     """Takes this rank's part of a tensor.
 
     shape  of the whole tensor
-    load   copies the part into the model and its dtype, once; its argument may be a memory map that is closed right after
+    load   copies the part into the model and its form, once; its argument may be a memory map that is closed right after
     part   slices of the dimensions, from the first on; dimensions without a slice are whole
     alias  another tensor that may hold the part
+    element_bytes   what the model keeps of an element; None: as many bytes as its dtype has
     """
 
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
     part: tuple[slice, ...] = ()
     alias: Alias | None = None
+    element_bytes: float | None = None
+
+    def held_bytes(self, itemsize: int) -> int:
+        """Returns the bytes that the model keeps of the part, if its dtype has `itemsize`."""
+        return int(math.prod(self.local_shape) * (itemsize if self.element_bytes is None else self.element_bytes))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -73,7 +80,13 @@ def copy_slot(target: torch.Tensor) -> WeightSlot:
     return WeightSlot(tuple(target.shape), load)
 
 
-def part_slot(shares: Sequence[Share], load: Callable[[torch.Tensor], None], alias: Alias | None = None) -> WeightSlot:
+def part_slot(
+    shares: Sequence[Share],
+    load: Callable[[torch.Tensor], None],
+    alias: Alias | None = None,
+    element_bytes: float | None = None,
+) -> WeightSlot:
     """Returns the slot that takes `shares` of the dimensions of a tensor."""
     whole = all(share.size == share.whole for share in shares)
-    return WeightSlot(tuple(share.whole for share in shares), load, () if whole else tuple(share.slice for share in shares), alias)
+    part = () if whole else tuple(share.slice for share in shares)
+    return WeightSlot(tuple(share.whole for share in shares), load, part, alias, element_bytes)

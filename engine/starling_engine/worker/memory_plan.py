@@ -1,7 +1,6 @@
 """Plans a rank's memory, and allocates the KV cache that is left."""
 
 import gc
-import math
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
     config, platform, model, groups = factory.config, factory.platform, factory.model, factory.groups
     # First, for it also takes what torch does not count: modules, libraries' workspaces, communicators.
     activations = _activations(factory, dtype)
-    held = sum(math.prod(slot.local_shape) for slot in model.weight_slots().values())
+    held = sum(slot.held_bytes(dtype.itemsize) for slot in model.weight_slots().values())
     in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
     per_request = peak_blocks(groups, config.max_model_len, in_flight)
     return plan_memory(
@@ -32,7 +31,7 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
             available=platform.available_memory(),
             fraction=config.memory_fraction or platform.memory_fraction,
             ranks=config.local_ranks if platform.shared_memory else 1,
-            weights=(held + reserved) * dtype.itemsize,
+            weights=held + reserved * dtype.itemsize,
             activations=activations,
             kv_bytes=config.kv_cache_memory_bytes,
             bytes_per_block=block_bytes(groups),

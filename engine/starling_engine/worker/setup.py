@@ -51,7 +51,7 @@ class RankSetup:
             latent=model.mla is not None,
             fp8_cache=config.fp8_cache,
         )
-        linear = select_linear_method(dtype, platform.device)
+        linear = select_linear_method(dtype, platform.device, config.quantization)
         return cls(config, platform, dtype, model, attention, linear, join_ranks(config, tick, platform.device))
 
     def expert_ranks(self) -> ExpertRanks | None:

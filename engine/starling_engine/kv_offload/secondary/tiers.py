@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from starling_engine.config import TiersConfig, WorkerConfig
+from starling_engine.config import QUANTIZATION_VERSION, TiersConfig, WorkerConfig
 from starling_engine.delta import TierStats
 from starling_engine.kv_offload.secondary.base import (
     LOOKUP_SECONDS,
@@ -33,6 +33,8 @@ def open_secondary(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig)
     if tiers.has_secondary:
         # Rounding to fp8 depends on the dtype that keys and values were computed in.
         dtype = f"{config.kv_dtype} of {config.dtype}" if config.fp8_cache else config.dtype
+        if config.quantization is not None:
+            dtype = f"{dtype} by weights in {config.quantization} (version {QUANTIZATION_VERSION})"
         fingerprint = fingerprint_of(config.model_path, config.load_format, config.seed, dtype)
         if tiers.fs_path is not None:
             from starling_engine.kv_offload.secondary.folder.tier import open_folder

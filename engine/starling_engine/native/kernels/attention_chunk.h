@@ -166,7 +166,8 @@ struct ValueSums {
   }
 };
 
-#ifdef STARLING_BF16_PAIRS
+#if defined(STARLING_BF16_PAIRS) && defined(__AVX512F__)
+#define STARLING_PAIR_SUMS
 // The same for an even number of blocks of bf16: two keys at a time, their elements interleaved for vdpbf16ps.
 // Interleaving within 128 bits leaves the sums of 32 columns out of order, until they are stored.
 template <int HEADS, int PAIRS>
@@ -228,7 +229,7 @@ template <typename T, typename K, int HEADS, int BLOCKS>
 struct SumsFor {
   using Type = ValueSums<T, K, HEADS, BLOCKS>;
 };
-#ifdef STARLING_BF16_PAIRS
+#ifdef STARLING_PAIR_SUMS
 template <int HEADS, int BLOCKS>
 struct SumsFor<bf16, bf16, HEADS, BLOCKS> {
   using Type = std::conditional_t<BLOCKS % 2 == 0, PairSums<HEADS, BLOCKS / 2>, ValueSums<bf16, bf16, HEADS, BLOCKS>>;

@@ -83,13 +83,14 @@ inline void store16(fp8* p, Floats v, Lanes lanes) {
     if (lanes >> i & 1) p[i] = to_fp8(all[i]);
 }
 
-// Converts by integers: fp32 has a bias of 127, fp8 one of 7. Subnormal numbers are 2^-9 apart.
-inline void unpack(const fp8* in, int64_t n, float* out) {
+// Converts by integers: fp32 has a bias of 127, fp8 one of 7. Subnormal numbers are 2^-9 apart. n is a multiple of 16.
+template <typename T>
+inline void unpack(const fp8* in, int64_t n, T* out) {
   for (int64_t i = 0; i < n; i += kLanes) {
     const IReg x = load_bytes(in + i), size = x & 0x7F, normal = (size << 20) + (120 << 23);
     const IReg small = (IReg)(__builtin_convertvector(size, Reg) * splat(0x1p-9f));
     const IReg number = size < 8 ? small : size == 0x7F ? IReg{} + 0x7FC00000 : normal;
-    store_words(out + i, number | (x & 0x80) << 24);
+    store(out + i, (Reg)(number | (x & 0x80) << 24));
   }
 }
 #endif

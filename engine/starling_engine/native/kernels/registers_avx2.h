@@ -17,6 +17,7 @@ inline Reg load(const bf16* p) {
   const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
+inline Reg load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline IReg load_bytes(const fp8* p) {
   return (IReg)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
@@ -53,6 +54,25 @@ inline void store_high_halves(bf16* p, IReg v) {
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
+
+// As for AVX-512 without VNNI.
+constexpr bool kSignedBytes = true;
+inline IReg add_pairs(__m256i v) { return (IReg)_mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
+template <int BITS>
+struct Quads {
+  IReg sum = IReg{};
+  void add(IReg codes, IReg x) {
+    const __m256i a = _mm256_xor_si256((__m256i)codes, _mm256_set1_epi8(-128));
+    sum = sum + add_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8((__m256i)x, a)));
+  }
+  IReg total() const { return sum; }
+};
+template <>
+struct Quads<4> {
+  __m256i sum = _mm256_setzero_si256();
+  void add(IReg codes, IReg x) { sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)codes, (__m256i)x)); }
+  IReg total() const { return add_pairs(sum); }
+};
 
 // r[i] lane j becomes r[j] lane i.
 inline void transpose(IReg (&rows)[8]) {

@@ -17,6 +17,9 @@ inline Reg load(const bf16* p) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
+inline Reg load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 inline void store(float* p, Reg v) { _mm512_storeu_ps(p, v); }
 inline void stream(void* p, IReg v) { _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v); }
 inline void end_of_stream() { _mm_sfence(); }
@@ -54,6 +57,38 @@ inline Reg multiply_pairs(Reg sum, IReg a, IReg b) { return _mm512_dpbf16_ps(sum
 inline __m256i to_bf16(Reg v) { return (__m256i)_mm512_cvtneps_pbh(v); }
 inline void store(bf16* p, Reg v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(v)); }
 inline Reg rounded_to_bf16(Reg v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(v)), 16)); }
+#endif
+
+// Sums of products of 4 bytes of `codes`, without sign, and 4 of `x`, with sign and not -128, in each lane. Codes
+// of 8 bits are numbers plus 128. Where kSignedBytes, 128 is subtracted from them here, and sums need no correction.
+#ifdef __AVX512VNNI__
+constexpr bool kSignedBytes = false;
+template <int BITS>
+struct Quads {
+  IReg sum = IReg{};
+  void add(IReg codes, IReg x) { sum = (IReg)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x); }
+  IReg total() const { return sum; }
+};
+#else
+constexpr bool kSignedBytes = true;
+inline IReg add_pairs(__m512i v) { return (IReg)_mm512_madd_epi16(v, _mm512_set1_epi16(1)); }
+template <int BITS>
+struct Quads {
+  IReg sum = IReg{};
+  void add(IReg codes, IReg x) {
+    const __m512i a = _mm512_xor_si512((__m512i)codes, _mm512_set1_epi8(-128));
+    const __m512i b = _mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask(a), _mm512_setzero_si512(), (__m512i)x);
+    sum = sum + add_pairs(_mm512_maddubs_epi16(_mm512_abs_epi8(a), b));
+  }
+  IReg total() const { return sum; }
+};
+// The 8 quads of a group fit in 16 bits: 8 * 2 * 15 * 127.
+template <>
+struct Quads<4> {
+  __m512i sum = _mm512_setzero_si512();
+  void add(IReg codes, IReg x) { sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16((__m512i)codes, (__m512i)x)); }
+  IReg total() const { return add_pairs(sum); }
+};
 #endif
 
 // r[i] lane j becomes r[j] lane i.

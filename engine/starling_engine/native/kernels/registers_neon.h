@@ -1,4 +1,4 @@
-// Registers of ARM's NEON: 4 floats.
+// Registers of ARM's NEON: 4 floats. With bf16, a product of pairs is one instruction; with dotprod, one of 4 bytes.
 #pragma once
 
 #include <arm_neon.h>
@@ -14,6 +14,7 @@ typedef int32x4_t IReg;
 inline Reg splat(float x) { return vdupq_n_f32(x); }
 inline Reg load(const float* p) { return vld1q_f32(p); }
 inline Reg load(const bf16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16)); }
+inline Reg load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline IReg load_bytes(const fp8* p) {
   uint32_t four;
   std::memcpy(&four, p, sizeof four);
@@ -44,6 +45,34 @@ inline Reg choose(uint32_t lanes, Reg yes, Reg no) {
 }
 
 inline void store_high_halves(bf16* p, IReg v) { vst1_u16(&p->bits, vshrn_n_u32(vreinterpretq_u32_s32(v), 16)); }
+
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+#define STARLING_BF16_PAIRS
+inline Reg multiply_pairs(Reg sum, IReg a, IReg b) {
+  return vbfdotq_f32(sum, vreinterpretq_bf16_s32(a), vreinterpretq_bf16_s32(b));
+}
+inline uint16x4_t to_bf16(Reg v) { return vreinterpret_u16_bf16(vcvt_bf16_f32(v)); }
+inline void store(bf16* p, Reg v) { vst1_u16(&p->bits, to_bf16(v)); }
+inline Reg rounded_to_bf16(Reg v) { return vreinterpretq_f32_u32(vshll_n_u16(to_bf16(v), 16)); }
+#endif
+
+// As for AVX-512 without VNNI.
+constexpr bool kSignedBytes = true;
+template <int BITS>
+struct Quads {
+  IReg sum = IReg{};
+  void add(IReg codes, IReg x) {
+    const int8x16_t b = vreinterpretq_s8_s32(x);
+    const int8x16_t a = BITS == 8 ? veorq_s8(vreinterpretq_s8_s32(codes), vdupq_n_s8(-128)) : vreinterpretq_s8_s32(codes);
+#ifdef __ARM_FEATURE_DOTPROD
+    sum = vdotq_s32(sum, a, b);
+#else
+    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b))), high = vpaddlq_s16(vmull_high_s8(a, b));
+    sum = vaddq_s32(sum, vpaddq_s32(low, high));
+#endif
+  }
+  IReg total() const { return sum; }
+};
 
 // r[i] lane j becomes r[j] lane i.
 inline void transpose(IReg (&r)[4]) {

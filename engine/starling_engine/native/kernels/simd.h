@@ -1,5 +1,5 @@
-// Vectors of 16 floats, a cache line of fp32, on any instruction set: as many registers as that takes. What is not arithmetic on
-// registers is written once, here; `registers_*.h` have what differs.
+// Vectors of 16 floats, a cache line of fp32, on any instruction set: as many registers as that takes. `registers_*.h` have what
+// differs between sets. A few functions, here and in kernels, have a second form for AVX-512, which masks lanes.
 #pragma once
 
 #include <algorithm>
@@ -79,7 +79,7 @@ inline Floats operator/(Floats a, Floats b) {
 inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return by_part([&](int i) { return multiply_add(a.part[i], b.part[i], c.part[i]); });
 }
-// Of a NaN and a number, the second.
+// Where one of them is NaN, the second argument.
 inline Floats highest(Floats a, Floats b) {
   return by_part([&](int i) { return highest(a.part[i], b.part[i]); });
 }
@@ -137,6 +137,13 @@ inline Reg rounded_to_bf16(Reg v) { return (Reg)nearest_bf16(v); }
 inline void store(bf16* p, Reg v) { store_high_halves(p, nearest_bf16(v)); }
 #endif
 
+inline float half_to_float(uint16_t bits) {
+  const uint16_t lanes[kLanes] = {bits};
+  alignas(64) float out[kLanes];
+  store(out, load_half(lanes));
+  return out[0];
+}
+
 // 16 elements as fp32, rounded to nearest even on the way back. NaN stays NaN.
 template <typename T>
 inline Floats load16(const T* p) {
@@ -171,6 +178,7 @@ inline void store16(T* p, Floats v, Lanes lanes) {
 }
 #ifdef __AVX512F__
 inline void store16(float* p, Floats v, Lanes lanes) { store_some(p, v.part[0], lanes); }
+inline void store16(bf16* p, Floats v, Lanes lanes) { store_high_halves(p, (IReg)rounded_to_bf16(v.part[0]), lanes); }
 #endif
 
 // Writes the given lanes, one behind the other, and returns how many. Up to 15 floats behind them are overwritten.

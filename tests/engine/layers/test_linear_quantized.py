@@ -1,0 +1,76 @@
+"""Linear layers that quantize their weights, against the quantized matrix in torch."""
+
+import pytest
+import torch
+from starling_engine import native
+from starling_engine.errors import ConfigError
+from starling_engine.layers.linear import Linear, LinearShape, stacked
+from starling_engine.layers.linear_quantized import BITS
+from starling_engine.layers.linear_select import select_linear_method
+from starling_engine.native.group_quantized import quantize, quantized_linear
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+SHAPES = {
+    "one": stacked(["a"], [100], 64, bias=True),
+    "stacked": stacked(["q", "k", "v"], [64, 32, 32], 96, bias=True),
+    "gated": stacked(["gate", "up"], [48, 48], 64, gated=True),
+    "tied head": stacked(["embed"], [130], 64, lookup=True),
+}
+
+
+def loaded(shape: LinearShape, name: str) -> tuple[Linear, torch.Tensor, torch.Tensor | None]:
+    """Returns a layer, with the matrix and bias that it was loaded with."""
+    layer = Linear(shape, select_linear_method(BF16, CPU, name)(shape), BF16, CPU)
+    tensors = {each: torch.randn(slot.local_shape).to(BF16) for each, slot in layer.weight_slots().items()}
+    for each, slot in layer.weight_slots().items():
+        slot.load(tensors[each])
+    parts = {kind: [tensor for each, tensor in tensors.items() if each.endswith(kind)] for kind in ("weight", "bias")}
+    return layer, torch.cat(parts["weight"]), torch.cat(parts["bias"]) if parts["bias"] else None
+
+
+@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_product_is_that_of_the_quantized_matrix(shape: LinearShape, name: str) -> None:
+    torch.manual_seed(0)
+    layer, weight, bias = loaded(shape, name)
+    x = torch.randn(5, shape.in_size).to(BF16)
+    expected = quantized_linear(x, quantize(weight, BITS[name]), bias, torch.float32, gated=shape.gated)
+    torch.testing.assert_close(layer.forward(x, torch.float32), expected, rtol=1e-4, atol=1e-4)
+    assert layer.forward(x).dtype == BF16
+    if shape.lookup:
+        ids = torch.tensor([129, 0, 17])
+        torch.testing.assert_close(layer.method.lookup(ids), quantize(weight, BITS[name]).dequantized()[ids].to(BF16))
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8.5), ("int4", 4.5)])
+def test_the_plan_counts_what_is_held(name: str, bits: float) -> None:
+    layer, weight, bias = loaded(SHAPES["stacked"], name)
+    assert bias is not None
+    assert sum(slot.held_bytes(2) for slot in layer.weight_slots().values()) == weight.numel() * bits / 8 + bias.nbytes
+    assert layer.method._weight.nbytes == weight.numel() * bits / 8  # type: ignore[attr-defined]
+
+
+def test_what_is_exact_stays_so() -> None:
+    assert select_linear_method(BF16, CPU, "int8")(stacked(["router"], [64], 63, exact=True)).name == "exact"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "message"),
+    [
+        (torch.float32, SHAPES["one"], "float32 on cpu"),
+        (BF16, stacked(["o"], [64], 48), r"o \(64 x 48 on a rank\): it wants columns in multiples of 32$"),
+        (BF16, stacked(["gate", "up"], [28, 28], 64, gated=True), "gate, up .* and 16 rows"),
+    ],
+)
+def test_what_is_not_possible_is_an_error(dtype: torch.dtype, shape: LinearShape, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        select_linear_method(dtype, CPU, "int4")(shape)
+    assert caught.value.field == "quantization"
+
+
+def test_without_kernels_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", lambda: None)
+    with pytest.raises(ConfigError, match="without native kernels"):
+        select_linear_method(BF16, CPU, "int8")

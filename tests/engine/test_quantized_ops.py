@@ -1,0 +1,102 @@
+"""The kernels for matrices in 4 and 8 bits against their reference, on each instruction set that this machine can run."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from starling_engine.native import group_quantized as reference
+from starling_engine.native import load
+from starling_engine.native import quantized_ops as ops
+from starling_engine.native.group_quantized import GROUP, GroupQuantized, quantize
+
+from tests.engine.instruction_sets import other_sets, using
+
+pytestmark = [
+    pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
+    pytest.mark.timeout(120),
+]
+
+BF16, FP32 = torch.bfloat16, torch.float32
+SIZES = [(0, 48, 64), (1, 16, 32), (1, 100, 1024), (3, 50, 96), (5, 33, 64), (8, 48, 4096), (21, 130, 320)]
+
+
+@pytest.fixture(
+    autouse=True, scope="module", params=[None, *(pytest.param(name, marks=pytest.mark.whole) for name in other_sets())]
+)
+def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    with nullcontext() if request.param is None else using(request.param):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def matrix(n: int, k: int, bits: int, *, minima: bool = False) -> GroupQuantized:
+    """Makes a matrix that uses every code."""
+    codes = torch.randint(0, 2**bits, (n, k), dtype=torch.uint8)
+    if bits == 8:
+        codes = codes.clamp(1)  # numbers are within 127
+    scales = torch.rand(n, k // GROUP).half() * 0.1
+    return GroupQuantized(codes, scales, bits, torch.randn(n, k // GROUP).half() if minima else None)
+
+
+@pytest.mark.parametrize("out_dtype", [BF16, FP32])
+@pytest.mark.parametrize(("minima", "bias"), [(False, False), (True, True)])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("m", "n", "k"), SIZES)
+def test_a_linear(m: int, n: int, k: int, bits: int, *, minima: bool, bias: bool, out_dtype: torch.dtype) -> None:
+    x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, bits, minima=minima), torch.randn(n).to(BF16) if bias else None
+    actual = ops.quantized_linear(x, ops.pack_quantized(weight), b, out_dtype)
+    expected = reference.quantized_linear(x, weight, b, out_dtype)
+    largest = expected.abs().max().item() if m else 0.0
+    torch.testing.assert_close(actual, expected, rtol=1e-2 if out_dtype == BF16 else 1e-5, atol=2e-5 * largest)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 32), (9, 112, 320), (2, 48, 64)])
+def test_a_gated_linear(m: int, n: int, k: int, bits: int) -> None:
+    x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, bits, minima=True), torch.randn(n).to(BF16)
+    actual = ops.quantized_linear(x, ops.pack_quantized(weight, gated=True), b, FP32)
+    expected = reference.quantized_linear(x, weight, b, FP32, gated=True)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+def test_rows_may_be_strided_and_of_any_size() -> None:
+    whole = torch.randn(4, 192).to(BF16) * torch.tensor([0.0, 1e-30, 1.0, 1e30])[:, None].to(BF16)
+    x, weight = whole[:, 32:128], matrix(20, 96, 8)
+    actual = ops.quantized_linear(x, ops.pack_quantized(weight), out_dtype=FP32)
+    expected = reference.quantized_linear(x, weight, out_dtype=FP32)
+    assert not actual[0].any() and actual.isfinite().all()
+    for got, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_with_what_is_not_a_number_shows_it(broken: float) -> None:
+    x = torch.randn(3, 64).to(BF16)
+    x[1, 40] = broken
+    out = ops.quantized_linear(x, ops.pack_quantized(matrix(16, 64, 4)), out_dtype=FP32)
+    assert out[1].isnan().all() and out[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("minima", [False, True])
+def test_an_embedding_is_the_row(bits: int, *, minima: bool) -> None:
+    weight, ids = matrix(100, 96, bits, minima=minima), torch.tensor([99, 0, 15, 16, 99])
+    out = torch.empty(5, 96, dtype=BF16)
+    ops.embedding_quantized(ids, ops.pack_quantized(weight), out)
+    torch.testing.assert_close(out, weight.dequantized()[ids].to(BF16))
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(8, 1 / 254), (4, 1 / 8)])
+def test_quantizing_is_off_by_half_a_step_at_most(bits: int, bound: float) -> None:
+    """With 4 bits the largest number of the other sign may be clamped: a whole step."""
+    weight = torch.randn(64, 256)
+    weight[3, 32:64] = 0
+    grouped = (quantize(weight, bits).dequantized() - weight).unflatten(1, (-1, GROUP))
+    largest = weight.unflatten(1, (-1, GROUP)).abs().amax(2, keepdim=True)
+    assert (grouped.abs() <= largest * bound * 1.01).all()
+    assert torch.equal(quantize(weight, bits).dequantized()[3, 32:64], torch.zeros(32))
