@@ -1,7 +1,7 @@
 """One engine's offline figures: start-up, decode and prefill throughput. The same script drives Starling and the peer, whose
 `LLM` and `SamplingParams` have the same names; only the import line differs.
 
-usage: offline.py starling_engine|vllm MODEL THREADS      prints one line of JSON
+usage: offline.py starling_engine|vllm MODEL THREADS [QUANTIZATION]      prints one line of JSON
 """
 
 import time
@@ -21,8 +21,10 @@ TRIES = 3
 KV_BYTES = 4 << 30
 
 
-def make_engine(package: str, model: str, threads: int) -> tuple[Any, Any]:
+def make_engine(package: str, model: str, threads: int, quantization: str | None) -> tuple[Any, Any]:
     arguments: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 2048, "enable_prefix_caching": False, "seed": 0}
+    if quantization is not None:
+        arguments["quantization"] = quantization
     if package == "vllm":
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_BYTES >> 30)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0" if threads == 1 else f"0-{threads - 1}"
@@ -45,8 +47,9 @@ def seconds(engine: Any, params: Any, batch: int, prompt: int) -> float:
 
 def main() -> None:
     package, model, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    quantization = sys.argv[4] if len(sys.argv) > 4 else None
     random.seed(0)
-    engine, sampling_params = make_engine(package, model, threads)
+    engine, sampling_params = make_engine(package, model, threads, quantization)
 
     def greedy(tokens: int) -> Any:
         return sampling_params(temperature=0.0, max_tokens=tokens, ignore_eos=True)
