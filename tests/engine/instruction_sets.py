@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from starling_engine.native import build, instruction_set_name, isa, ops
@@ -17,9 +18,17 @@ def other_sets() -> list[str]:
     return here + [EMULATED + name for name in SETS]
 
 
+def every_set() -> list[Any]:
+    """Returns the parameters of a fixture: None, for the set in use, and the others, which only a run with --whole takes."""
+    return [None, *(pytest.param(name, marks=pytest.mark.whole) for name in other_sets())]
+
+
 @contextmanager
-def using(name: str) -> Iterator[None]:
-    """Lets this process use the kernels of another set."""
+def using(name: str | None) -> Iterator[None]:
+    """Lets this process use the kernels of another set; None changes nothing."""
+    if name is None:
+        yield
+        return
     if name.startswith(EMULATED):
         if not has_emulator():
             pytest.skip("no cross-compiler or emulator of arm64 here: see `make arm64`")

@@ -4,7 +4,6 @@ The file is long because each kernel has its cases here, side by side; none of t
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from starling_engine.params import SamplingParams
 from torch import Tensor
 
 from tests.engine.bitmasks import VOCABS, check_masks
-from tests.engine.instruction_sets import other_sets, using
+from tests.engine.instruction_sets import every_set, using
 
 pytestmark = [
     pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
@@ -26,12 +25,10 @@ pytestmark = [
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
 
-@pytest.fixture(
-    autouse=True, scope="module", params=[None, *(pytest.param(name, marks=pytest.mark.whole) for name in other_sets())]
-)
+@pytest.fixture(autouse=True, scope="module", params=every_set())
 def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """The kernels of each instruction set that this CPU has; in a run without --whole, those of the best."""
-    with nullcontext() if request.param is None else using(request.param):
+    with using(request.param):
         yield
 
 

@@ -1,7 +1,6 @@
 """The kernels for matrices in 4 and 8 bits against their reference, on each instruction set that this machine can run."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from starling_engine.native import load
 from starling_engine.native import quantized_ops as ops
 from starling_engine.native.group_quantized import GROUP, GroupQuantized, quantize
 
-from tests.engine.instruction_sets import other_sets, using
+from tests.engine.instruction_sets import every_set, using
 
 pytestmark = [
     pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
@@ -21,11 +20,9 @@ BF16, FP32 = torch.bfloat16, torch.float32
 SIZES = [(0, 48, 64), (1, 16, 32), (1, 100, 1024), (3, 50, 96), (5, 33, 64), (8, 48, 4096), (21, 130, 320)]
 
 
-@pytest.fixture(
-    autouse=True, scope="module", params=[None, *(pytest.param(name, marks=pytest.mark.whole) for name in other_sets())]
-)
+@pytest.fixture(autouse=True, scope="module", params=every_set())
 def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    with nullcontext() if request.param is None else using(request.param):
+    with using(request.param):
         yield
 
 
@@ -93,7 +90,7 @@ def test_an_embedding_is_the_row(bits: int, *, minima: bool) -> None:
 
 @pytest.mark.parametrize(("bits", "bound"), [(8, 1 / 254), (4, 1 / 8)])
 def test_quantizing_is_off_by_half_a_step_at_most(bits: int, bound: float) -> None:
-    """With 4 bits the largest number of the other sign may be clamped: a whole step."""
+    """It clamps, with 4 bits, the largest number of the other sign: by a whole step."""
     weight = torch.randn(64, 256)
     weight[3, 32:64] = 0
     grouped = (quantize(weight, bits).dequantized() - weight).unflatten(1, (-1, GROUP))

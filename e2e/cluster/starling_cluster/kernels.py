@@ -32,7 +32,7 @@ def _build(target: Path) -> None:
 
 
 def _fingerprint() -> str:
-    """Of the sources and of the modules that build them."""
+    """Hashes the sources and the modules that build them."""
     digest = hashlib.sha256()
     for source in (SOURCES / "build.py", SOURCES / "isa.py", *sorted((SOURCES / "kernels").iterdir())):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

@@ -90,7 +90,7 @@ def build_ahead(folder: Path, chosen: InstructionSet) -> Path:
 
 def _prebuilt(folder: Path, chosen: InstructionSet) -> Path:
     """Returns a name made of sources and options, so that a library of others is never loaded."""
-    return folder / f"{chosen.name}-{_digest('', chosen)}.so"
+    return folder / f"{chosen.name}-{_digest('', chosen, KERNELS)}.so"
 
 
 def _compiler() -> str:
@@ -102,7 +102,7 @@ def _compiler() -> str:
 
 def _fingerprint(compiler: str, chosen: InstructionSet) -> str:
     """Hashes everything that the built library depends on."""
-    return _digest(_version(compiler), chosen)
+    return _digest(_version(compiler), chosen, KERNELS)
 
 
 @functools.cache
@@ -110,10 +110,11 @@ def _version(compiler: str) -> str:
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
 
 
-def _digest(version: str, chosen: InstructionSet) -> str:
+@functools.cache
+def _digest(version: str, chosen: InstructionSet, kernels: Path) -> str:
     """Hashes a compiler's version, the options, and every kernel's name and content."""
     digest = hashlib.sha256("\n".join((version, *FLAGS, *chosen.options)).encode())
-    for source in sorted(KERNELS.iterdir()):
+    for source in sorted(kernels.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:20]
 

@@ -42,21 +42,24 @@ def pack_quantized(weight: GroupQuantized, *, gated: bool = False) -> PackedQuan
     codes = torch.empty(blocks, k // GROUP, GROUP * ops.BLOCK_COLUMNS * weight.bits // 8, dtype=torch.uint8)
     scales = torch.empty(blocks, k // GROUP, ops.BLOCK_COLUMNS, dtype=torch.float16)
     minima = None if weight.minima is None else torch.empty_like(scales)
+    packed = PackedQuantized(codes, scales, minima, weight.bits, n, k, gated)
     ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
     ops.library().starling_pack_quantized(
-        weight.codes.data_ptr(),
-        weight.scales.data_ptr(),
-        None if weight.minima is None else weight.minima.data_ptr(),
+        *_addresses(weight),
         n,
         k,
         weight.bits,
         gated,
-        codes.data_ptr(),
-        scales.data_ptr(),
-        None if minima is None else minima.data_ptr(),
+        *_addresses(packed),
         torch.get_num_threads(),
     )
-    return PackedQuantized(codes, scales, minima, weight.bits, n, k, gated)
+    return packed
+
+
+def _addresses(weight: GroupQuantized | PackedQuantized) -> tuple[int, int, int | None]:
+    """Returns the addresses of codes, scales and minima, in the kernels' order."""
+    minima = None if weight.minima is None else weight.minima.data_ptr()
+    return weight.codes.data_ptr(), weight.scales.data_ptr(), minima
 
 
 def quantized_linear(
@@ -75,9 +78,7 @@ def quantized_linear(
         x.data_ptr(),
         x.stride(0),
         m,
-        weight.codes.data_ptr(),
-        weight.scales.data_ptr(),
-        None if weight.minima is None else weight.minima.data_ptr(),
+        *_addresses(weight),
         weight.n,
         k,
         weight.bits,
@@ -98,9 +99,7 @@ def embedding_quantized(ids: Tensor, weight: PackedQuantized, out: Tensor) -> No
     ops.library().starling_embedding_quantized(
         ids.data_ptr(),
         ids.shape[0],
-        weight.codes.data_ptr(),
-        weight.scales.data_ptr(),
-        None if weight.minima is None else weight.minima.data_ptr(),
+        *_addresses(weight),
         weight.k,
         weight.bits,
         ZERO[weight.bits],
