@@ -18,6 +18,27 @@ constexpr int64_t kQuads = kGroup / 4;
 constexpr float kNothing = 1e-30f;
 constexpr int kQuantizedRows = kLanes == 16 ? 8 : 4;
 
+#ifdef STARLING_BYTE_PAIRS
+// Quads by products of bytes that are added in pairs, in 16 bits: those of 8 bits by their magnitudes, or they would not fit.
+constexpr bool kSignedBytes = true;
+template <int BITS>
+struct Quads {
+  IReg sum = IReg{};
+  void add(IReg codes, IReg x) {
+    const IReg numbers = codes ^ static_cast<int32_t>(0x80808080);
+    sum = sum + add_pairs(multiply_bytes(magnitudes(numbers), with_signs(x, numbers)));
+  }
+  IReg total() const { return sum; }
+};
+// The 8 quads of a group fit in 16 bits: 8 * 2 * 15 * 127.
+template <>
+struct Quads<4> {
+  Pairs sum = Pairs{};
+  void add(IReg codes, IReg x) { sum = sum + multiply_bytes(codes, x); }
+  IReg total() const { return add_pairs(sum); }
+};
+#endif
+
 template <int BITS>
 constexpr int64_t kGroupBytes = kGroup * kBlockCols * BITS / 8;
 

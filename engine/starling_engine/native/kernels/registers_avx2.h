@@ -56,23 +56,12 @@ inline void store_high_halves(bf16* p, IReg v) {
 }
 
 // As for AVX-512 without VNNI.
-constexpr bool kSignedBytes = true;
-inline IReg add_pairs(__m256i v) { return (IReg)_mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
-template <int BITS>
-struct Quads {
-  IReg sum = IReg{};
-  void add(IReg codes, IReg x) {
-    const __m256i a = _mm256_xor_si256((__m256i)codes, _mm256_set1_epi8(-128));
-    sum = sum + add_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8((__m256i)x, a)));
-  }
-  IReg total() const { return sum; }
-};
-template <>
-struct Quads<4> {
-  __m256i sum = _mm256_setzero_si256();
-  void add(IReg codes, IReg x) { sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)codes, (__m256i)x)); }
-  IReg total() const { return add_pairs(sum); }
-};
+#define STARLING_BYTE_PAIRS
+typedef int16_t Pairs __attribute__((vector_size(32), may_alias));
+inline Pairs multiply_bytes(IReg codes, IReg x) { return (Pairs)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x); }
+inline IReg add_pairs(Pairs v) { return (IReg)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi16(1)); }
+inline IReg magnitudes(IReg v) { return (IReg)_mm256_abs_epi8((__m256i)v); }
+inline IReg with_signs(IReg x, IReg v) { return (IReg)_mm256_sign_epi8((__m256i)x, (__m256i)v); }
 
 // r[i] lane j becomes r[j] lane i.
 inline void transpose(IReg (&rows)[8]) {

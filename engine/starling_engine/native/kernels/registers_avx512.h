@@ -70,25 +70,15 @@ struct Quads {
   IReg total() const { return sum; }
 };
 #else
-constexpr bool kSignedBytes = true;
-inline IReg add_pairs(__m512i v) { return (IReg)_mm512_madd_epi16(v, _mm512_set1_epi16(1)); }
-template <int BITS>
-struct Quads {
-  IReg sum = IReg{};
-  void add(IReg codes, IReg x) {
-    const __m512i a = _mm512_xor_si512((__m512i)codes, _mm512_set1_epi8(-128));
-    const __m512i b = _mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask(a), _mm512_setzero_si512(), (__m512i)x);
-    sum = sum + add_pairs(_mm512_maddubs_epi16(_mm512_abs_epi8(a), b));
-  }
-  IReg total() const { return sum; }
-};
-// The 8 quads of a group fit in 16 bits: 8 * 2 * 15 * 127.
-template <>
-struct Quads<4> {
-  __m512i sum = _mm512_setzero_si512();
-  void add(IReg codes, IReg x) { sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16((__m512i)codes, (__m512i)x)); }
-  IReg total() const { return add_pairs(sum); }
-};
+#define STARLING_BYTE_PAIRS
+typedef int16_t Pairs __attribute__((vector_size(64), may_alias));
+inline Pairs multiply_bytes(IReg codes, IReg x) { return (Pairs)_mm512_maddubs_epi16((__m512i)codes, (__m512i)x); }
+inline IReg add_pairs(Pairs v) { return (IReg)_mm512_madd_epi16((__m512i)v, _mm512_set1_epi16(1)); }
+inline IReg magnitudes(IReg v) { return (IReg)_mm512_abs_epi8((__m512i)v); }
+inline IReg with_signs(IReg x, IReg v) {
+  const __m512i b = (__m512i)x;
+  return (IReg)_mm512_mask_sub_epi8(b, _mm512_movepi8_mask((__m512i)v), _mm512_setzero_si512(), b);
+}
 #endif
 
 // r[i] lane j becomes r[j] lane i.
