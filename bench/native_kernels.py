@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 from starling_engine.native import ops, quantized_ops
-from starling_engine.native.group_quantized import quantize
+from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
 from starling_engine.params import SamplingParams
 from torch import Tensor
@@ -86,15 +86,24 @@ def bench_linear(clock: Clock) -> Iterator[str]:
     yield f"embedding of 1024 tokens: {clock(ops.embedding_packed, ids, head, out) * 1e3:.3f} ms"
 
 
+QUANTIZED = {
+    "int8": INT8,
+    "int4": INT4,
+    "4 bits + minima": Format(4, minima=True),
+    "4 bits, table": Format(4, table=tuple(range(-8, 8))),
+    "5 bits + minima": Format(5, minima=True),
+    "6 bits by 16": Format(6, group=16, zero=32),
+    "2 bits by 16 + minima": Format(2, group=16, minima=True),
+}
+
+
 def bench_quantized(clock: Clock) -> Iterator[str]:
-    """Matrices in 8 and 4 bits beside those in bf16: the GB/s of what they read, and how many times as fast they are."""
-    weights = [torch.randn(shape).to(BF16) for _ in range(LAYERS) for shape in LAYER_SHAPES]
-    plain = [ops.pack_linear(weight) for weight in weights]
+    """Matrices in 2 to 8 bits beside those in bf16: the GB/s of what they read, and how many times as fast they are."""
+    plain = [ops.pack_linear(torch.randn(shape).to(BF16)) for _ in range(LAYERS) for shape in LAYER_SHAPES]
     packed = {
-        bits: [quantized_ops.pack_quantized(quantize(weights[at % len(LAYER_SHAPES)], bits)) for at in range(len(weights))]
-        for bits in (8, 4)
+        name: [pack_random(shape, form) for _ in range(LAYERS) for shape in LAYER_SHAPES] for name, form in QUANTIZED.items()
     }
-    size = sum(weight.numel() for weight in weights)
+    size = sum(weight.n * weight.k for weight in plain)
     for m in (1, 2, 4, 8, 16, 32, 128, 1024):
         x = {k: torch.randn(m, k).to(BF16) for k in (1024, 2048, 3072)}
 
@@ -102,17 +111,22 @@ def bench_quantized(clock: Clock) -> Iterator[str]:
             for weight in plain:
                 ops.linear(x[weight.k], weight)
 
-        def in_bits(bits: int, x: dict[int, Tensor] = x) -> None:
-            for weight in packed[bits]:
+        def in_codes(name: str, x: dict[int, Tensor] = x) -> None:
+            for weight in packed[name]:
                 quantized_ops.quantized_linear(x[weight.k], weight)
 
         seconds = clock(in_bf16)
-        line = f"quantized, {LAYERS} layers, M={m}: bf16 {seconds * 1e3:.2f} ms"
-        for bits, matrices in packed.items():
-            ours, read = clock(in_bits, bits), sum(matrix.nbytes for matrix in matrices)
-            line += f" | {bits} bits {ours * 1e3:.2f} ms, {read / ours / 1e9:.1f} GB/s, {size * 2 * m / ours / 1e9:.0f} GOP/s"
+        line = f"quantized, {LAYERS} layers, M={m}: bf16 {seconds * 1e3:.2f} ms, {size * 2 * m / seconds / 1e9:.0f} GOP/s"
+        for name, matrices in packed.items():
+            ours, read = clock(in_codes, name), sum(matrix.nbytes for matrix in matrices)
+            line += f" | {name} {ours * 1e3:.2f} ms, {read / ours / 1e9:.1f} GB/s, {size * 2 * m / ours / 1e9:.0f} GOP/s"
             line += f", {seconds / ours:.2f} times as fast"
         yield f"{line} | {memory_bandwidth(clock)}"
+
+
+def pack_random(shape: tuple[int, int], form: Format) -> quantized_ops.PackedQuantized:
+    codes, scales = torch.randint(0, 2**form.bits, shape, dtype=torch.uint8), torch.rand(shape[0], shape[1] // form.group).half()
+    return quantized_ops.pack_quantized(GroupQuantized(codes, scales, form, scales if form.minima else None))
 
 
 def paged(

@@ -1,4 +1,4 @@
-"""The kernels for matrices in 4 and 8 bits against their reference, on each instruction set that this machine can run."""
+"""The kernels for matrices in 2 to 8 bits against their reference, on each instruction set that this machine can run."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import torch
 from starling_engine.native import group_quantized as reference
 from starling_engine.native import load
 from starling_engine.native import quantized_ops as ops
-from starling_engine.native.group_quantized import GROUP, GroupQuantized, quantize
+from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize
 
 from tests.engine.instruction_sets import every_set, using
 
@@ -17,6 +17,20 @@ pytestmark = [
 ]
 
 BF16, FP32 = torch.bfloat16, torch.float32
+TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127)
+FORMATS = {
+    "int8": INT8,
+    "int4": INT4,
+    "4 bits and minima": Format(4, minima=True),
+    "4 bits by a table": Format(4, table=TABLE),
+    "4 bits by 16": Format(4, group=16, zero=4),
+    "4 bits by 16, by a table": Format(4, group=16, table=TABLE),
+    "5 bits": Format(5, zero=16),
+    "5 bits and minima": Format(5, minima=True),
+    "6 bits by 16": Format(6, group=16, zero=32),
+    "2 bits by 16, and minima": Format(2, group=16, minima=True),
+}
+every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 SIZES = [(0, 48, 64), (1, 16, 32), (1, 100, 1024), (3, 50, 96), (5, 33, 64), (8, 48, 4096), (21, 130, 320)]
 
 
@@ -31,31 +45,28 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
-def matrix(n: int, k: int, bits: int, *, minima: bool = False) -> GroupQuantized:
+def matrix(n: int, k: int, form: Format) -> GroupQuantized:
     """Makes a matrix that uses every code."""
-    codes = torch.randint(0, 2**bits, (n, k), dtype=torch.uint8)
-    if bits == 8:
-        codes = codes.clamp(1)  # numbers are within 127
-    scales = torch.rand(n, k // GROUP).half() * 0.1
-    return GroupQuantized(codes, scales, bits, torch.randn(n, k // GROUP).half() if minima else None)
+    codes = torch.randint(0, 2**form.bits, (n, k), dtype=torch.uint8)
+    scales = torch.rand(n, k // form.group).half() * 0.1
+    return GroupQuantized(codes, scales, form, torch.randn(n, k // form.group).half() if form.minima else None)
 
 
-@pytest.mark.parametrize("out_dtype", [BF16, FP32])
-@pytest.mark.parametrize(("minima", "bias"), [(False, False), (True, True)])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("out_dtype", "bias"), [(BF16, False), (FP32, True)])
+@every_format
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_a_linear(m: int, n: int, k: int, bits: int, *, minima: bool, bias: bool, out_dtype: torch.dtype) -> None:
-    x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, bits, minima=minima), torch.randn(n).to(BF16) if bias else None
+def test_a_linear(m: int, n: int, k: int, form: Format, *, bias: bool, out_dtype: torch.dtype) -> None:
+    x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, form), torch.randn(n).to(BF16) if bias else None
     actual = ops.quantized_linear(x, ops.pack_quantized(weight), b, out_dtype)
     expected = reference.quantized_linear(x, weight, b, out_dtype)
     largest = expected.abs().max().item() if m else 0.0
     torch.testing.assert_close(actual, expected, rtol=1e-2 if out_dtype == BF16 else 1e-5, atol=2e-5 * largest)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@every_format
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 32), (9, 112, 320), (2, 48, 64)])
-def test_a_gated_linear(m: int, n: int, k: int, bits: int) -> None:
-    x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, bits, minima=True), torch.randn(n).to(BF16)
+def test_a_gated_linear(m: int, n: int, k: int, form: Format) -> None:
+    x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, form), torch.randn(n).to(BF16)
     actual = ops.quantized_linear(x, ops.pack_quantized(weight, gated=True), b, FP32)
     expected = reference.quantized_linear(x, weight, b, FP32, gated=True)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
@@ -63,7 +74,7 @@ def test_a_gated_linear(m: int, n: int, k: int, bits: int) -> None:
 
 def test_rows_may_be_strided_and_of_any_size() -> None:
     whole = torch.randn(4, 192).to(BF16) * torch.tensor([0.0, 1e-30, 1.0, 1e30])[:, None].to(BF16)
-    x, weight = whole[:, 32:128], matrix(20, 96, 8)
+    x, weight = whole[:, 32:128], matrix(20, 96, INT8)
     actual = ops.quantized_linear(x, ops.pack_quantized(weight), out_dtype=FP32)
     expected = reference.quantized_linear(x, weight, out_dtype=FP32)
     assert not actual[0].any() and actual.isfinite().all()
@@ -75,25 +86,24 @@ def test_rows_may_be_strided_and_of_any_size() -> None:
 def test_a_row_with_what_is_not_a_number_shows_it(broken: float) -> None:
     x = torch.randn(3, 64).to(BF16)
     x[1, 40] = broken
-    out = ops.quantized_linear(x, ops.pack_quantized(matrix(16, 64, 4)), out_dtype=FP32)
+    out = ops.quantized_linear(x, ops.pack_quantized(matrix(16, 64, INT4)), out_dtype=FP32)
     assert out[1].isnan().all() and out[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("minima", [False, True])
-def test_an_embedding_is_the_row(bits: int, *, minima: bool) -> None:
-    weight, ids = matrix(100, 96, bits, minima=minima), torch.tensor([99, 0, 15, 16, 99])
+@every_format
+def test_an_embedding_is_the_row(form: Format) -> None:
+    weight, ids = matrix(100, 96, form), torch.tensor([99, 0, 15, 16, 99])
     out = torch.empty(5, 96, dtype=BF16)
     ops.embedding_quantized(ids, ops.pack_quantized(weight), out)
     torch.testing.assert_close(out, weight.dequantized()[ids].to(BF16))
 
 
-@pytest.mark.parametrize(("bits", "bound"), [(8, 1 / 254), (4, 1 / 8)])
-def test_quantizing_is_off_by_half_a_step_at_most(bits: int, bound: float) -> None:
+@pytest.mark.parametrize(("form", "bound"), [(INT8, 1 / 254), (INT4, 1 / 8)])
+def test_quantizing_is_off_by_half_a_step_at_most(form: Format, bound: float) -> None:
     """It clamps, with 4 bits, the largest number of the other sign: by a whole step."""
     weight = torch.randn(64, 256)
     weight[3, 32:64] = 0
-    grouped = (quantize(weight, bits).dequantized() - weight).unflatten(1, (-1, GROUP))
-    largest = weight.unflatten(1, (-1, GROUP)).abs().amax(2, keepdim=True)
-    assert (grouped.abs() <= largest * bound * 1.01).all()
-    assert torch.equal(quantize(weight, bits).dequantized()[3, 32:64], torch.zeros(32))
+    error = (quantize(weight, form).dequantized() - weight).unflatten(1, (-1, form.group))
+    largest = weight.unflatten(1, (-1, form.group)).abs().amax(2, keepdim=True)
+    assert (error.abs() <= largest * bound * 1.01).all()
+    assert torch.equal(quantize(weight, form).dequantized()[3, 32:64], torch.zeros(32))

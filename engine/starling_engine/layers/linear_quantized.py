@@ -7,12 +7,11 @@ import torch
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod
 from starling_engine.native import quantized_ops as ops
-from starling_engine.native.group_quantized import GROUP, quantize
+from starling_engine.native.group_quantized import INT4, INT8, Format, quantize
 from starling_engine.native.quantized_ops import PackedQuantized
 
-BITS = {"int8": 8, "int4": 4}
-"""Bits of a weight, by `EngineArgs.quantization`."""
-SCALE_BYTES = 2
+ONLINE: dict[str, Format] = {"int8": INT8, "int4": INT4}
+"""What weights become, by `EngineArgs.quantization`."""
 
 
 class QuantizedLinear(StackedMethod):
@@ -23,16 +22,16 @@ class QuantizedLinear(StackedMethod):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._bits = BITS[name]
+        self._format = ONLINE[name]
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
-        size = self._bits / 8 + SCALE_BYTES / GROUP
+        size = self._format.element_bytes
         return [
             replace(part, element_bytes=size) if part.name == "weight" else part for part in super().create(shape, dtype, device)
         ]
 
     def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = ops.pack_quantized(quantize(weight, self._bits), gated=self._shape.gated), bias
+        self._weight, self._bias = ops.pack_quantized(quantize(weight, self._format), gated=self._shape.gated), bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         return ops.quantized_linear(x, self._weight, self._bias, out_dtype or torch.bfloat16)

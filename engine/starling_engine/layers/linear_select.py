@@ -11,8 +11,7 @@ from starling_engine.kernels.matmul import has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear
-from starling_engine.layers.linear_quantized import QuantizedLinear
-from starling_engine.native.group_quantized import GROUP
+from starling_engine.layers.linear_quantized import ONLINE, QuantizedLinear
 
 logger = logging.getLogger("starling.layers")
 
@@ -44,14 +43,15 @@ def _select_quantized(name: str, dtype: torch.dtype, device: torch.device) -> Me
         raise ConfigError(f"{name} is not possible for {dtype} on {device.type}; it is for bfloat16 on a CPU", "quantization")
     if native.load() is None:
         raise ConfigError(f"{name} is not possible without native kernels; the log says why there are none", "quantization")
-    logger.info("linear layers: %s (quantized while they are loaded, by groups of %d)", name, GROUP)
+    group = ONLINE[name].group
+    logger.info("linear layers: %s (quantized while they are loaded, by groups of %d)", name, group)
 
     def select(shape: LinearShape) -> LinearMethod:
         if shape.exact:
             return ExactLinear()
-        if shape.in_size % GROUP or (shape.gated and shape.out_size % 16):
+        if shape.in_size % group or (shape.gated and shape.out_size % 16):
             size = f"{shape.out_size} x {shape.in_size}"
-            wanted = f"columns in multiples of {GROUP}" + (" and 16 rows" if shape.gated else "")
+            wanted = f"columns in multiples of {group}" + (" and 16 rows" if shape.gated else "")
             what = f"{', '.join(shape.names)} ({size} on a rank)"
             raise ConfigError(f"{name} is not possible for {what}: it wants {wanted}", "quantization")
         return QuantizedLinear(name)

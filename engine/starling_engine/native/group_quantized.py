@@ -1,8 +1,9 @@
-"""Matrices in 4 or 8 bits, with a scale for each group of 32 columns of a row: how they are made, and their product in torch.
+"""Matrices in 2 to 8 bits, with a scale for each group of columns of a row: how they are made, and their product in torch.
 
-The product quantizes the rows of x, too, by groups of 32, to 8 bits. `quantized_ops` has the kernels of the same names.
+The product quantizes the rows of x, too, by groups of as many columns, to 8 bits. `quantized_ops` has the kernels of the same names.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,60 +11,96 @@ from torch import Tensor
 
 from starling_engine.native.reference import silu_mul
 
-GROUP = 32
-"""Columns that share a scale. 32 is llama.cpp's for Q4_0, Q4_1 and Q8_0."""
-ZERO = {4: 8, 8: 128}
-"""The code of 0, by bits."""
 NOTHING = 1e-30
 """Rows of x that are smaller than this count as zeros."""
 AT_ONCE = 1 << 20
 """Elements that are quantized at a time: what is made of them on the way stays in the caches."""
+SCALE_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a matrix's codes are read: as code - zero, or as table[code].
+
+    bits    of a code
+    group   columns that share a scale
+    zero    the code of 0; with 8 bits always 128, and with a table nothing
+    table   a whole number within 127 for each code of 4 bits
+    minima  whether each group also has a number that is added
+    """
+
+    bits: int
+    group: int = 32
+    zero: int = 0
+    table: tuple[int, ...] | None = None
+    minima: bool = False
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of a weight, with its share of scale and minimum."""
+        return self.bits / 8 + SCALE_BYTES * (1 + self.minima) / self.group
+
+
+INT8 = Format(8, zero=128)
+"""llama.cpp's Q8_0."""
+INT4 = Format(4, zero=8)
+"""llama.cpp's Q4_0."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupQuantized:
-    """A matrix [N, K]: scale * (code - ZERO[bits]), plus the group's minimum where its format has one (Q4_1, AWQ and GPTQ do).
+    """A matrix [N, K]: scale * what its codes stand for, plus the group's minimum where its format has one.
 
     codes           [N, K] uint8
-    scales, minima  [N, K / 32] float16
+    scales, minima  [N, K / group] float16
     """
 
     codes: Tensor
     scales: Tensor
-    bits: int
+    format: Format
     minima: Tensor | None = None
 
     def dequantized(self) -> Tensor:
         """Returns the matrix in float32."""
-        grouped = _grouped(self.codes).float() - ZERO[self.bits]
-        values = grouped * self.scales.float()[:, :, None]
+        form = self.format
+        numbers = self.codes.float() - form.zero if form.table is None else torch.tensor(form.table).float()[self.codes.long()]
+        values = _grouped(numbers, form.group) * self.scales.float()[:, :, None]
         if self.minima is not None:
             values += self.minima.float()[:, :, None]
         return values.flatten(1)
 
 
-def quantize(weight: Tensor, bits: int) -> GroupQuantized:
-    """Rounds a matrix [N, K], K a multiple of 32, to the nearest codes without minima.
+def stacked(parts: Sequence[GroupQuantized]) -> GroupQuantized:
+    """Returns matrices of one format, one above the other."""
+    if len(parts) == 1:
+        return parts[0]
+    minima = [part.minima for part in parts if part.minima is not None]
+    codes, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales"))
+    return GroupQuantized(codes, scales, parts[0].format, torch.cat(minima) if minima else None)
+
+
+def quantize(weight: Tensor, form: Format) -> GroupQuantized:
+    """Rounds a matrix [N, K], K a multiple of 32, to the nearest codes of INT8 or INT4.
 
     With 8 bits the largest number of a group becomes 127 or -127. With 4 it becomes -8, whatever its sign, so that all 16 codes are
     used, as in llama.cpp's Q4_0. Needs little memory besides the result.
     """
     n, k = weight.shape
-    codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k // GROUP, dtype=torch.float16)
+    codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k // form.group, dtype=torch.float16)
     step = max(1, AT_ONCE // k)
     for start in range(0, n, step):
         rows = slice(start, start + step)
-        codes[rows], scales[rows] = _quantize(weight[rows], bits)
-    return GroupQuantized(codes, scales, bits)
+        codes[rows], scales[rows] = _quantize(weight[rows], form)
+    return GroupQuantized(codes, scales, form)
 
 
-def _quantize(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    grouped = _grouped(weight.float())
+def _quantize(weight: Tensor, form: Format) -> tuple[Tensor, Tensor]:
+    grouped = _grouped(weight.float(), form.group)
     largest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
-    scales = (largest.abs() / 127 if bits == 8 else largest / -8).half()
+    scales = (largest.abs() / 127 if form.bits == 8 else largest / -8).half()
     inverse = torch.where(scales == 0, 0.0, 1 / scales.float())
-    lowest, highest = (-127, 127) if bits == 8 else (-8, 7)
-    codes = (grouped * inverse).round_().clamp_(lowest, highest) + ZERO[bits]
+    lowest, highest = (-127, 127) if form.bits == 8 else (-8, 7)
+    codes = (grouped * inverse).round_().clamp_(lowest, highest) + form.zero
     return codes.to(torch.uint8).flatten(1), scales.squeeze(2)
 
 
@@ -71,7 +108,7 @@ def quantized_linear(
     x: Tensor, weight: GroupQuantized, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16, *, gated: bool = False
 ) -> Tensor:
     """Multiplies x [M, K], rounded to 8 bits by groups, by the weight, plus bias [N] -> [M, N]; gated, then applies `silu_mul`."""
-    grouped = _grouped(x.float())
+    grouped = _grouped(x.float(), weight.format.group)
     top = grouped.abs().amax(2, keepdim=True)
     codes = (grouped * torch.where(top > NOTHING, torch.full_like(top, 127) / top, 0.0)).round()  # `127 / top` rounds twice
     rounded = (codes * (top / 127)).flatten(1)
@@ -81,6 +118,6 @@ def quantized_linear(
     return (silu_mul(sums) if gated else sums).to(out_dtype)
 
 
-def _grouped(matrix: Tensor) -> Tensor:
-    """[N, K] -> [N, K / 32, 32]."""
-    return matrix.reshape(matrix.shape[0], matrix.shape[1] // GROUP, GROUP)
+def _grouped(matrix: Tensor, group: int) -> Tensor:
+    """[N, K] -> [N, K / group, group]."""
+    return matrix.reshape(matrix.shape[0], matrix.shape[1] // group, group)

@@ -1,12 +1,16 @@
-"""The kernels for matrices in 4 or 8 bits. `group_quantized` defines their results: the product, and the dequantized rows."""
+"""The kernels for matrices in 2 to 8 bits. `group_quantized` defines their results: the product, and the dequantized rows."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from starling_engine.native import ops
-from starling_engine.native.group_quantized import GROUP, ZERO, GroupQuantized
+from starling_engine.native.group_quantized import Format, GroupQuantized
+
+WITH_TABLE = 128
+"""Kernels hold a table's numbers plus this: they multiply bytes without sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,7 @@ class PackedQuantized:
     codes: Tensor
     scales: Tensor
     minima: Tensor | None
-    bits: int
+    format: Format
     n: int
     k: int
     gated: bool
@@ -30,36 +34,42 @@ class PackedQuantized:
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.minima is None else self.minima.nbytes)
 
+    @property
+    def zero(self) -> int:
+        return self.format.zero if self.format.table is None else WITH_TABLE
+
 
 def pack_quantized(weight: GroupQuantized, *, gated: bool = False) -> PackedQuantized:
-    """Packs a matrix [N, K], K a multiple of 32; N one of 16 where gated."""
-    n, k = weight.codes.shape
-    assert k % GROUP == 0 and (not gated or n % ops.BLOCK_COLUMNS == 0)
+    """Packs a matrix [N, K], K a multiple of the group; N one of 16 where gated."""
+    (n, k), form = weight.codes.shape, weight.format
+    assert k % form.group == 0 and (not gated or n % ops.BLOCK_COLUMNS == 0)
     assert weight.codes.dtype == torch.uint8 and weight.codes.is_contiguous()
+    groups = k // form.group
     for each in (weight.scales, weight.minima):
-        assert each is None or (each.dtype == torch.float16 and each.is_contiguous() and each.shape == (n, k // GROUP))
+        assert each is None or (each.dtype == torch.float16 and each.is_contiguous() and each.shape == (n, groups))
     blocks = -(-n // ops.BLOCK_COLUMNS)
-    codes = torch.empty(blocks, k // GROUP, GROUP * ops.BLOCK_COLUMNS * weight.bits // 8, dtype=torch.uint8)
-    scales = torch.empty(blocks, k // GROUP, ops.BLOCK_COLUMNS, dtype=torch.float16)
+    codes = torch.empty(blocks, groups, form.group * ops.BLOCK_COLUMNS * form.bits // 8, dtype=torch.uint8)
+    scales = torch.empty(blocks, groups, ops.BLOCK_COLUMNS, dtype=torch.float16)
     minima = None if weight.minima is None else torch.empty_like(scales)
-    packed = PackedQuantized(codes, scales, minima, weight.bits, n, k, gated)
+    packed = PackedQuantized(codes, scales, minima, form, n, k, gated)
     ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
     ops.library().starling_pack_quantized(
-        *_addresses(weight),
-        n,
-        k,
-        weight.bits,
-        gated,
-        *_addresses(packed),
-        torch.get_num_threads(),
+        *_addresses(weight), n, k, groups, form.bits, gated, *_addresses(packed)[:3], torch.get_num_threads()
     )
     return packed
 
 
-def _addresses(weight: GroupQuantized | PackedQuantized) -> tuple[int, int, int | None]:
-    """Returns the addresses of codes, scales and minima, in the kernels' order."""
+def _addresses(weight: GroupQuantized | PackedQuantized) -> tuple[int, int, int | None, int | None]:
+    """Returns the addresses of codes, scales, minima and table, in the kernels' order."""
     minima = None if weight.minima is None else weight.minima.data_ptr()
-    return weight.codes.data_ptr(), weight.scales.data_ptr(), minima
+    table = weight.format.table
+    return weight.codes.data_ptr(), weight.scales.data_ptr(), minima, None if table is None else _table(table).data_ptr()
+
+
+@functools.cache
+def _table(numbers: tuple[int, ...]) -> Tensor:
+    assert len(numbers) == 16, "codes have 4 bits"
+    return torch.tensor([number + WITH_TABLE for number in numbers], dtype=torch.uint8)
 
 
 def quantized_linear(
@@ -81,8 +91,9 @@ def quantized_linear(
         *_addresses(weight),
         weight.n,
         k,
-        weight.bits,
-        ZERO[weight.bits],
+        weight.scales.shape[1],
+        weight.format.bits,
+        weight.zero,
         None if bias is None else bias.data_ptr(),
         weight.gated,
         out.data_ptr(),
@@ -101,8 +112,9 @@ def embedding_quantized(ids: Tensor, weight: PackedQuantized, out: Tensor) -> No
         ids.shape[0],
         *_addresses(weight),
         weight.k,
-        weight.bits,
-        ZERO[weight.bits],
+        weight.scales.shape[1],
+        weight.format.bits,
+        weight.zero,
         out.data_ptr(),
         torch.get_num_threads(),
     )

@@ -5,7 +5,7 @@ import torch
 from starling_engine import native
 from starling_engine.errors import ConfigError
 from starling_engine.layers.linear import Linear, LinearShape, stacked
-from starling_engine.layers.linear_quantized import BITS
+from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.native.group_quantized import quantize, quantized_linear
 
@@ -30,18 +30,18 @@ def loaded(shape: LinearShape, name: str) -> tuple[Linear, torch.Tensor, torch.T
     return layer, torch.cat(parts["weight"]), torch.cat(parts["bias"]) if parts["bias"] else None
 
 
-@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("name", ONLINE)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_product_is_that_of_the_quantized_matrix(shape: LinearShape, name: str) -> None:
     torch.manual_seed(0)
     layer, weight, bias = loaded(shape, name)
     x = torch.randn(5, shape.in_size).to(BF16)
-    expected = quantized_linear(x, quantize(weight, BITS[name]), bias, torch.float32, gated=shape.gated)
+    expected = quantized_linear(x, quantize(weight, ONLINE[name]), bias, torch.float32, gated=shape.gated)
     torch.testing.assert_close(layer.forward(x, torch.float32), expected, rtol=1e-4, atol=1e-4)
     assert layer.forward(x).dtype == BF16
     if shape.lookup:
         ids = torch.tensor([129, 0, 17])
-        torch.testing.assert_close(layer.method.lookup(ids), quantize(weight, BITS[name]).dequantized()[ids].to(BF16))
+        torch.testing.assert_close(layer.method.lookup(ids), quantize(weight, ONLINE[name]).dequantized()[ids].to(BF16))
 
 
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8.5), ("int4", 4.5)])

@@ -1,10 +1,11 @@
-// y = x W^T + b with W in 4 or 8 bits: groups of 32 columns of a row share a scale (and perhaps a minimum). Rows of x are quantized
-// to 8 bits, by groups of 32 too, so that products and their sums are whole numbers within a group. (The arithmetic is llama.cpp's
-// for its types of 32.)
+// y = x W^T + b with W in 2 to 8 bits: groups of 16 or 32 columns of a row share a scale (and perhaps a minimum). Rows of x are
+// quantized to 8 bits, by groups of as many, so that products and their sums are whole numbers within a group. (The arithmetic is
+// llama.cpp's for its types of 32.)
 //
-// W is packed in blocks of 16 rows. A group of a block is 32 x 16 codes in lines of 64 bytes, each with 4 columns of 16 rows: the
-// bytes that one instruction multiplies by 4 bytes of x. With 4 bits, line l has columns 4 l to 4 l + 3 in the low halves of its
-// bytes, and those 16 further in the high ones.
+// W is packed in blocks of 16 rows. A quad is 4 columns of them: 64 bytes, one a weight, which one instruction multiplies by 4
+// bytes of x. Codes of less than 8 bits are cut in two fields, low and high, and each field of a group is a plane of lines of 64
+// bytes. A line has the fields of as many quads as fit in 8 bits: with 4 bits, line l has quad l in the low halves of its bytes, and
+// in the high ones the quad that is half of the group further.
 #include <cmath>
 #include <limits>
 
@@ -13,10 +14,20 @@
 namespace starling {
 namespace {
 
-constexpr int64_t kGroup = 32;
-constexpr int64_t kQuads = kGroup / 4;
 constexpr float kNothing = 1e-30f;
 constexpr int kQuantizedRows = kLanes == 16 ? 8 : 4;
+
+// How a weight's codes lie; `Format` in group_quantized.py says what they mean.
+template <int BITS, int GROUP, bool TABLE = false>
+struct Layout {
+  static constexpr int kBits = BITS, kGroup = GROUP, kQuads = GROUP / 4;
+  static constexpr int kLow = BITS == 8 ? 8 : BITS >= 4 ? 4 : 2, kHigh = BITS - kLow;
+  static constexpr int kLowBytes = GROUP * kBlockCols * kLow / 8, kBytes = GROUP * kBlockCols * BITS / 8;
+  static constexpr bool kTable = TABLE;
+  // Bits of what is multiplied.
+  static constexpr int kProductBits = TABLE ? 8 : BITS;
+  static_assert(kQuads * kLow % 8 == 0 && kQuads * kHigh % 8 == 0, "lines are whole");
+};
 
 #ifdef STARLING_BYTE_PAIRS
 // Quads by products of bytes that are added in pairs, in 16 bits: those of 8 bits by their magnitudes, or they would not fit.
@@ -25,50 +36,55 @@ template <int BITS>
 struct Quads {
   IReg sum = IReg{};
   void add(IReg codes, IReg x) {
-    const IReg numbers = codes ^ static_cast<int32_t>(0x80808080);
-    sum = sum + add_pairs(multiply_bytes(magnitudes(numbers), with_signs(x, numbers)));
+    if (BITS < 8) {
+      sum = sum + add_pairs(multiply_bytes(codes, x));
+    } else {
+      const IReg numbers = codes ^ static_cast<int32_t>(0x80808080);
+      sum = sum + add_pairs(multiply_bytes(magnitudes(numbers), with_signs(x, numbers)));
+    }
   }
   IReg total() const { return sum; }
 };
 // The 8 quads of a group fit in 16 bits: 8 * 2 * 15 * 127.
-template <>
-struct Quads<4> {
+struct ShortQuads {
   Pairs sum = Pairs{};
   void add(IReg codes, IReg x) { sum = sum + multiply_bytes(codes, x); }
   IReg total() const { return add_pairs(sum); }
 };
+template <>
+struct Quads<4> : ShortQuads {};
+template <>
+struct Quads<2> : ShortQuads {};
 #endif
-
-template <int BITS>
-constexpr int64_t kGroupBytes = kGroup * kBlockCols * BITS / 8;
 
 // Rows of x in 8 bits. A product with unsigned codes is too large by `zero` times the sum of the row's group, so that is
 // taken from it.
 struct QuantizedRows {
   int8_t* codes;    // [m][k]
-  float* scales;    // [m][k / 32]
+  float* scales;    // [m][groups]
   int32_t* begins;  // the same
   float* sums;      // the same: of the values
-  int64_t k;
+  int64_t k, groups;
 
-  static size_t bytes(int64_t m, int64_t k) {
-    return Scratch::padded<int8_t>(m * k) + 3 * Scratch::padded<float>(m * (k / kGroup));
+  static size_t bytes(int64_t m, int64_t k, int64_t groups) {
+    return Scratch::padded<int8_t>(m * k) + 3 * Scratch::padded<float>(m * groups);
   }
-  static QuantizedRows in(Scratch& scratch, int64_t m, int64_t k) {
-    const int64_t n = m * (k / kGroup);
-    return {scratch.take<int8_t>(m * k), scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), k};
+  static QuantizedRows in(Scratch& scratch, int64_t m, int64_t k, int64_t groups) {
+    const int64_t n = m * groups;
+    return {scratch.take<int8_t>(m * k), scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), k, groups};
   }
 
-  template <typename T>
-  void quantize(int64_t row, const T* x, int32_t zero) const {
-    for (int64_t g = 0; g < k / kGroup; ++g, x += kGroup) {
-      const Floats low = load16(x), high = load16(x + 16), none = splat16(0.0f);
+  void quantize(int64_t row, const bf16* x, int32_t zero) const {
+    const int64_t group = k / groups;
+    for (int64_t g = 0; g < groups; ++g, x += group) {
+      const bool two = group > 16;
+      const Floats none = splat16(0.0f), low = load16(x), high = two ? load16(x + 16) : none;
       const float top = highest_of(highest(highest(low, none - low), highest(high, none - high)));
       // Rows of less than kNothing are zeros: 127 / top would not be finite.
       const float scale = top / 127.0f, by = top > kNothing ? 127.0f / top : 0.0f;
-      int8_t* out = codes + row * k + g * kGroup;
-      const int32_t sum = store_codes(out, low * splat16(by)) + store_codes(out + 16, high * splat16(by));
-      const int64_t at = row * (k / kGroup) + g;
+      int8_t* out = codes + row * k + g * group;
+      const int32_t sum = store_codes(out, low * splat16(by)) + (two ? store_codes(out + 16, high * splat16(by)) : 0);
+      const int64_t at = row * groups + g;
       // A row with what is not a number has sums that show it.
       scales[at] = sum_of((low - low) + (high - high)) == 0.0f ? scale : std::numeric_limits<float>::quiet_NaN();
       begins[at] = -zero * sum;
@@ -88,27 +104,37 @@ struct QuantizedRows {
 };
 
 struct QuantizedWeight {
-  const uint8_t* codes;    // [ceil(n / 16)][k / 32][kGroupBytes]
-  const uint16_t* scales;  // [ceil(n / 16)][k / 32][16] fp16
+  const uint8_t* codes;    // [ceil(n / 16)][groups][Layout::kBytes]
+  const uint16_t* scales;  // [ceil(n / 16)][groups][16] fp16
   const uint16_t* minima;  // the same, or null
-  int64_t n, k;
-
-  int64_t groups() const { return k / kGroup; }
+  const uint8_t* table;    // [16]: what codes of 4 bits stand for, or null
+  int64_t n, k, groups;
 };
 
-// The codes of one quad of 4 columns in each lane, as bytes without sign.
-template <int BITS>
-inline IReg quad(const uint8_t* group, int q, int part) {
-  const int line = BITS == 8 ? q : q % (kQuads / 2);
-  const IReg bytes = load_words(group + line * 64 + part * kLanes * 4, kLanes);
-  if (BITS == 8) return bytes;
-  return (q < kQuads / 2 ? bytes : (IReg)((UReg)bytes >> 4)) & 0x0F0F0F0F;
+// The fields of WIDTH bits of one quad of 4 columns in each lane, moved up by `up` bits.
+template <int WIDTH, int QUADS>
+inline IReg field(const uint8_t* plane, int q, int part, int up) {
+  constexpr int kLines = QUADS * WIDTH / 8;
+  const IReg bytes = load_words(plane + q % kLines * 64 + part * kLanes * 4, kLanes);
+  if constexpr (WIDTH == 8) return bytes;
+  const int down = q / kLines * WIDTH - up;
+  const UReg moved = down >= 0 ? (UReg)bytes >> down : (UReg)bytes << -down;
+  return (IReg)(moved & ((1u << WIDTH) - 1) * 0x01010101u << up);
+}
+
+// The codes of one quad in each lane, as bytes without sign.
+template <typename L>
+inline IReg quad(const uint8_t* group, int q, int part, IReg table) {
+  IReg codes = field<L::kLow, L::kQuads>(group, q, part, 0);
+  if constexpr (L::kHigh > 0) codes |= field<L::kHigh, L::kQuads>(group + L::kLowBytes, q, part, L::kLow);
+  return L::kTable ? look_up_bytes(table, codes) : codes;
 }
 
 // c[rows][16] of the rows from `row` on and one block.
-template <int BITS, int ROWS>
+template <typename L, int ROWS>
 void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int64_t block, float* c, ptrdiff_t c_stride) {
-  const int64_t groups = w.groups();
+  const int64_t groups = w.groups;
+  const IReg table = L::kTable ? broadcast_bytes(w.table) : IReg{};
   Reg total[ROWS][kParts];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
@@ -116,14 +142,14 @@ void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int
     for (int p = 0; p < kParts; ++p) total[i][p] = splat(0.0f);
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = block * groups + g;
-    const uint8_t* codes = w.codes + at * kGroupBytes<BITS>;
-    const int8_t* a = x.codes + row * x.k + g * kGroup;
-    Quads<BITS> sum[ROWS][kParts];
+    const uint8_t* codes = w.codes + at * L::kBytes;
+    const int8_t* a = x.codes + row * x.k + g * L::kGroup;
+    Quads<L::kProductBits> sum[ROWS][kParts];
 #pragma GCC unroll 8
-    for (int q = 0; q < kQuads; ++q) {
+    for (int q = 0; q < L::kQuads; ++q) {
       IReg weights[kParts];
 #pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) weights[p] = quad<BITS>(codes, q, p);
+      for (int p = 0; p < kParts; ++p) weights[p] = quad<L>(codes, q, p, table);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i) {
         int32_t four;
@@ -155,43 +181,88 @@ void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int
 }
 
 using RunTile = void (*)(const QuantizedRows&, int64_t, const QuantizedWeight&, int64_t, float*, ptrdiff_t);
-template <int BITS, int ROWS>
+template <typename L, int ROWS>
 constexpr RunTile run_with() {
-  if constexpr (ROWS <= kQuantizedRows) return run_tile<BITS, ROWS>;
+  if constexpr (ROWS <= kQuantizedRows) return run_tile<L, ROWS>;
   return nullptr;
 }
-template <int BITS>
-constexpr RunTile kRunTile[8] = {run_with<BITS, 1>(), run_with<BITS, 2>(), run_with<BITS, 3>(), run_with<BITS, 4>(),
-                                 run_with<BITS, 5>(), run_with<BITS, 6>(), run_with<BITS, 7>(), run_with<BITS, 8>()};
+template <typename L>
+constexpr RunTile kRunTile[8] = {run_with<L, 1>(), run_with<L, 2>(), run_with<L, 3>(), run_with<L, 4>(),
+                                 run_with<L, 5>(), run_with<L, 6>(), run_with<L, 7>(), run_with<L, 8>()};
 
 // Two blocks at a time: those of a gated layer make 16 columns together. Their weights stay in the second-level cache for all rows.
-template <int BITS, typename Out>
+template <typename L, typename Out>
 void run(const QuantizedRows& x, int64_t m, const QuantizedWeight& w, const StoreSums<Out>& store_sums, int threads) {
   const int64_t blocks = ceil_div(w.n, kBlockCols), pairs = ceil_div(blocks, 2);
   const int64_t tiles = ceil_div(m, kQuantizedRows), step = ceil_div(m, tiles);
-  parallel_for(pairs, threads_for(pairs, w.n * w.k * BITS / 8 * tiles, threads), [&](int64_t pair) {
+  parallel_for(pairs, threads_for(pairs, w.n * w.k * L::kBits / 8 * tiles, threads), [&](int64_t pair) {
     alignas(64) float sums[kQuantizedRows][2 * kBlockCols];
     const int64_t here = std::min<int64_t>(2, blocks - pair * 2), col = pair * 2 * kBlockCols;
     for (int64_t row = 0; row < m; row += step) {
       const int64_t rows = std::min(step, m - row);
       for (int64_t b = 0; b < here; ++b)
-        kRunTile<BITS>[rows - 1](x, row, w, pair * 2 + b, sums[0] + b * kBlockCols, 2 * kBlockCols);
+        kRunTile<L>[rows - 1](x, row, w, pair * 2 + b, sums[0] + b * kBlockCols, 2 * kBlockCols);
       store_sums(sums[0], 2 * kBlockCols, row, rows, col, std::min(here * kBlockCols, w.n - col));
     }
   });
 }
 
+// Where column j of row i of a block has its field: a byte of the plane, and bits.
+template <int WIDTH, int GROUP>
+struct Place {
+  int64_t byte;
+  int shift;
+  Place(int64_t i, int64_t j) {
+    constexpr int kLines = GROUP / 4 * WIDTH / 8;
+    const int q = static_cast<int>(j / 4);
+    byte = q % kLines * 64 + i * 4 + j % 4;
+    shift = q / kLines * WIDTH;
+  }
+  void put(uint8_t* plane, int bits) const { plane[byte] |= static_cast<uint8_t>(bits << shift); }
+  int get(const uint8_t* plane) const { return plane[byte] >> shift & ((1 << WIDTH) - 1); }
+};
+
 // Packs a block of 16 rows of codes, one a byte: row i is at rows[i], null past the last.
-template <int BITS>
+template <typename L>
 void pack_block(const uint8_t* const* rows, int64_t k, uint8_t* out) {
-  for (int64_t g = 0; g < k; g += kGroup, out += kGroupBytes<BITS>) {
-    std::memset(out, 0, kGroupBytes<BITS>);
+  for (int64_t g = 0; g < k; g += L::kGroup, out += L::kBytes) {
+    std::memset(out, 0, L::kBytes);
     for (int64_t i = 0; i < kBlockCols; ++i)
-      for (int64_t j = 0; rows[i] != nullptr && j < kGroup; ++j) {
-        const int64_t half = BITS == 8 ? 0 : j / (kGroup / 2), within = BITS == 8 ? j : j % (kGroup / 2);
-        out[within / 4 * 64 + i * 4 + within % 4] |= static_cast<uint8_t>(rows[i][g + j] << (4 * half));
+      for (int64_t j = 0; rows[i] != nullptr && j < L::kGroup; ++j) {
+        const int code = rows[i][g + j];
+        Place<L::kLow, L::kGroup>(i, j).put(out, code & ((1 << L::kLow) - 1));
+        if constexpr (L::kHigh > 0) Place<L::kHigh, L::kGroup>(i, j).put(out + L::kLowBytes, code >> L::kLow);
       }
   }
+}
+
+// Reads row `lane` of a block of 16 -> values [k], where a code of 0 stands for -zero.
+template <typename L>
+void unpack_row(const QuantizedWeight& w, int64_t block, int64_t lane, int zero, bf16* out) {
+  for (int64_t g = 0; g < w.groups; ++g) {
+    const int64_t at = block * w.groups + g;
+    const uint8_t* codes = w.codes + at * L::kBytes;
+    const float scale = half_to_float(w.scales[at * kBlockCols + lane]);
+    const float minimum = w.minima ? half_to_float(w.minima[at * kBlockCols + lane]) : 0.0f;
+    alignas(64) float values[L::kGroup];
+    for (int64_t j = 0; j < L::kGroup; ++j) {
+      int code = Place<L::kLow, L::kGroup>(lane, j).get(codes);
+      if constexpr (L::kHigh > 0) code |= Place<L::kHigh, L::kGroup>(lane, j).get(codes + L::kLowBytes) << L::kLow;
+      values[j] = scale * static_cast<float>((L::kTable ? w.table[code] : code) - zero) + minimum;
+    }
+    for (int64_t j = 0; j < L::kGroup; j += 16) store16(out + g * L::kGroup + j, load16(values + j));
+  }
+}
+
+// Calls f(Layout) with the layout of these codes.
+template <typename F>
+void with_layout(int bits, int64_t group, bool table, const F& f) {
+  if (bits == 8) return f(Layout<8, 32>{});
+  if (bits == 6) return f(Layout<6, 16>{});
+  if (bits == 5) return f(Layout<5, 32>{});
+  if (bits == 2) return f(Layout<2, 16>{});
+  if (group == 16) return table ? f(Layout<4, 16, true>{}) : f(Layout<4, 16>{});
+  table ? f(Layout<4, 32, true>{}) : f(Layout<4, 32>{});
 }
 
 }  // namespace
@@ -201,11 +272,11 @@ using namespace starling;
 
 extern "C" {
 
-// Codes [n, k], one a byte, and scales [n, k / 32] fp16 (minima the same, or null) -> the packed form. With 4 bits codes are 0 to 15,
-// with 8 the numbers plus 128. k is a multiple of 32; n is one of 16 where gated: a block then has 8 rows of the gate and 8 of up.
-void starling_pack_quantized(const uint8_t* codes, const uint16_t* scales, const uint16_t* minima, int64_t n, int64_t k, int bits,
-                             int gated, uint8_t* out, uint16_t* out_scales, uint16_t* out_minima, int threads) {
-  const int64_t groups = k / kGroup;
+// Codes [n, k], one a byte, and scales [n, groups] fp16 (minima the same, or null) -> the packed form. Codes are without sign. n is a
+// multiple of 16 where gated: a block then has 8 rows of the gate and 8 of up.
+void starling_pack_quantized(const uint8_t* codes, const uint16_t* scales, const uint16_t* minima, const uint8_t* table, int64_t n,
+                             int64_t k, int64_t groups, int bits, int gated, uint8_t* out, uint16_t* out_scales,
+                             uint16_t* out_minima, int threads) {
   parallel_for(ceil_div(n, kBlockCols), threads, [&](int64_t block) {
     const uint8_t* rows[kBlockCols];
     for (int64_t i = 0; i < kBlockCols; ++i) {
@@ -217,51 +288,43 @@ void starling_pack_quantized(const uint8_t* codes, const uint16_t* scales, const
         if (minima) out_minima[to] = row < n ? minima[row * groups + g] : 0;
       }
     }
-    bits == 4 ? pack_block<4>(rows, k, out + block * groups * kGroupBytes<4>)
-              : pack_block<8>(rows, k, out + block * groups * kGroupBytes<8>);
+    with_layout(bits, k / groups, table != nullptr, [&](auto layout) {
+      using L = decltype(layout);
+      pack_block<L>(rows, k, out + block * groups * L::kBytes);
+    });
   });
 }
 
-// x [m, k] bf16 (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `zero` is the code of 0. `bias` may
-// be null.
+// x [m, k] bf16 (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `zero` is the code of 0, or what
+// stands for it in the table. `bias` may be null.
 void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const uint8_t* codes, const uint16_t* scales,
-                               const uint16_t* minima, int64_t n, int64_t k, int bits, int zero, const bf16* bias, int gated,
-                               void* out, int out_fp32, int threads) {
+                               const uint16_t* minima, const uint8_t* table, int64_t n, int64_t k, int64_t groups, int bits,
+                               int zero, const bf16* bias, int gated, void* out, int out_fp32, int threads) {
   if (m == 0) return;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(QuantizedRows::bytes(m, k));
-  const QuantizedRows rows = QuantizedRows::in(scratch, m, k);
-  const int32_t begin = bits == 8 && kSignedBytes ? 0 : zero;
+  scratch.reset(QuantizedRows::bytes(m, k, groups));
+  const QuantizedRows rows = QuantizedRows::in(scratch, m, k, groups);
+  const int32_t begin = (bits == 8 || table) && kSignedBytes ? 0 : zero;
   parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
                [&](int64_t row) { rows.quantize(row, x + row * x_stride, begin); });
-  const QuantizedWeight weight{codes, scales, minima, n, k};
+  const QuantizedWeight weight{codes, scales, minima, table, n, k, groups};
   const auto to = [&](auto type) {
     const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out)};
-    bits == 4 ? run<4>(rows, m, weight, store_sums, threads) : run<8>(rows, m, weight, store_sums, threads);
+    with_layout(bits, k / groups, table != nullptr,
+                [&](auto layout) { run<decltype(layout)>(rows, m, weight, store_sums, threads); });
   };
   out_fp32 ? to(float{}) : to(bf16{});
 }
 
 // Rows `ids` of the packed weight -> out [tokens, k].
 void starling_embedding_quantized(const int64_t* ids, int64_t tokens, const uint8_t* codes, const uint16_t* scales,
-                                  const uint16_t* minima, int64_t k, int bits, int zero, bf16* out, int threads) {
-  const int64_t groups = k / kGroup, group_bytes = bits == 4 ? kGroupBytes<4> : kGroupBytes<8>;
-  parallel_for(tokens, threads_for(tokens, tokens * k * 32, threads), [&](int64_t t) {
-    const int64_t block = ids[t] / kBlockCols, lane = ids[t] % kBlockCols;
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t at = block * groups + g;
-      const float scale = half_to_float(scales[at * kBlockCols + lane]);
-      const float minimum = minima ? half_to_float(minima[at * kBlockCols + lane]) : 0.0f;
-      alignas(64) float values[kGroup];
-      for (int64_t j = 0; j < kGroup; ++j) {
-        const int64_t within = bits == 8 ? j : j % (kGroup / 2);
-        const uint8_t byte = codes[at * group_bytes + within / 4 * 64 + lane * 4 + within % 4];
-        const int code = bits == 8 ? byte : j < kGroup / 2 ? byte & 15 : byte >> 4;
-        values[j] = scale * static_cast<float>(code - zero) + minimum;
-      }
-      store16(out + t * k + g * kGroup, load16(values));
-      store16(out + t * k + g * kGroup + 16, load16(values + 16));
-    }
+                                  const uint16_t* minima, const uint8_t* table, int64_t k, int64_t groups, int bits, int zero,
+                                  bf16* out, int threads) {
+  const QuantizedWeight weight{codes, scales, minima, table, 0, k, groups};
+  with_layout(bits, k / groups, table != nullptr, [&](auto layout) {
+    parallel_for(tokens, threads_for(tokens, tokens * k * 32, threads), [&](int64_t t) {
+      unpack_row<decltype(layout)>(weight, ids[t] / kBlockCols, ids[t] % kBlockCols, zero, out + t * k);
+    });
   });
 }
 

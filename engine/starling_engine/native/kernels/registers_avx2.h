@@ -55,6 +55,12 @@ inline void store_high_halves(bf16* p, IReg v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 
+// As for AVX-512: 16 bytes in each half.
+inline IReg broadcast_bytes(const uint8_t* p) {
+  return (IReg)_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline IReg look_up_bytes(IReg table, IReg codes) { return (IReg)_mm256_shuffle_epi8((__m256i)table, (__m256i)codes); }
+
 // As for AVX-512 without VNNI.
 #define STARLING_BYTE_PAIRS
 typedef int16_t Pairs __attribute__((vector_size(32), may_alias));

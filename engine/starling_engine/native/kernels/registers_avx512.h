@@ -59,6 +59,12 @@ inline void store(bf16* p, Reg v) { _mm256_storeu_si256(reinterpret_cast<__m256i
 inline Reg rounded_to_bf16(Reg v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(v)), 16)); }
 #endif
 
+// 16 bytes in each quarter, and for each byte of `codes`, 0 to 15, one of its quarter.
+inline IReg broadcast_bytes(const uint8_t* p) {
+  return (IReg)_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline IReg look_up_bytes(IReg table, IReg codes) { return (IReg)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes); }
+
 // Sums of products of 4 bytes of `codes`, without sign, and 4 of `x`, with sign and not -128, in each lane. Codes
 // of 8 bits are numbers plus 128. Where kSignedBytes, 128 is subtracted from them here, and sums need no correction.
 #ifdef __AVX512VNNI__

@@ -56,6 +56,11 @@ inline void store(bf16* p, Reg v) { vst1_u16(&p->bits, to_bf16(v)); }
 inline Reg rounded_to_bf16(Reg v) { return vreinterpretq_f32_u32(vshll_n_u16(to_bf16(v), 16)); }
 #endif
 
+inline IReg broadcast_bytes(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+inline IReg look_up_bytes(IReg table, IReg codes) {
+  return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), vreinterpretq_u8_s32(codes)));
+}
+
 // As for AVX-512 without VNNI.
 constexpr bool kSignedBytes = true;
 template <int BITS>
