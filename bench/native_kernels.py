@@ -100,9 +100,7 @@ QUANTIZED = {
 def bench_quantized(clock: Clock) -> Iterator[str]:
     """Matrices in 2 to 8 bits beside those in bf16: the GB/s of what they read, and how many times as fast they are."""
     plain = [ops.pack_linear(torch.randn(shape).to(BF16)) for _ in range(LAYERS) for shape in LAYER_SHAPES]
-    packed = {
-        name: [pack_random(shape, form) for _ in range(LAYERS) for shape in LAYER_SHAPES] for name, form in QUANTIZED.items()
-    }
+    packed = {name: [pack_random(shape, form) for _ in range(LAYERS) for shape in LAYER_SHAPES] for name, form in QUANTIZED.items()}
     size = sum(weight.n * weight.k for weight in plain)
     for m in (1, 2, 4, 8, 16, 32, 128, 1024):
         x = {k: torch.randn(m, k).to(BF16) for k in (1024, 2048, 3072)}

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from starling_engine.errors import ModelError
+from starling_engine.gguf.reader import GgufFile, is_gguf
+from starling_engine.gguf.tokenizer import read_gguf_tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +23,13 @@ class TokenizerFiles(NamedTuple):
     config: dict[str, Any]
 
 
-def read_tokenizer(folder: Path) -> TokenizerFiles:
-    """Reads tokenizer.json and the small files next to it. Raises ModelError when they cannot be used."""
-    config = _read_json(folder / "tokenizer_config.json")
-    backend = _load_backend(folder)
-    named, extra = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+def read_tokenizer(path: Path) -> TokenizerFiles:
+    """Reads tokenizer.json and the small files next to it, or a GGUF file. Raises ModelError when they cannot be used."""
+    if is_gguf(path):
+        return TokenizerFiles(*read_gguf_tokenizer(GgufFile(path)))
+    config = _read_json(path / "tokenizer_config.json")
+    backend = _load_backend(path)
+    named, extra = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
     _add_missing_tokens(backend, config.get("added_tokens_decoder") or {})
     known = [token for token in [*named.values(), *extra] if backend.token_to_id(token) is not None]
     backend.add_special_tokens(_without_those_marked(backend, known))

@@ -46,7 +46,7 @@ def named(name: str) -> Bad:
 
 
 _EXAMPLE: dict[type, Any] = {str: "x", int: 8, bool: False, float: 0.5}
-SOURCE = "must be hf://org/name, hf://org/name@revision, pvc://claim/path or file:///path"
+SOURCE = "must be hf://org/name[:file.gguf][@revision], pvc://claim/path or file:///path"
 SIZE = "must be bytes or a quantity such as 4Gi or 500M"
 NAME = "must be the name of an object"
 FOLDER = "must be an absolute folder below /"

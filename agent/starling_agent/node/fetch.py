@@ -16,7 +16,7 @@ from typing import TextIO
 
 import msgspec
 from starling_engine.errors import ModelError
-from starling_engine.weights.hub import resolve_commit, resolve_model, split_name
+from starling_engine.weights.hub import HubName, resolve_commit, resolve_model, split_name
 
 from starling_agent.node.failures import NodeFailure, fatal, transient
 from starling_agent.node.fetch_messages import Fetched, FetchFailed, FetchMessage, FetchProgress
@@ -27,9 +27,9 @@ LOCK_SECONDS = 0.2
 
 
 def fetch(name: str, cache: Path) -> Path:
-    """Returns the folder of the verified snapshot. Raises NodeFailure or ModelError."""
-    repo, revision = split_name(name)
-    home = cache / "hub" / f"models--{repo.replace('/', '--')}"
+    """Returns the folder of the verified snapshot, or a GGUF file in it. Raises NodeFailure or ModelError."""
+    wanted = split_name(name)
+    home = cache / "hub" / f"models--{wanted.repo.replace('/', '--')}"
     try:
         home.mkdir(parents=True, exist_ok=True)
         lock = (home / ".starling.lock").open("a")
@@ -38,24 +38,25 @@ def fetch(name: str, cache: Path) -> Path:
     with lock:
         _acquire(lock)
         try:
-            return _download(name, repo, revision, home)
+            return _download(name, wanted, home)
         except OSError as error:
             raise transient(f"{name}: {error}") from error
 
 
-def _download(name: str, repo: str, revision: str | None, home: Path) -> Path:
-    with _watched(home / "blobs", _listing(repo, revision)):
-        folder = resolve_model(name)
+def _download(name: str, wanted: HubName, home: Path) -> Path:
+    with _watched(home / "blobs", _listing(wanted)):
+        model = resolve_model(name)
+    folder = wanted.snapshot(model)
     verified = home / ".starling-verified"
     marker = verified / folder.name
     if marker.exists() and marker.read_text() == fingerprint(folder):
-        return folder
+        return model
     # Listed again, by commit: the branch may have moved meanwhile.
-    if files := _listing(repo, folder.name):
+    if files := _listing(wanted._replace(revision=folder.name)):
         verify(folder, files, _verify_progress(sum(file.size for file in files)))
         verified.mkdir(exist_ok=True)
         marker.write_text(fingerprint(folder))
-    return folder
+    return model
 
 
 def resolve(name: str, cache: Path) -> str:
@@ -63,7 +64,7 @@ def resolve(name: str, cache: Path) -> str:
 
     The cache stores it where the hub's own client does. Raises ModelError, and errors of the hub's client when it refuses.
     """
-    repo, revision = split_name(name)
+    repo, revision, _ = split_name(name)
     known = cache / "hub" / f"models--{repo.replace('/', '--')}" / "refs" / (revision or "main")
     try:
         commit = resolve_commit(repo, revision)
@@ -78,10 +79,10 @@ def resolve(name: str, cache: Path) -> str:
     return commit
 
 
-def _listing(repo: str, revision: str | None) -> list[RemoteFile]:
+def _listing(name: HubName) -> list[RemoteFile]:
     """Lists the files; empty when the hub does not answer. The download itself fails then if the cache lacks one."""
     try:
-        return list_files(repo, revision)
+        return list_files(name)
     except Exception as error:  # noqa: BLE001 - the hub's client lets errors of several HTTP libraries through
         print(f"the hub's list of files is not available: {error}", file=sys.stderr)
         return []

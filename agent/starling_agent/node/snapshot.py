@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starling_engine.weights.hub import ALLOWED, IGNORED
+from starling_engine.weights.hub import HubName
 
 from starling_agent.node.failures import transient
 
@@ -28,13 +28,16 @@ class RemoteFile:
         return self.sha256 or self.blob
 
 
-def list_files(repo: str, revision: str | None) -> list[RemoteFile]:
+def list_files(name: HubName) -> list[RemoteFile]:
     """Lists the files that serving needs. Raises errors of the hub's client."""
     from huggingface_hub import HfApi, RepoFile
     from huggingface_hub.utils._paths import filter_repo_objects
 
-    entries = (entry for entry in HfApi().list_repo_tree(repo, revision=revision, recursive=True) if isinstance(entry, RepoFile))
-    wanted = filter_repo_objects(entries, allow_patterns=[*ALLOWED], ignore_patterns=[*IGNORED], key=lambda entry: entry.path)
+    allowed, ignored = name.patterns
+    entries = (
+        entry for entry in HfApi().list_repo_tree(name.repo, revision=name.revision, recursive=True) if isinstance(entry, RepoFile)
+    )
+    wanted = filter_repo_objects(entries, allow_patterns=allowed, ignore_patterns=ignored, key=lambda entry: entry.path)
     return [RemoteFile(e.path, e.size, e.blob_id, e.lfs.sha256 if e.lfs is not None else None) for e in wanted]
 
 

@@ -33,7 +33,7 @@ from starling_agent.node.pinned_commit import PinnedCommit, pinned
 from starling_agent.node.progress import ProgressReporter
 from starling_agent.node.recovery import Restart, after_failure
 from starling_agent.node.switchable_app import SwitchableApp
-from starling_agent.node.weights import obtain, weights_digest
+from starling_agent.node.weights import commit_of, obtain, weights_digest
 from starling_agent.report_state import ReportState
 from starling_agent.server.process_memory import freeze_objects
 
@@ -132,10 +132,9 @@ class Supervisor:
             raise fatal(wrong)
         args = engine_args(self._config)
         model = await pinned(self._config.model, self._pinned_commit, self._state)
-        folder = await obtain(model, self._progress.report, lambda cause: self._state.update(last_error=cause))
-        commit = folder.name if model.source.startswith("hf://") else None
-        self._state.update(commit=commit, weights=await asyncio.to_thread(weights_digest, folder))
-        return dataclasses.replace(args, model=str(folder))
+        path = await obtain(model, self._progress.report, lambda cause: self._state.update(last_error=cause))
+        self._state.update(commit=commit_of(model, path), weights=await asyncio.to_thread(weights_digest, path))
+        return dataclasses.replace(args, model=str(path))
 
     async def _run_engine(self, args: EngineArgs) -> Restart:
         """Runs an engine to its end. Raises NodeFailure when there is to be no other one."""

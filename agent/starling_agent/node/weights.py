@@ -1,4 +1,4 @@
-"""Finds the folder of `model.source` on this machine, where a repository of the hub is downloaded, and its digest."""
+"""Finds the folder or GGUF file of `model.source` on this machine, where that of the hub is downloaded, and its digest."""
 
 import asyncio
 import hashlib
@@ -9,7 +9,8 @@ from urllib.parse import unquote, urlparse
 
 import structlog
 from starling_engine.errors import ModelError
-from starling_engine.weights.hub import ALLOWED, split_name
+from starling_engine.gguf.reader import GgufFile, is_gguf
+from starling_engine.weights.hub import ALLOWED, FORM, split_name
 
 from starling_agent.contract.config import ModelSourceConfig
 from starling_agent.node.download import Download
@@ -27,13 +28,13 @@ log = structlog.get_logger("starling.agent")
 
 
 async def obtain(model: ModelSourceConfig, on_progress: OnProgress, on_retry: Callable[[str], None]) -> Path:
-    """Returns the folder with the weights. `on_retry` is called with the cause of each new try. Raises NodeFailure."""
+    """Returns where the weights are. `on_retry` is called with the cause of each new try. Raises NodeFailure."""
     match model.source.partition("://"):
         case "file", "://", _:
-            return local_folder(model.source)
+            return local_model(model.source)
         case "hf", "://", name:
             return Path(await _retried(name, model, lambda plain: Download(name, model, on_progress, plain=plain).run(), on_retry))
-    raise fatal(f"model.source: must be file:///path or hf://org/name@revision, got {model.source!r}")
+    raise fatal(f"model.source: must be file:///path or hf://{FORM}, got {model.source!r}")
 
 
 async def resolve(model: ModelSourceConfig, on_retry: Callable[[str], None]) -> str:
@@ -48,20 +49,28 @@ def _no_progress(*_: object) -> None:
     """Ignores progress: resolving a name downloads nothing."""
 
 
-def local_folder(source: str) -> Path:
-    """Returns the folder. Raises NodeFailure when it is missing or cannot be a checkpoint."""
+def commit_of(model: ModelSourceConfig, path: Path) -> str | None:
+    """Returns the commit of what was downloaded to `path`; None for weights that come from elsewhere."""
+    scheme, _, name = model.source.partition("://")
+    return split_name(name).snapshot(path).name if scheme == "hf" else None
+
+
+def local_model(source: str) -> Path:
+    """Returns the folder or GGUF file. Raises NodeFailure when it is missing or cannot be a checkpoint."""
     parts = urlparse(source)
-    folder = Path(unquote(parts.path))
-    if parts.netloc or not folder.is_absolute():
+    path = Path(unquote(parts.path))
+    if parts.netloc or not path.is_absolute():
         raise fatal(f"model.source: file:// needs an absolute path (file:///path), got {source!r}")
     try:
-        if not folder.is_dir():
-            raise fatal(f"model.source: {folder} is not a folder here")
-        if not (folder / "config.json").is_file():
-            raise fatal(f"model.source: {folder} holds no config.json; it must be a checkpoint's own folder")
+        if path.is_file() and is_gguf(path):
+            return path
+        if not path.is_dir():
+            raise fatal(f"model.source: {path} is neither a folder nor a GGUF file here")
+        if not (path / "config.json").is_file():
+            raise fatal(f"model.source: {path} holds no config.json; it must be a checkpoint's own folder, or a GGUF file")
     except OSError as error:
-        raise fatal(f"model.source: {folder} cannot be read: {error.strerror}") from None
-    return folder
+        raise fatal(f"model.source: {path} cannot be read: {error.strerror}") from None
+    return path
 
 
 async def _retried(
@@ -71,7 +80,7 @@ async def _retried(
     try:
         split_name(name)
     except ModelError:
-        raise fatal(f"model.source: must be hf://org/name or hf://org/name@revision, got {model.source!r}") from None
+        raise fatal(f"model.source: must be hf://{FORM}, got {model.source!r}") from None
     delay = FIRST_DELAY
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -86,13 +95,18 @@ async def _retried(
     raise AssertionError("the last attempt returns or raises")
 
 
-def weights_digest(folder: Path) -> str:
+def weights_digest(model: Path) -> str:
     """Returns a text that differs between two checkpoints, made without reading their weights.
 
-    It is the SHA-256, in hex, of names, sizes, headers of weights and content of all other files. Raises OSError.
+    It is the SHA-256, in hex, of names, sizes, headers of weights and content of all other files. Raises OSError, or ModelError for
+    a GGUF file that is damaged.
     """
     digest = hashlib.sha256()
-    for path in _files(folder):
+    if is_gguf(model):
+        digest.update(f"{model.name}\0{model.stat().st_size}\0".encode())
+        digest.update(GgufFile(model).header_bytes)
+        return digest.hexdigest()
+    for path in _files(model):
         with path.open("rb") as content:
             length = _MAX_BYTES
             if path.suffix == _WEIGHTS:

@@ -69,8 +69,9 @@ class ModelSpec(ApiModel):
 
     source: Annotated[ModelSource, EngineArgument("model"), EngineArgument("revision")] = Field(
         description=(
-            "hf://org/name[@revision] is downloaded from the Hugging Face hub, pvc://claim/path is read from a"
+            "hf://org/name[:file.gguf][@revision] is downloaded from the Hugging Face hub, pvc://claim/path is read from a"
             " PersistentVolumeClaim of this namespace, file:///path from the agent's own file system."
+            " A path is that of a folder or of a GGUF file."
         ),
     )
     served_names: Annotated[list[ModelName], DISTINCT] = Field(

@@ -47,8 +47,8 @@ ModelSource = Annotated[
     str,
     Field(max_length=1024),
     must_match(
-        f"^(hf://{_HUB_NAME}/{_HUB_NAME}(@[A-Za-z0-9_./-]+)?|pvc://{_SUBDOMAIN}/[^/].*|file:///[^/].*)$",
-        "must be hf://org/name, hf://org/name@revision, pvc://claim/path or file:///path",
+        f"^(hf://{_HUB_NAME}/{_HUB_NAME}(:[A-Za-z0-9_./-]+[.]gguf)?(@[A-Za-z0-9_./-]+)?|pvc://{_SUBDOMAIN}/[^/].*|file:///[^/].*)$",
+        "must be hf://org/name[:file.gguf][@revision], pvc://claim/path or file:///path",
     ),
     _STEPS_UP,
 ]

@@ -14,6 +14,7 @@ from starling_engine.config import (
     WorkerConfig,
 )
 from starling_engine.errors import ConfigError
+from starling_engine.gguf.reader import is_gguf
 from starling_engine.kv_offload.sizes import host_slots, staging_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.split import check_split
@@ -71,7 +72,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         memory_fraction=args.gpu_memory_utilization,
         attention_backend=args.attention_backend,
         enforce_eager=args.enforce_eager,
-        quantization=_quantization(args, model),
+        quantization=_quantization(args, model, folder),
         fp8_cache=_fp8_cache(args, model),
         local_ranks=local_ranks,
         num_threads=max(1, (args.num_threads or cpu_limit()) // local_ranks),
@@ -106,9 +107,11 @@ def _own_drafts(args: EngineArgs, scheduler: SchedulerConfig) -> SpeculativeConf
     return speculative if possible else None
 
 
-def _quantization(args: EngineArgs, model: ModelConfig) -> str | None:
+def _quantization(args: EngineArgs, model: ModelConfig, path: Path) -> str | None:
     """Returns how weights are quantized, if it is possible for the model; the worker checks its device."""
     name = args.quantization
+    if name is not None and is_gguf(path):
+        raise ConfigError(f"{name} is not possible: the weights of a GGUF file are what they are; leave it out", "quantization")
     if name is not None and (model.mla or model.moe):
         what = "latent attention (MLA), which is" if model.mla else "experts, which are"
         raise ConfigError(f"{name} is not possible: this model has {what} not quantized yet; leave it out", "quantization")

@@ -1,4 +1,4 @@
-"""Token embeddings, and the vocabulary split over ranks."""
+"""The vocabulary, split over ranks."""
 
 from collections.abc import Callable
 
@@ -6,36 +6,9 @@ import torch
 from torch.nn import functional as F
 
 from starling_engine.parallel.communicator import Communicator
-from starling_engine.topology.shard import Share
-from starling_engine.weights.weight_slot import WeightSlot
 
 Lookup = Callable[[torch.Tensor], torch.Tensor]
 """ids [T] int64, counted from the first row that this rank holds -> rows [T, hidden_size]."""
-
-
-class TokenEmbedding:
-    """Rows `share` of a table [vocab_size, hidden_size] that is not tied to the head. A tied one is the head's `lookup`."""
-
-    _table: torch.Tensor
-
-    def __init__(self, name: str, share: Share, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._name = name
-        self._share = share
-        self._hidden_size = hidden_size
-        self._dtype = dtype
-        self._device = device
-
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        share = self._share
-        part = (share.slice,) if share.size < share.whole else ()
-        return {f"{self._name}.weight": WeightSlot((share.whole, self._hidden_size), self._load, part)}
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Lookup`."""
-        return F.embedding(ids, self._table)
-
-    def _load(self, tensor: torch.Tensor) -> None:
-        self._table = torch.empty(tensor.shape, dtype=self._dtype, device=self._device).copy_(tensor)
 
 
 class Vocabulary:

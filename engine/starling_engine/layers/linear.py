@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import WeightSlot, part_slot
 
@@ -23,6 +24,7 @@ class LinearShape:
     outs    the rows of each that this rank holds
     ins     the columns that this rank holds: if not all, its product is one of several that have to be added up
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
+    only_lookup  nothing is multiplied: an embedding of its own
     gated   of two equal modules: the output is silu of the first one's product times the second's
     exact   the product is not rounded to the weights' dtype on its way: for a router, whose near ties would fall otherwise
     """
@@ -34,6 +36,7 @@ class LinearShape:
     lookup: bool = False
     gated: bool = False
     exact: bool = False
+    only_lookup: bool = False
 
     @property
     def out_sizes(self) -> tuple[int, ...]:
@@ -58,19 +61,21 @@ class LinearShape:
 class LinearPart:
     """One tensor that a method loads for module `module` of `LinearShape.names`, named `name` after the module ("weight", "bias").
 
-    `shares` are the parts that it takes of the dimensions of the checkpoint's tensor, `element_bytes` as in `WeightSlot`.
+    `shares` are the parts that it takes of the dimensions of the checkpoint's tensor, `element_bytes` as in `WeightSlot`. Of one
+    with `codes` the method takes what the checkpoint has quantized.
     """
 
     module: int
     name: str
     shares: tuple[Share, ...]
     element_bytes: float | None = None
+    codes: bool = False
 
 
 class LinearMethod(Protocol):
     """Stores and multiplies one matrix. Each `Linear` has a method object of its own.
 
-    The calls come in this order: `create` once, `load_part` for each part that it named, `finish` once, then `apply`.
+    The calls come in this order: `create` once, `load_part` or `load_codes` for each part that it named, `finish` once; `apply`.
     """
 
     name: str
@@ -81,6 +86,10 @@ class LinearMethod(Protocol):
 
     def load_part(self, part: LinearPart, tensor: torch.Tensor) -> None:
         """Copies the part in, converting to the method's dtype."""
+        ...
+
+    def load_codes(self, part: LinearPart, matrix: GroupQuantized) -> None:
+        """Takes a part that has `codes`."""
         ...
 
     def finish(self) -> None:
@@ -125,10 +134,11 @@ class Linear:
         self.forward = method.apply if all_reduce is None else self._reduced
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        return {
-            self._name(part): part_slot(part.shares, partial(self._load, part), element_bytes=part.element_bytes)
-            for part in self._parts
-        }
+        return {self._name(part): self._slot(part) for part in self._parts}
+
+    def _slot(self, part: LinearPart) -> WeightSlot:
+        load, load_codes = partial(self._load, part), partial(self._load_codes, part) if part.codes else None
+        return part_slot(part.shares, load, element_bytes=part.element_bytes, load_codes=load_codes)
 
     def _name(self, part: LinearPart) -> str:
         return f"{self.shape.names[part.module]}.{part.name}"
@@ -139,6 +149,13 @@ class Linear:
 
     def _load(self, part: LinearPart, tensor: torch.Tensor) -> None:
         self.method.load_part(part, tensor)
+        self._loaded_one()
+
+    def _load_codes(self, part: LinearPart, matrix: GroupQuantized) -> None:
+        self.method.load_codes(part, matrix)
+        self._loaded_one()
+
+    def _loaded_one(self) -> None:
         self._missing -= 1
         # Not when the whole model is loaded: a method that packs then holds both forms of one matrix only.
         if not self._missing:
@@ -154,9 +171,10 @@ def stacked(
     lookup: bool = False,
     gated: bool = False,
     exact: bool = False,
+    only_lookup: bool = False,
 ) -> LinearShape:
     """Makes a shape. A plain number is a dimension that this rank holds whole."""
-    return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated, exact)
+    return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated, exact, only_lookup)
 
 
 def _share(size: int | Share) -> Share:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from starling_engine.kernels.matmul import linear
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
+from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
 
 
@@ -65,6 +66,9 @@ class StackedMethod(ABC):
 
     def load_part(self, part: LinearPart, tensor: torch.Tensor) -> None:
         self._staged.load(part, tensor)
+
+    def load_codes(self, part: LinearPart, matrix: GroupQuantized) -> None:
+        raise NotImplementedError(f"{part} has no codes: this method takes numbers")
 
     def finish(self) -> None:
         weight, bias = self._staged.release()

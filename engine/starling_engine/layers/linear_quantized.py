@@ -1,20 +1,23 @@
-"""Linear methods that quantize weights while they are loaded: in 8 or 4 bits, on CPUs."""
+"""Linear methods for quantized weights, on CPUs: of a checkpoint, or quantized while they are loaded."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import torch
 
+from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
-from starling_engine.layers.linear_dense import StackedMethod
+from starling_engine.layers.linear_dense import StackedMethod, StackedWeights
 from starling_engine.native import quantized_ops as ops
-from starling_engine.native.group_quantized import INT4, INT8, Format, quantize
+from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize, stacked
 from starling_engine.native.quantized_ops import PackedQuantized
 
 ONLINE: dict[str, Format] = {"int8": INT8, "int4": INT4}
-"""What weights become, by `EngineArgs.quantization`."""
+"""Formats in which weights are kept, by `EngineArgs.quantization`."""
 
 
-class QuantizedLinear(StackedMethod):
+class OnlineQuantizedLinear(StackedMethod):
     """Keeps W in groups of 32 columns with a scale each. Rows of x are rounded to 8 bits on the way."""
 
     _weight: PackedQuantized
@@ -39,4 +42,53 @@ class QuantizedLinear(StackedMethod):
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         out = torch.empty(ids.shape[0], self._weight.k, dtype=torch.bfloat16)
         ops.embedding_quantized(ids, self._weight, out)
+        return out
+
+
+class QuantizedLinear:
+    """Keeps the codes of a checkpoint. Modules of one format are one matrix; others, of one layer, are matrices side by side."""
+
+    name = "quantized"
+
+    def __init__(self, forms: Sequence[Format]) -> None:
+        """`forms` are those of the modules."""
+        self._forms = list(forms)
+        self._matrices: list[GroupQuantized | None] = [None] * len(self._forms)
+        self._pieces: list[tuple[PackedQuantized, torch.Tensor | None]] = []
+
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
+        # The kernel's gate takes blocks of eight rows of two matrices of one format.
+        self._gated = shape.gated and len(set(self._forms)) == 1 and shape.out_size % 16 == 0
+        self._activation = silu_and_mul(dtype, device) if shape.gated and not self._gated else None
+        self._staged = StackedWeights(shape, dtype, device)
+        return [
+            replace(part, element_bytes=self._forms[part.module].element_bytes, codes=True) if part.name == "weight" else part
+            for part in self._staged.parts()
+        ]
+
+    def load_part(self, part: LinearPart, tensor: torch.Tensor) -> None:
+        self._staged.load(part, tensor)
+
+    def load_codes(self, part: LinearPart, matrix: GroupQuantized) -> None:
+        self._matrices[part.module] = matrix
+
+    def finish(self) -> None:
+        bias, row = self._staged.bias, 0
+        for _, found in groupby(self._matrices, lambda matrix: matrix.format if matrix else None):
+            matrix = stacked([each for each in found if each is not None])
+            rows = slice(row, row := row + matrix.codes.shape[0])
+            self._pieces.append((ops.pack_quantized(matrix, gated=self._gated), None if bias is None else bias[rows]))
+        self._matrices.clear()
+        self._staged.bias = None
+
+    def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        out_dtype = out_dtype or torch.bfloat16
+        products = [ops.quantized_linear(x, weight, bias, out_dtype) for weight, bias in self._pieces]
+        whole = products[0] if len(products) == 1 else torch.cat(products, 1)
+        return whole if self._activation is None else self._activation(whole)
+
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        ((weight, _),) = self._pieces
+        out = torch.empty(ids.shape[0], weight.k, dtype=torch.bfloat16)
+        ops.embedding_quantized(ids, weight, out)
         return out

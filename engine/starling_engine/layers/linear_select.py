@@ -1,7 +1,7 @@
 """Chooses how each matrix is stored and multiplied."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -11,13 +11,21 @@ from starling_engine.kernels.matmul import has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear
-from starling_engine.layers.linear_quantized import ONLINE, QuantizedLinear
+from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinear, QuantizedLinear
+from starling_engine.native.group_quantized import Format
 
 logger = logging.getLogger("starling.layers")
 
+NOTHING_STORED: Mapping[str, Format] = {}
 
-def select_linear_method(dtype: torch.dtype, device: torch.device, quantization: str | None = None) -> MethodSelector:
+
+def select_linear_method(
+    dtype: torch.dtype, device: torch.device, quantization: str | None = None, stored: Mapping[str, Format] = NOTHING_STORED
+) -> MethodSelector:
     """Returns the selector for a model of `dtype` on `device`. Logs the choice and its reason once.
+
+    `stored` are the formats of a checkpoint's quantized matrices, by the names of tensors. Where they cannot be multiplied as they
+    are, their numbers are.
 
     Raises ConfigError where `quantization` is not possible; so does the selector for a matrix that cannot be quantized.
     """
@@ -29,11 +37,32 @@ def select_linear_method(dtype: torch.dtype, device: torch.device, quantization:
     # What oneDNN cannot hold, as a head that is tied to the embedding, our kernels can.
     possible = (method, NativeLinear) if method is MkldnnLinear and native.load() is not None else (method,)
 
-    def select(shape: LinearShape) -> LinearMethod:
+    def select_plain(shape: LinearShape) -> LinearMethod:
         for found in possible:
             if _FITS[found](shape):
                 return found()
         return ExactLinear() if shape.exact else DenseLinear()
+
+    return _select_stored(stored, dtype, device, select_plain) if stored else select_plain
+
+
+def _select_stored(
+    stored: Mapping[str, Format], dtype: torch.dtype, device: torch.device, otherwise: MethodSelector
+) -> MethodSelector:
+    if device.type != "cpu" or dtype != torch.bfloat16 or native.load() is None:
+        why = f"kernels for codes are for bfloat16 on a CPU, this is {dtype} on {device.type}"
+        logger.warning("quantized weights are dequantized: %s", why if native.load() else "there are no native kernels here")
+        return otherwise
+    logger.info("quantized matrices: %d, multiplied as they are", len(stored))
+
+    def select(shape: LinearShape) -> LinearMethod:
+        forms = [form for name in shape.names if (form := stored.get(f"{name}.weight")) is not None]
+        if shape.exact or len(forms) < len(shape.names):
+            return otherwise(shape)
+        if any(shape.ins.start % form.group or shape.in_size % form.group for form in forms):
+            logger.warning("dequantized, since a rank's columns are no whole groups: %s", ", ".join(shape.names))
+            return otherwise(shape)
+        return QuantizedLinear(forms)
 
     return select
 
@@ -49,12 +78,14 @@ def _select_quantized(name: str, dtype: torch.dtype, device: torch.device) -> Me
     def select(shape: LinearShape) -> LinearMethod:
         if shape.exact:
             return ExactLinear()
+        if shape.only_lookup:
+            return DenseLinear()
         if shape.in_size % group or (shape.gated and shape.out_size % 16):
             size = f"{shape.out_size} x {shape.in_size}"
             wanted = f"columns in multiples of {group}" + (" and 16 rows" if shape.gated else "")
             what = f"{', '.join(shape.names)} ({size} on a rank)"
             raise ConfigError(f"{name} is not possible for {what}: it wants {wanted}", "quantization")
-        return QuantizedLinear(name)
+        return OnlineQuantizedLinear(name)
 
     return select
 
@@ -78,9 +109,9 @@ def _has_amx() -> bool:
 
 _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
     # The kernel multiplies pairs of columns, and eight gates at a time.
-    NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16),
+    NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16) and not shape.only_lookup,
     # A tied head is also the embedding: a second copy for it would cost more than the slower product.
-    MkldnnLinear: lambda shape: not shape.lookup and not shape.exact,
+    MkldnnLinear: lambda shape: not shape.lookup and not shape.exact and not shape.only_lookup,
     DenseLinear: lambda shape: not shape.exact,
 }
 """Says for each method which matrices it can hold. The others are dense, or exact."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.gguf.config import read_config
+from starling_engine.gguf.reader import GgufFile, is_gguf
 from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.mla_shape import MlaShape
@@ -62,16 +64,24 @@ class ModelConfig:
         return self.mla.rope_dim if self.mla else self.head_dim
 
 
-def load_model_config(folder: Path) -> ModelConfig:
-    """Reads the configs of the checkpoint in `folder`.
+def load_model_config(path: Path) -> ModelConfig:
+    """Reads the configs of the checkpoint at `path`, a folder or a GGUF file.
 
     Raises ModelError naming the field that is missing or wrong, UnsupportedModel for an architecture or a feature that this
     engine does not have.
     """
-    config = Fields.read(folder / "config.json")
-    generation = folder / "generation_config.json"
+    if is_gguf(path):
+        return read_gguf_config(GgufFile(path))
+    config = Fields.read(path / "config.json")
+    generation = path / "generation_config.json"
     extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)
     return parse_model_config(config, extra)
+
+
+def read_gguf_config(file: GgufFile) -> ModelConfig:
+    """Does the same as `load_model_config`, for a file that is open."""
+    config, generation = read_config(file)
+    return parse_model_config(Fields(config, file.path.name), Fields(generation, file.path.name))
 
 
 def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:

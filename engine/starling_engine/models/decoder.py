@@ -11,7 +11,7 @@ from starling_engine.attention.select import Backend
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.layer_specs import stage_layers
-from starling_engine.layers.embedding import TokenEmbedding, Vocabulary
+from starling_engine.layers.embedding import Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
@@ -195,8 +195,8 @@ class Decoder:
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
         rows = self._vocabulary.share
         self._lm_head = build.linear(stacked([names.embedding if tied else names.lm_head], [rows], config.hidden_size, lookup=tied))
-        table = TokenEmbedding(names.embedding, rows, config.hidden_size, build.dtype, build.device)
-        self._embed = self._vocabulary.lookup(self._lm_head.method.lookup if tied else table.forward)
-        first: tuple[HasWeightSlots, ...] = (self._lm_head if tied else table,) if self.stage.first else ()
+        table = self._lm_head if tied else build.linear(stacked([names.embedding], [rows], config.hidden_size, only_lookup=True))
+        self._embed = self._vocabulary.lookup(table.method.lookup)
+        first: tuple[HasWeightSlots, ...] = (table,) if self.stage.first else ()
         last: tuple[HasWeightSlots, ...] = (self._norm, self._lm_head) if self.stage.last else ()
         self._parts: tuple[HasWeightSlots, ...] = (*first, *self._layers, *last)

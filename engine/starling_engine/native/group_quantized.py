@@ -1,6 +1,6 @@
 """Matrices in 2 to 8 bits, with a scale for each group of columns of a row: how they are made, and their product in torch.
 
-The product quantizes the rows of x, too, by groups of as many columns, to 8 bits. `quantized_ops` has the kernels of the same names.
+The product quantizes the rows of x, too, to 8 bits, by groups of as many columns. `quantized_ops` has kernels of the same names.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SCALE_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a matrix's codes are read: as code - zero, or as table[code].
+    """A way to read a matrix's codes: as code - zero, or as table[code].
 
     bits    of a code
     group   columns that share a scale
@@ -68,6 +68,16 @@ class GroupQuantized:
         if self.minima is not None:
             values += self.minima.float()[:, :, None]
         return values.flatten(1)
+
+    def columns(self, part: slice) -> "GroupQuantized":
+        """Returns some columns, cut between groups."""
+        start, stop, _ = part.indices(self.codes.shape[1])
+        if stop - start == self.codes.shape[1]:
+            return self
+        assert start % self.format.group == 0 and stop % self.format.group == 0, "cut within a group"
+        groups = slice(start // self.format.group, stop // self.format.group)
+        minima = None if self.minima is None else self.minima[:, groups].contiguous()
+        return GroupQuantized(self.codes[:, start:stop].contiguous(), self.scales[:, groups].contiguous(), self.format, minima)
 
 
 def stacked(parts: Sequence[GroupQuantized]) -> GroupQuantized:

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from safetensors import SafetensorError, safe_open
-
 from starling_engine.errors import WeightError
-from starling_engine.weights.checkpoint import TensorInfo, read_checkpoint
+from starling_engine.weights.checkpoint import open_checkpoint
+from starling_engine.weights.source import WeightFiles
 
 ENDINGS = (".k_scale", ".v_scale")
 NAMES = {
@@ -29,30 +27,27 @@ class Scaled(Protocol):
     value_scale: float
 
 
-def load_kv_scales(layers: Mapping[str, Scaled], folder: Path) -> None:
+def load_kv_scales(layers: Mapping[str, Scaled], path: Path) -> None:
     """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1.
 
     Raises WeightError naming a scale that is not one positive number.
     """
-    found, count = read_checkpoint(folder), 0
+    files, count = open_checkpoint(path), 0
     for prefix, layer in layers.items():
         for field, names in NAMES.items():
-            name = next((full for each in names if (full := f"{prefix}.{each}") in found), None)
+            name = next((full for each in names if (full := f"{prefix}.{each}") in files.tensors), None)
             if name is not None:
-                setattr(layer, field, _read(name, found[name]))
+                setattr(layer, field, _read(files, name))
                 count += 1
     logger.info("KV cache in float8_e4m3fn: %d of %d scales are the checkpoint's, the others 1", count, 2 * len(layers))
 
 
-def _read(name: str, info: TensorInfo) -> float:
+def _read(files: WeightFiles, name: str) -> float:
+    info = files.tensors[name]
     if math.prod(info.shape) != 1:
         raise WeightError(f"checkpoint: {name} {list(info.shape)} has the wrong shape (expected one number for all heads)")
-    try:
-        with safe_open(info.file, framework="pt", device="cpu") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise WeightError(f"{info.file.name} cannot be read: {error}") from error
-    scale = float(tensor.float().item())
+    with files.open(info.file) as file:
+        scale = float(file.read(name, ()).float().item())
     if not 0 < scale < math.inf:
         raise WeightError(f"checkpoint: {name} is {scale}; a scale is a positive number")
     return scale

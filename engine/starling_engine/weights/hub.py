@@ -1,40 +1,60 @@
-"""Resolves the name of a model to a folder on disk: a local one, or a repository of the Hugging Face hub."""
+"""Resolves the name of a model to a folder or a GGUF file on disk: a local one, or one of the Hugging Face hub."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from starling_engine.errors import ModelError
+from starling_engine.gguf.reader import is_gguf
 
 ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """Configs, weights and tokenizers; never pickles or code."""
 IGNORED = ("*/*", "consolidated*")
 """Other formats of the same weights, which some repositories have beside them, or in folders."""
 
-REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(:(?P<file>[\w./-]+\.gguf))?(@(?P<revision>.+))?")
+FORM = "org/name[:file.gguf][@revision]"
+
+
+class HubName(NamedTuple):
+    """A repository of the hub, or one GGUF file of it; `revision` None is the main branch."""
+
+    repo: str
+    revision: str | None
+    file: str | None = None
+
+    @property
+    def patterns(self) -> tuple[list[str], list[str]]:
+        """The files that serving needs, and which of them it does not."""
+        return ([self.file], []) if self.file is not None else ([*ALLOWED], [*IGNORED])
+
+    def snapshot(self, model: Path) -> Path:
+        """Returns the folder of the repository's files, of which `model` is this one."""
+        return model if self.file is None else model.parents[len(Path(self.file).parts) - 1]
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """Returns the folder of the model `name`: a path, "org/name" or "org/name@revision". A local folder wins.
+    """Returns the path of the model `name`: a local one, or one of the hub (see FORM). What is here wins.
 
     Downloads files that the cache lacks, unless HF_HUB_OFFLINE is set. Raises ModelError with the reason when it cannot.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    repo, named_revision = split_name(name)
-    if named_revision and revision and named_revision != revision:
-        raise ModelError(f"{name}: the name and the argument ask for two revisions, {named_revision} and {revision}")
-    return _download(repo, named_revision or revision)
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and is_gguf(path)):
+        return path
+    wanted = split_name(name)
+    if wanted.revision and revision and wanted.revision != revision:
+        raise ModelError(f"{name}: the name and the argument ask for two revisions, {wanted.revision} and {revision}")
+    return _download(wanted._replace(revision=wanted.revision or revision))
 
 
-def split_name(name: str) -> tuple[str, str | None]:
-    """Splits "org/name@revision" into repository and revision. Raises ModelError for any other form."""
-    repo, at, revision = name.partition("@")
-    if not REPO_ID.fullmatch(repo) or (at and not revision):
-        raise ModelError(f"{name} is neither a folder here nor the id of a repository (org/name or org/name@revision)")
-    return repo, revision or None
+def split_name(name: str) -> HubName:
+    """Splits a name of the form FORM. Raises ModelError for any other."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise ModelError(f"{name} is neither a folder nor a GGUF file here, nor the name of one on the hub ({FORM})")
+    return HubName(match["repo"], match["revision"], match["file"])
 
 
 def resolve_commit(repo: str, revision: str | None) -> str:
@@ -45,12 +65,18 @@ def resolve_commit(repo: str, revision: str | None) -> str:
         return str(HfApi().model_info(repo, revision=revision).sha)
 
 
-def _download(repo: str, revision: str | None) -> Path:
+def _download(name: HubName) -> Path:
     # Here, since importing it takes longer than the rest of the engine without torch.
     from huggingface_hub import snapshot_download
 
-    with _reasons(repo, revision):
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*ALLOWED], ignore_patterns=[*IGNORED]))
+    allowed, ignored = name.patterns
+    with _reasons(name.repo, name.revision):
+        folder = Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=allowed, ignore_patterns=ignored))
+    if name.file is None:
+        return folder
+    if not (folder / name.file).is_file():
+        raise ModelError(f"{name.repo} has no file {name.file}")
+    return folder / name.file
 
 
 @contextmanager

@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from starling_engine.errors import WeightError
-from starling_engine.weights.checkpoint import DTYPE_BYTES, TensorInfo, read_checkpoint
+from starling_engine.weights.checkpoint import open_checkpoint
+from starling_engine.weights.source import TensorInfo, TensorReader, WeightFiles
 from starling_engine.weights.weight_slot import Loadable, WeightSlot
 
 Progress = Callable[[int, int], None]
@@ -26,31 +25,32 @@ def no_progress(_done: int, _total: int) -> None:
     """Does nothing, for callers that show no progress."""
 
 
-def load_weights(model: Loadable, folder: Path, progress: Progress = no_progress) -> None:
-    """Loads the checkpoint in `folder` into every slot of `model`.
+def load_weights(model: Loadable, path: Path, progress: Progress = no_progress) -> None:
+    """Loads the checkpoint at `path`, a folder or a GGUF file, into every slot of `model`.
 
     Raises WeightError naming tensors that are missing, unknown, misshapen or of a dtype that cannot be converted. Headers tell, so
     that is checked before the first byte is copied.
     """
     slots = model.weight_slots()
-    found = read_checkpoint(folder)
+    files = open_checkpoint(path)
+    found = files.tensors
     sources = _match(slots, found)
     known = slots.keys() | model.duplicates().keys() | {source.tensor for source in sources.values()}
     _refuse("is not known to this model", [n for n in found if n not in known and not model.ignores(n)])
-    _copy(slots, sources, progress)
-    _check_duplicates(model, found)
+    _copy(slots, files, sources, progress)
+    _check_duplicates(model, files)
 
 
 class Checkpoint:
-    """Loads parts of the checkpoint in a folder while the model runs."""
+    """Loads parts of the checkpoint at a path while the model runs."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises as `read_checkpoint`."""
-        self._found = read_checkpoint(folder)
+    def __init__(self, path: Path) -> None:
+        """Raises as `open_checkpoint`."""
+        self._files = open_checkpoint(path)
 
     def fill(self, slots: Mapping[str, WeightSlot]) -> None:
         """Raises as `load_weights`."""
-        _copy(slots, _match(slots, self._found), no_progress)
+        _copy(slots, self._files, _match(slots, self._files.tensors), no_progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Source:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[self.info.dtype]
+        return int(math.prod(self.shape) * (self.info.element_bytes or 0))
 
 
 def _match(slots: Mapping[str, WeightSlot], found: Mapping[str, TensorInfo]) -> dict[str, _Source]:
@@ -80,7 +80,7 @@ def _match(slots: Mapping[str, WeightSlot], found: Mapping[str, TensorInfo]) -> 
     )
     _refuse(
         "has a dtype that cannot be loaded",
-        [f"{name} ({s.info.dtype})" for name, s in each.items() if s.info.dtype not in DTYPE_BYTES],
+        [f"{name} ({s.info.dtype})" for name, s in each.items() if s.info.element_bytes is None],
     )
     return sources
 
@@ -94,18 +94,22 @@ def _source(name: str, slot: WeightSlot, found: Mapping[str, TensorInfo]) -> _So
     return _Source(alias.tensor, found[alias.tensor], slot.local_shape, alias.shape, alias.index)
 
 
-def _copy(slots: Mapping[str, WeightSlot], sources: Mapping[str, _Source], progress: Progress) -> None:
+def _copy(slots: Mapping[str, WeightSlot], files: WeightFiles, sources: Mapping[str, _Source], progress: Progress) -> None:
     total = sum(source.num_bytes for source in sources.values())
     done = 0
     for path, names in _by_file(sources).items():
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in names:
-                    slots[name].load(_read(file, sources[name]))
-                    done += sources[name].num_bytes
-                    progress(done, total)
-        except (SafetensorError, OSError) as error:
-            raise WeightError(f"{path.name} cannot be read: {error}") from error
+        with files.open(path) as file:
+            for name in names:
+                _load(slots[name], file, sources[name])
+                done += sources[name].num_bytes
+                progress(done, total)
+
+
+def _load(slot: WeightSlot, file: TensorReader, source: _Source) -> None:
+    if slot.load_codes is not None and source.info.form is not None:
+        slot.load_codes(file.read_codes(source.tensor, source.index))
+    else:
+        slot.load(file.read(source.tensor, source.index))
 
 
 def _by_file(sources: Mapping[str, _Source]) -> dict[Path, list[str]]:
@@ -116,12 +120,6 @@ def _by_file(sources: Mapping[str, _Source]) -> dict[Path, list[str]]:
     return wanted
 
 
-def _read(file: Any, source: _Source) -> torch.Tensor:
-    """Reads only the part that is needed: the whole tensor may hold all experts of a layer."""
-    tensor: torch.Tensor = file.get_slice(source.tensor)[source.index] if source.index else file.get_tensor(source.tensor)
-    return tensor
-
-
 def _refuse(fault: str, names: list[str]) -> None:
     if not names:
         return
@@ -130,18 +128,17 @@ def _refuse(fault: str, names: list[str]) -> None:
     raise WeightError(f"checkpoint: {shown}{more} {fault}")
 
 
-def _check_duplicates(model: Loadable, found: Mapping[str, TensorInfo]) -> None:
+def _check_duplicates(model: Loadable, files: WeightFiles) -> None:
     """Raises WeightError where two copies of a tied tensor differ: the model would give wrong tokens silently."""
     slots = model.weight_slots()
     for name, original in model.duplicates().items():
-        if name not in found or original not in slots:  # another stage has it
+        if name not in files.tensors or original not in slots:  # another stage has it
             continue
         part = slots[original].part
-        if not torch.equal(_part(found, name, part), _part(found, original, part)):
+        if not torch.equal(_read(files, name, part), _read(files, original, part)):
             raise WeightError(f"checkpoint: {name} differs from {original}, but config.json says tie_word_embeddings: true")
 
 
-def _part(found: Mapping[str, TensorInfo], name: str, part: tuple[slice, ...]) -> torch.Tensor:
-    with safe_open(found[name].file, framework="pt", device="cpu") as file:
-        tensor: torch.Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
-        return tensor
+def _read(files: WeightFiles, name: str, part: tuple[slice, ...]) -> torch.Tensor:
+    with files.open(files.tensors[name].file) as file:
+        return file.read(name, part).clone()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
 
 
@@ -28,6 +29,7 @@ class WeightSlot:
     part   slices of the dimensions, from the first on; dimensions without a slice are whole
     alias  another tensor that may hold the part
     element_bytes   what the model keeps of an element; None: as many bytes as its dtype has
+    load_codes      does as `load` with a matrix that the checkpoint has quantized; None where the model wants numbers
     """
 
     shape: tuple[int, ...]
@@ -35,6 +37,7 @@ class WeightSlot:
     part: tuple[slice, ...] = ()
     alias: Alias | None = None
     element_bytes: float | None = None
+    load_codes: Callable[[GroupQuantized], None] | None = None
 
     def held_bytes(self, itemsize: int) -> int:
         """Returns the bytes that the model keeps of the part, if its dtype has `itemsize`."""
@@ -85,8 +88,9 @@ def part_slot(
     load: Callable[[torch.Tensor], None],
     alias: Alias | None = None,
     element_bytes: float | None = None,
+    load_codes: Callable[[GroupQuantized], None] | None = None,
 ) -> WeightSlot:
     """Returns the slot that takes `shares` of the dimensions of a tensor."""
     whole = all(share.size == share.whole for share in shares)
     part = () if whole else tuple(share.slice for share in shares)
-    return WeightSlot(tuple(share.whole for share in shares), load, part, alias, element_bytes)
+    return WeightSlot(tuple(share.whole for share in shares), load, part, alias, element_bytes, load_codes)

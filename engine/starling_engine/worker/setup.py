@@ -18,6 +18,7 @@ from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.ranks import RankCommunicators, join_ranks
 from starling_engine.platforms.base import Platform
 from starling_engine.weights.cache_scales import load_kv_scales
+from starling_engine.weights.checkpoint import stored_formats
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.weights.weight_slot import WeightSource
@@ -51,7 +52,8 @@ class RankSetup:
             latent=model.mla is not None,
             fp8_cache=config.fp8_cache,
         )
-        linear = select_linear_method(dtype, platform.device, config.quantization)
+        stored = {} if config.load_format == "dummy" else stored_formats(Path(config.model_path))
+        linear = select_linear_method(dtype, platform.device, config.quantization, stored)
         return cls(config, platform, dtype, model, attention, linear, join_ranks(config, tick, platform.device))
 
     def expert_ranks(self) -> ExpertRanks | None:

@@ -9,7 +9,7 @@ from starling_agent.contract.config import is_pinned
 
 MODELS_PATH = "/models"
 """Mount point of a claim with weights, read-only."""
-_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+\.gguf)?(@[\w./-]+)?")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 FIELD = "model.source"
 
@@ -29,7 +29,7 @@ class ModelSource:
 
 
 def parse_source(text: str) -> ModelSource:
-    """Parses hf://org/name[@revision], pvc://claim/path or file:///path. Raises ValueError naming the field."""
+    """Parses hf://org/name[:file.gguf][@revision], pvc://claim/path or file:///path. Raises ValueError naming the field."""
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "hf":
         return _hub(text, rest)
@@ -37,12 +37,12 @@ def parse_source(text: str) -> ModelSource:
         return _claim(text, rest)
     if separator and scheme == "file" and rest.startswith("/"):
         return ModelSource("file", text)
-    raise ValueError(f"{FIELD}: must be hf://org/name[@revision], pvc://claim/path or file:///path, got {text!r}")
+    raise ValueError(f"{FIELD}: must be hf://org/name[:file.gguf][@revision], pvc://claim/path or file:///path, got {text!r}")
 
 
 def _hub(text: str, name: str) -> ModelSource:
     if not _HUB.fullmatch(name):
-        raise ValueError(f"{FIELD}: after hf:// comes org/name or org/name@revision, got {text!r}")
+        raise ValueError(f"{FIELD}: after hf:// comes org/name[:file.gguf][@revision], got {text!r}")
     return ModelSource("hf", text)
 
 

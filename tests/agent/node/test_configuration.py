@@ -11,7 +11,7 @@ from starling_agent.contract.identity import read_identity
 from starling_agent.node.configuration import layout_error, read_configuration
 from starling_agent.node.engine_args import engine_args, possible_names
 from starling_agent.node.failures import NodeFailure, Unreadable
-from starling_agent.node.weights import local_folder, obtain
+from starling_agent.node.weights import local_model, obtain
 
 from tests.agent.node.conftest import MODEL, configuration
 
@@ -127,15 +127,15 @@ def test_a_layout_or_node_that_cannot_be_is_refused_with_the_reason(
 @pytest.mark.parametrize("source", ["file://relative/path", "file://", "file:///no/such", "file:///etc/hostname", "file:///etc"])
 def test_a_folder_without_a_checkpoint_is_refused(source: str):
     with pytest.raises(NodeFailure, match=r"model\.source"):
-        local_folder(source)
+        local_model(source)
 
 
 def test_a_file_url_names_a_folder_also_with_spaces(tmp_path: Path):
-    assert local_folder(MODEL.as_uri()) == MODEL
+    assert local_model(MODEL.as_uri()) == MODEL
     spaced = tmp_path / "a model"
     spaced.mkdir()
     (spaced / "config.json").write_text("{}")
-    assert local_folder(spaced.as_uri()) == spaced
+    assert local_model(spaced.as_uri()) == spaced
 
 
 @pytest.mark.parametrize("source", ["org/name", "s3://bucket", "hf://", "hf://a/b/c", "hf://org/name@", "", "pvc://claim/x"])

@@ -28,8 +28,9 @@ READ = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 
 
 @contextmanager
-def model(**args: Any) -> Iterator[LLM]:
-    with LLM(MODEL, dtype="bfloat16", max_model_len=1024, max_num_seqs=4, kv_cache_memory_bytes=16 << 20, **args) as llm:
+def model(path: Path | str = MODEL, **args: Any) -> Iterator[LLM]:
+    settings = {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 4, "kv_cache_memory_bytes": 16 << 20, **args}
+    with LLM(str(path), **settings) as llm:
         yield llm
 
 

@@ -104,7 +104,7 @@ def test_a_local_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./models/x", "a/b/c", "org/name@", "models/../x"])
 def test_a_name_that_is_neither_is_refused_without_asking_the_hub(name: str) -> None:
-    with pytest.raises(ModelError, match="neither a folder here nor"):
+    with pytest.raises(ModelError, match="neither a folder nor a GGUF file here, nor"):
         resolve_model(name)
 
 

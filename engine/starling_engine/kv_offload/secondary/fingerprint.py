@@ -11,10 +11,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
+from starling_engine.config import QUANTIZATION_VERSION
 from starling_engine.errors import ModelError
+from starling_engine.gguf.reader import GgufFile, is_gguf
 
 KV_LAYOUT = 2
 """Version of the order of a chunk's keys and values, of their meaning (rotated keys), and of `identity`."""
+
+SAMPLE_BYTES = 256
+"""Read of each tensor, from its middle."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> 
     """
     folder = Path(model_path)
     try:
+        if is_gguf(folder):
+            return _of_gguf(folder, load_format, seed, dtype)
         if load_format == "dummy":
             return Fingerprint(f"{folder.name} (dummy weights)", f"dummy {seed} {_config_hash(folder)}", dtype)
         repository = _hub_name(folder)
@@ -48,6 +55,16 @@ def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> 
         return Fingerprint(repository, f"{repository} {_content_hash(folder)}", dtype)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ModelError(f"{folder} has no fingerprint, its files cannot be read: {error!r}") from error
+
+
+def _of_gguf(path: Path, load_format: str, seed: int, dtype: str) -> Fingerprint:
+    file = GgufFile(path)
+    digest = sha256(file.header_bytes)
+    if load_format == "dummy":
+        return Fingerprint(f"{path.name} (dummy weights)", f"dummy {seed} {digest.hexdigest()}", dtype)
+    for tensor in file.tensors.values():
+        digest.update(file.middle_of(tensor, SAMPLE_BYTES))
+    return Fingerprint(path.name, f"{digest.hexdigest()} (version {QUANTIZATION_VERSION})", dtype)
 
 
 def _hub_name(folder: Path) -> str | None:
@@ -73,7 +90,7 @@ def _content_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _samples(file: BinaryIO, size: int, sample_bytes: int = 256) -> Iterator[bytes]:
+def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yields the header of a safetensors file, and the middle of each tensor; all of a small one, such as a scale."""
     length = int.from_bytes(file.read(8), "little")
     if length > size:
@@ -82,7 +99,7 @@ def _samples(file: BinaryIO, size: int, sample_bytes: int = 256) -> Iterator[byt
     yield header
     tensors = [info["data_offsets"] for name, info in json.loads(header).items() if name != "__metadata__"]
     pieces = [
-        (8 + length + max(start, (start + end - sample_bytes) // 2), min(sample_bytes, end - start)) for start, end in tensors
+        (8 + length + max(start, (start + end - SAMPLE_BYTES) // 2), min(SAMPLE_BYTES, end - start)) for start, end in tensors
     ]
     for at, count in pieces:  # requested all at once: one by one, a cold disk's delays would add up
         os.posix_fadvise(file.fileno(), at, count, os.POSIX_FADV_WILLNEED)

@@ -1,0 +1,273 @@
+"""The header of a GGUF file: its metadata, and where its tensors lie (ggml's docs/gguf.md). Imports no torch.
+
+Everything is checked against the size of the file before memory is taken for it: files come from strangers.
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from starling_engine.errors import ModelError
+
+SUFFIX = ".gguf"
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Types of numbers in the metadata, as `struct` has them."""
+_STRING, _ARRAY = 8, 9
+_LEAST_BYTES = {"entries": 13, "tensors": 24, "strings": 8}
+"""Least bytes of one of them in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A type of tensors: `elements` of a row are `size` bytes."""
+
+    name: str
+    elements: int
+    size: int
+
+
+BLOCK_TYPES = {
+    number: BlockType(*fields)
+    for number, fields in {
+        0: ("F32", 1, 4),
+        1: ("F16", 1, 2),
+        2: ("Q4_0", 32, 18),
+        3: ("Q4_1", 32, 20),
+        6: ("Q5_0", 32, 22),
+        7: ("Q5_1", 32, 24),
+        8: ("Q8_0", 32, 34),
+        10: ("Q2_K", 256, 84),
+        11: ("Q3_K", 256, 110),
+        12: ("Q4_K", 256, 144),
+        13: ("Q5_K", 256, 176),
+        14: ("Q6_K", 256, 210),
+        20: ("IQ4_NL", 32, 18),
+        23: ("IQ4_XS", 256, 136),
+        30: ("BF16", 1, 2),
+        39: ("MXFP4", 32, 17),
+    }.items()
+}
+"""Types that can be read, by ggml's numbers."""
+OTHER_TYPES = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16",
+    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
+}  # fmt: skip
+"""Names of types that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor at byte `start` of the file; `shape` in torch's order, the rows' elements last."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: BlockType
+    start: int
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) // self.type.elements * self.type.size
+
+
+class _Cursor:
+    """Reads values one behind the other. Raises ModelError past the end."""
+
+    def __init__(self, data: mmap.mmap, file: Path) -> None:
+        self.data = data
+        self.file = file
+        self.at = 0
+
+    def number(self, letter: str, what: str) -> Any:
+        self.need(size := struct.calcsize(f"<{letter}"), what)
+        (value,) = struct.unpack_from(f"<{letter}", self.data, self.at)
+        self.at += size
+        return value
+
+    def count(self, things: str, what: str) -> int:
+        """Reads how many there are, and checks that the file has room for as many."""
+        count: int = self.number("Q", what)
+        self.need(count * _LEAST_BYTES[things], f"{what}: {count} {things}")
+        return count
+
+    def text(self, what: str) -> str:
+        self.need(length := self.number("Q", what), f"{what}: a string of {length} bytes")
+        self.at += length
+        try:
+            return self.data[self.at - length : self.at].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fault(f"{what} is not UTF-8: {error}") from None
+
+    def skip_texts(self, count: int, what: str) -> None:
+        unpack, data, at, end = struct.Struct("<Q").unpack_from, self.data, self.at, len(self.data)
+        for _ in range(count):
+            if at + 8 > end:
+                break
+            at += 8 + unpack(data, at)[0]
+        if at > end:
+            raise self.fault(f"{what} goes beyond the end of the file")
+        self.at = at
+
+    def need(self, size: int, what: str) -> None:
+        if size > len(self.data) - self.at:
+            raise self.fault(f"{what} goes beyond the end of the file")
+
+    def fault(self, text: str) -> ModelError:
+        return ModelError(f"{self.file}: {text}; the file is damaged, or cut short")
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array of the metadata, read when it is asked for."""
+
+    kind: int
+    count: int
+    start: int
+
+
+class GgufFile:
+    """The header of the file at `path`. Raises ModelError naming what is wrong with it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        cursor = _Cursor(self._data, path)
+        tensors, entries = self._counts(cursor)
+        self._values = self._read_entries(cursor, entries)
+        self.tensors: Mapping[str, GgufTensor] = self._read_tensors(cursor, tensors)
+
+    def get(self, name: str) -> Any:
+        """Returns a value of the metadata, an array as a list; None where there is none."""
+        value = self._values.get(name)
+        return self._read_array(name, value) if isinstance(value, _Array) else value
+
+    def count_of(self, name: str) -> int:
+        """Returns how many values an array has; 0 where there is none."""
+        value = self._values.get(name)
+        return value.count if isinstance(value, _Array) else 0
+
+    @cached_property
+    def architecture(self) -> str:
+        """llama.cpp's name of it. Raises ModelError."""
+        found = self.get("general.architecture")
+        if not isinstance(found, str):
+            raise ModelError(f"{self.path}: general.architecture is missing or not a string")
+        return found
+
+    def read(self, tensor: GgufTensor) -> bytes:
+        """Returns a copy of a tensor's bytes."""
+        return self._data[tensor.start : tensor.start + tensor.num_bytes]
+
+    def middle_of(self, tensor: GgufTensor, count: int) -> bytes:
+        """Returns `count` bytes from the middle of a tensor; all of a smaller one."""
+        start = tensor.start + max(0, tensor.num_bytes - count) // 2
+        return self._data[start : start + min(count, tensor.num_bytes)]
+
+    @property
+    def header_bytes(self) -> bytes:
+        """All that is not a tensor's."""
+        return self._data[: min((tensor.start for tensor in self.tensors.values()), default=len(self._data))]
+
+    def _counts(self, cursor: _Cursor) -> tuple[int, int]:
+        cursor.need(24, "the header")
+        if self._data[:4] != MAGIC:
+            raise ModelError(f"{self.path} is not a GGUF file: it begins with {self._data[:4]!r}")
+        cursor.at = 4
+        version = cursor.number("I", "the version")
+        if version not in VERSIONS:
+            raise ModelError(f"{self.path} is GGUF version {version} (or big-endian); readable are 2 and 3, little-endian")
+        return cursor.count("tensors", "the header"), cursor.count("entries", "the header")
+
+    def _read_entries(self, cursor: _Cursor, count: int) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for index in range(count):
+            name = cursor.text(f"entry {index}")
+            kind = cursor.number("I", name)
+            values[name] = self._read_value(cursor, name, kind)
+        return values
+
+    def _read_value(self, cursor: _Cursor, name: str, kind: int) -> Any:
+        if kind in _NUMBERS:
+            return cursor.number(_NUMBERS[kind], name)
+        if kind == _STRING:
+            return cursor.text(name)
+        if kind != _ARRAY:
+            raise cursor.fault(f"{name} has the unknown type {kind}")
+        kind = cursor.number("I", name)
+        if kind == _STRING:
+            array = _Array(kind, cursor.count("strings", name), cursor.at)
+            cursor.skip_texts(array.count, name)
+            return array
+        if kind not in _NUMBERS:
+            raise cursor.fault(f"{name} is an array of the type {kind}, which cannot be read")
+        count = cursor.number("Q", name)
+        cursor.need(size := count * struct.calcsize(f"<{_NUMBERS[kind]}"), f"{name}: {count} numbers")
+        array = _Array(kind, count, cursor.at)
+        cursor.at += size
+        return array
+
+    def _read_array(self, name: str, array: _Array) -> list[Any]:
+        if array.kind != _STRING:
+            return list(struct.unpack_from(f"<{array.count}{_NUMBERS[array.kind]}", self._data, array.start))
+        cursor = _Cursor(self._data, self.path)
+        cursor.at = array.start
+        return [cursor.text(name) for _ in range(array.count)]
+
+    def _read_tensors(self, cursor: _Cursor, count: int) -> dict[str, GgufTensor]:
+        alignment = self._values.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+            raise cursor.fault(f"general.alignment is {alignment!r}")
+        found: dict[str, tuple[tuple[int, ...], BlockType, int]] = {}
+        for index in range(count):
+            name = cursor.text(f"tensor {index}")
+            if name in found:
+                raise cursor.fault(f"{name} occurs twice")
+            found[name] = self._read_tensor(cursor, name)
+            if found[name][2] % alignment:
+                raise cursor.fault(f"{name} is not aligned")
+        begin = -(-cursor.at // alignment) * alignment
+        tensors = {name: GgufTensor(name, shape, type_, begin + offset) for name, (shape, type_, offset) in found.items()}
+        self._check_places(cursor, list(tensors.values()))
+        return tensors
+
+    def _read_tensor(self, cursor: _Cursor, name: str) -> tuple[tuple[int, ...], BlockType, int]:
+        dimensions = cursor.number("I", name)
+        if not 0 < dimensions <= MAX_DIMENSIONS:
+            raise cursor.fault(f"{name} has {dimensions} dimensions; possible are 1 to {MAX_DIMENSIONS}")
+        shape = tuple(reversed([cursor.number("Q", name) for _ in range(dimensions)]))
+        number, offset = cursor.number("I", name), cursor.number("Q", name)
+        if number not in BLOCK_TYPES:
+            kind = OTHER_TYPES.get(number, f"number {number}")
+            known = ", ".join(each.name for each in BLOCK_TYPES.values())
+            raise ModelError(f"{self.path}: {name} has the type {kind}, which cannot be read; readable are {known}")
+        if shape[-1] % BLOCK_TYPES[number].elements:
+            raise cursor.fault(f"{name} {list(shape)} has rows that are no whole blocks of {BLOCK_TYPES[number].name}")
+        return shape, BLOCK_TYPES[number], offset
+
+    def _check_places(self, cursor: _Cursor, tensors: list[GgufTensor]) -> None:
+        in_order = sorted(tensors, key=lambda tensor: tensor.start)
+        for tensor in in_order:
+            if tensor.start + tensor.num_bytes > len(self._data):
+                raise cursor.fault(f"{tensor.name} {list(tensor.shape)} goes beyond the end of the file")
+        for before, after in pairwise(in_order):
+            if before.start + before.num_bytes > after.start:
+                raise cursor.fault(f"{before.name} and {after.name} overlap")
+
+
+def is_gguf(path: Path) -> bool:
+    """Returns whether the model at `path` is one GGUF file, and no folder."""
+    return path.suffix == SUFFIX and not path.is_dir()

@@ -1,0 +1,177 @@
+"""The tokenizer of a GGUF file, made from its metadata.
+
+Byte-level BPE ("gpt2") splits text by a rule that the file only names, as llama.cpp does. SentencePiece's BPE ("llama") has its
+merges as scores. (llama.cpp's src/llama-vocab.cpp; the rules themselves are those of the models' tokenizer.json.)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.gguf.reader import GgufFile
+
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+"""Types of tokens."""
+
+_ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<｜end▁of▁sentence｜>")
+"""Control tokens that end an answer, whichever of them the file names as its end."""
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DIGIT = r"\p{N}"
+
+_SPLITS: dict[str, tuple[str, ...]] = {
+    "gpt-2": (_GPT2,),
+    "llama-bpe": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
+    "deepseek-r1-qwen": (_QWEN2,),
+    "smollm": (_DIGIT, _GPT2),
+    "starcoder": (_DIGIT, _GPT2),
+    "refact": (_DIGIT, _GPT2),
+    "tekken": (_TEKKEN,),
+}
+"""The rules by which text is split, by `tokenizer.ggml.pre`: one after the other, each within what the one before left."""
+_WHOLE_WORDS = ("llama-bpe", "tekken")
+"""Names with which a word that is a token is one, whatever merges say, and prompts begin with BOS where the file does not say."""
+
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+_INSTEAD = "name a folder or repository with the model's tokenizer.json as the tokenizer (--tokenizer)"
+
+
+def read_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str], dict[str, Any]]:
+    """Returns the tokenizer, its tokens with a name (bos_token, ...), and what a tokenizer_config.json would hold.
+
+    Raises UnsupportedModel for a kind of tokenizer, or a rule for splitting, that is unknown; ModelError for what is damaged.
+    """
+    tokens = _texts(file, "tokens")
+    kind = _get(file, "model")
+    if kind == "gpt2":
+        backend = _byte_level(file, tokens)
+    elif kind == "llama":
+        backend = _sentence_piece(file, tokens)
+    else:
+        raise UnsupportedModel(
+            f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; supported: gpt2, llama. Or {_INSTEAD}"
+        )
+    _add_tokens(backend, tokens, _get(file, "token_type") or [])
+    named = {name: tokens[id_] for name, key in _NAMED.items() if (id_ := _token_id(file, key, len(tokens))) is not None}
+    backend.post_processor = _ends(file, backend, named, kind)
+    return backend, named, {"chat_template": template} if (template := file.get("tokenizer.chat_template")) else {}
+
+
+def end_token_ids(file: GgufFile) -> list[int]:
+    """Returns the ids of the tokens that end an answer: those that the file names, and the usual ones among its control tokens."""
+    tokens, types = _get(file, "tokens") or [], _get(file, "token_type") or []
+    named = [_token_id(file, key, len(tokens)) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    usual = [
+        id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ == _CONTROL and token in _ENDS_OF_TURNS
+    ]
+    return list(dict.fromkeys([id_ for id_ in named if id_ is not None] + usual))
+
+
+def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
+    pre = _get(file, "pre")
+    if pre not in _SPLITS:
+        known = ", ".join(sorted(_SPLITS))
+        raise UnsupportedModel(f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported; supported: {known}. Or {_INSTEAD}")
+    merges = [tuple(merge.split(" ")) for merge in _texts(file, "merges")]
+    backend = Tokenizer(_bpe(file, tokens, merges, ignore_merges=pre in _WHOLE_WORDS))
+    splits = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in _SPLITS[pre]]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentence_piece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
+    scores, types = _get(file, "scores"), _get(file, "token_type") or []
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise ModelError(f"{file.path}: tokenizer.ggml.scores does not hold a number for each token")
+    normal = {
+        token: id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ in (_NORMAL, _USER_DEFINED)
+    }
+    unknown = _token_id(file, "unknown_token_id", len(tokens))
+    options = {} if unknown is None else {"unk_token": tokens[unknown], "fuse_unk": True}
+    backend = Tokenizer(_bpe(file, tokens, list(_merges(normal, scores)), byte_fallback=True, **options))
+    prefix = [normalizers.Prepend("▁")] if file.get("tokenizer.ggml.add_space_prefix") is not False else []
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return backend
+
+
+def _bpe(file: GgufFile, tokens: Sequence[str], merges: list[Any], **options: Any) -> models.BPE:
+    vocabulary = {token: id_ for id_, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ModelError(f"{file.path}: tokenizer.ggml.tokens holds a token twice")
+    try:
+        return models.BPE(vocabulary, merges, **options)
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"{file.path}: tokenizer.ggml.merges cannot be read: {error}") from error
+
+
+def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of tokens that make another one, the likeliest first; pairs of one token by their ids."""
+    for token in sorted(vocabulary, key=lambda token: (-scores[vocabulary[token]], vocabulary[token])):
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
+        yield from sorted(known, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+
+
+def _add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Marks the tokens that are found as they are in a text, before it is split."""
+    typed = list(zip(tokens, types, strict=False))
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token, type_ in typed if type_ == _CONTROL])
+    backend.add_tokens([AddedToken(token, normalized=False) for token, type_ in typed if type_ == _USER_DEFINED])
+
+
+def _ends(file: GgufFile, backend: Tokenizer, named: Mapping[str, str], kind: str) -> Any:
+    """Returns what puts BOS before a prompt, and EOS behind it, where the file wants that."""
+    wants_bos = file.get("tokenizer.ggml.add_bos_token")
+    if wants_bos is None:
+        wants_bos = kind == "llama" or _get(file, "pre") in _WHOLE_WORDS
+    wants_eos = file.get("tokenizer.ggml.add_eos_token") or False
+    before = [named["bos_token"]] if wants_bos and "bos_token" in named else []
+    after = [named["eos_token"]] if wants_eos and "eos_token" in named else []
+    own = processors.ByteLevel(trim_offsets=False) if kind == "gpt2" else None
+    if not before and not after:
+        return own
+    ids = [(token, backend.token_to_id(token)) for token in (*before, *after)]
+    template = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
+    return template if own is None else processors.Sequence([own, template])
+
+
+def _get(file: GgufFile, name: str) -> Any:
+    return file.get(f"tokenizer.ggml.{name}")
+
+
+def _texts(file: GgufFile, name: str) -> list[str]:
+    found = _get(file, name)
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ModelError(f"{file.path}: tokenizer.ggml.{name} is missing or no list of strings; {_INSTEAD}")
+    return found
+
+
+def _token_id(file: GgufFile, name: str, count: int) -> int | None:
+    id_ = _get(file, name)
+    if id_ is None:
+        return None
+    if not isinstance(id_, int) or not 0 <= id_ < count:
+        raise ModelError(f"{file.path}: tokenizer.ggml.{name} is {id_!r}, but there are {count} tokens")
+    return id_

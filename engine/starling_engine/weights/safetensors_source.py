@@ -1,0 +1,92 @@
+"""The safetensors files of a model folder, read from their headers, and the tensors in them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from starling_engine.errors import WeightError
+from starling_engine.native.group_quantized import GroupQuantized
+from starling_engine.weights.source import Index, TensorInfo
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+
+
+class SafetensorsWeights:
+    """All tensors of the checkpoint in a folder.
+
+    Raises WeightError when there are no safetensors files, when one of the index is absent, or one is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tensors: dict[str, TensorInfo] = {}
+        for path in _files(folder):
+            self.tensors.update(_read_header(path))
+
+    @contextmanager
+    def open(self, file: Path) -> Iterator["_Reader"]:
+        """See `WeightFiles`."""
+        try:
+            with safe_open(file, framework="pt", device="cpu") as opened:
+                yield _Reader(opened)
+        except (SafetensorError, OSError) as error:
+            raise WeightError(f"{file.name} cannot be read: {error}") from error
+
+
+class _Reader:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, name: str, index: Index) -> torch.Tensor:
+        """Reads only the part that is needed: the whole tensor may hold all experts of a layer."""
+        tensor: torch.Tensor = self._file.get_slice(name)[index] if index else self._file.get_tensor(name)
+        return tensor
+
+    def read_codes(self, name: str, index: Index) -> GroupQuantized:
+        raise NotImplementedError(f"{name}{list(index)}: no tensor of these files has a form")
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.exists():
+        return _indexed_files(index)
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise WeightError(
+            f"{folder} holds weights only as PyTorch pickles (.bin, .pt), which can run code when opened; "
+            "convert them to safetensors"
+        )
+    raise WeightError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightError(f"{index} cannot be read: {error!r}") from error
+    # Names only: an index must not lead out of its folder.
+    paths = [index.parent / Path(name).name for name in names]
+    absent = [path.name for path in paths if not path.exists()]
+    if absent:
+        raise WeightError(f"{index.name} names {', '.join(absent)}, which {index.parent} does not hold")
+    return paths
+
+
+def _read_header(path: Path) -> dict[str, TensorInfo]:
+    found = {}
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                view = file.get_slice(name)
+                dtype = view.get_dtype()
+                found[name] = TensorInfo(path, tuple(view.get_shape()), dtype, DTYPE_BYTES.get(dtype))
+    except (SafetensorError, OSError) as error:
+        raise WeightError(f"{path.name} is damaged or cut short: {error}") from error
+    return found

@@ -1,0 +1,201 @@
+"""GGUF files: the same model as the checkpoint that they were made from, and every damage named before memory is taken."""
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from starling_engine.errors import ModelError, UnsupportedModel, WeightError
+from starling_engine.gguf.reader import BLOCK_TYPES, OTHER_TYPES, GgufFile
+from starling_engine.model_config.config import load_model_config
+from starling_engine.native.group_quantized import Format
+from starling_engine.weights.checkpoint import open_checkpoint
+from starling_engine.weights.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
+
+from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
+from tests.engine.gguf_files import BY_32, BY_256, entry, header, quantize, tensor, text, write_gguf
+from tests.engine.weights.test_loader import loaded
+
+LLAMA3 = {**VARIANTS["llama3.1"].changes["rope_parameters"], "original_max_position_embeddings": 8192}
+SAME = {
+    name: VARIANTS[name]
+    for name in ("llama2", "llama-linear", "llama-biases", "llama-tied-wide-heads", "mistral-full", "mixtral", "qwen2", "qwen3")
+} | {
+    "llama3.1": Variant("llama", {"rope_parameters": LLAMA3, "head_dim": 64}),
+    "qwen3-tied": VARIANTS["qwen3-tied"],
+    "qwen3-moe": VARIANTS["qwen3-moe"],
+}
+
+
+@pytest.mark.parametrize("type_name", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("name", SAME)
+def test_the_model_is_that_of_its_checkpoint(name: str, type_name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SAME[name])
+    write_gguf(tmp_path / "model.gguf", tmp_path, lambda _: type_name)
+    actual, expected = loaded(tmp_path / "model.gguf"), loaded(tmp_path)
+    bound = {"F32": 1e-5, "F16": 5e-3, "BF16": 5e-2}[type_name] * expected.abs().max().item()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=bound)
+
+
+def test_the_config_is_that_of_its_checkpoint(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SAME["llama3.1"])
+    write_gguf(tmp_path / "model.gguf", tmp_path)
+    actual, expected = load_model_config(tmp_path / "model.gguf"), load_model_config(tmp_path)
+    assert (actual.rope.theta, actual.rope.scaling) == (expected.rope.theta, expected.rope.scaling)
+    assert (actual.max_position, actual.vocab_size, actual.dtype) == (expected.max_position, expected.vocab_size, "float32")
+
+
+@pytest.mark.parametrize("type_name", (*BY_32, *BY_256))
+def test_blocks_are_what_gguf_reads(type_name: str) -> None:
+    matrix = np.random.default_rng(0).standard_normal((9, 512), dtype=np.float32)
+    raw = quantize(matrix, type_name)
+    expected = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[type_name]))
+    assert torch.equal(dequantize_blocks(torch.from_numpy(raw), type_name, torch.float32), expected)
+    codes = read_blocks(torch.from_numpy(raw), type_name)
+    assert codes.format == FORMATS[type_name] and int(codes.codes.max()) < 2**codes.format.bits
+    exact = type_name in BY_32
+    torch.testing.assert_close(codes.dequantized(), expected, rtol=0, atol=0 if exact else 1e-3 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("type_name", BY_32)
+@pytest.mark.parametrize("name", ["llama2", "qwen3-moe"])
+def test_a_quantized_model_is_that_of_its_numbers(name: str, type_name: str, tmp_path: Path) -> None:
+    """In float32 all is dequantized: the same as a file of those numbers, experts and queries in pairs included."""
+    write_checkpoint(tmp_path, Variant(VARIANTS[name].model_type, {**VARIANTS[name].changes, "moe_intermediate_size": 64}))
+    write_gguf(tmp_path / "codes.gguf", tmp_path, lambda _: type_name)
+    files = open_checkpoint(tmp_path / "codes.gguf")
+    with files.open(tmp_path / "codes.gguf") as file:
+        for each, info in files.tensors.items():
+            whole = file.read(each, ())
+            assert whole.shape == info.shape
+            if info.form is not None:
+                torch.testing.assert_close(file.read_codes(each, ()).dequantized(), whole, rtol=0, atol=0)
+                part = (slice(32, 64), slice(32, 64))
+                assert torch.equal(file.read(each, part), whole[part])
+                assert torch.equal(file.read_codes(each, part).dequantized(), whole[part])
+    assert loaded(tmp_path / "codes.gguf").isfinite().all()
+
+
+def test_scales_of_another_rope_are_refused(tmp_path: Path) -> None:
+    rope = VARIANTS["llama3.1"].changes  # its length before scaling is 64
+    write_checkpoint(tmp_path, Variant("llama", {**rope, "head_dim": 16}))
+    write_gguf(tmp_path / "model.gguf", tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight are not those of Llama 3\.1's scaling"):
+        load_model_config(tmp_path / "model.gguf")
+
+
+HUGE = 1 << 60
+ARCHITECTURE = entry("general.architecture", 8, text("llama"))
+DAMAGED = {
+    "no GGUF": (b"PK\3\4" + bytes(60), "is not a GGUF file"),
+    "empty": (b"", "cannot be read"),
+    "cut in the header": (b"GGUF\3\0\0", "the header goes beyond the end"),
+    "another version": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "GGUF version 1"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+    "2^60 entries": (header(entry_count=HUGE), f"{HUGE} entries goes beyond the end"),
+    "2^60 tensors": (header(tensor_count=HUGE), f"{HUGE} tensors goes beyond the end"),
+    "a name of 2^60 bytes": (header(entries=struct.pack("<Q", HUGE) + bytes(40)), f"a string of {HUGE} bytes"),
+    "an array of 2^40 numbers": (
+        header(entries=entry("a", 9, struct.pack("<IQ", 4, 1 << 40)) + bytes(64)),
+        f"a: {1 << 40} numbers goes beyond the end",
+    ),
+    "an array of 2^40 strings": (
+        header(entries=entry("a", 9, struct.pack("<IQ", 8, 1 << 40)) + bytes(64)),
+        f"a: {1 << 40} strings goes beyond the end",
+    ),
+    "a string of an array past the end": (
+        header(entries=entry("a", 9, struct.pack("<IQQ", 8, 1, HUGE)) + bytes(64)),
+        "a goes beyond the end",
+    ),
+    "an array of arrays": (header(entries=entry("a", 9, struct.pack("<IQ", 9, 1)) + bytes(64)), "an array of the type 9"),
+    "an unknown type": (header(entries=entry("a", 77, b"") + bytes(64)), "a has the unknown type 77"),
+    "not UTF-8": (header(entries=struct.pack("<Q", 2) + b"\xff\xfe" + bytes(64)), "entry 0 is not UTF-8"),
+    "an offset past the end": (header(tensors=tensor("t", (4, 32), offset=1 << 50)), r"t \[4, 32\] goes beyond the end"),
+    "half a file": (header(tensors=tensor("t", (64, 32))) + bytes(100), r"t \[64, 32\] goes beyond the end"),
+    "a shape of 2^60": (header(tensors=tensor("t", (HUGE, HUGE))), "goes beyond the end"),
+    "9 dimensions": (header(tensors=tensor("t", (1,) * 9)), "t has 9 dimensions"),
+    "rows of half a block": (header(tensors=tensor("t", (4, 48), 2)), r"t \[4, 48\] has rows that are no whole blocks of Q4_0"),
+    "overlapping tensors": (
+        header(tensors=tensor("t", (4, 32)) + tensor("u", (4, 32), offset=64), tensor_count=2) + bytes(2000),
+        "t and u overlap",
+    ),
+    "a tensor twice": (header(tensors=tensor("t", (4,)) * 2, tensor_count=2) + bytes(2000), "t occurs twice"),
+    "not aligned": (header(tensors=tensor("t", (4,), offset=3)) + bytes(200), "t is not aligned"),
+    "an alignment of 0": (
+        header(entries=entry("general.alignment", 4, struct.pack("<I", 0)), tensors=tensor("t", (4,))),
+        "general.alignment is 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_is_named(name: str, tmp_path: Path) -> None:
+    data, message = DAMAGED[name]
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match=message) as caught:
+        GgufFile(tmp_path / "model.gguf")
+    assert str(tmp_path / "model.gguf") in str(caught.value)
+
+
+@pytest.mark.parametrize("number", OTHER_TYPES)
+def test_types_that_cannot_be_read_are_named(number: int, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(header(tensors=tensor("t", (4, 256), number)) + bytes(4096))
+    with pytest.raises(ModelError, match=f"t has the type {OTHER_TYPES[number]}, which cannot be read; readable are F32, F16"):
+        GgufFile(tmp_path / "model.gguf")
+
+
+def test_all_types_are_known_by_their_name_and_size() -> None:
+    known = {each.value: each.name for each in gguf.GGMLQuantizationType}
+    for number, block in BLOCK_TYPES.items():
+        assert (known[number], (block.elements, block.size)) == (
+            block.name,
+            gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)],
+        )
+    assert all(known.get(number, name) == name for number, name in OTHER_TYPES.items())
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (b"", "general.architecture is missing"),
+        (entry("general.architecture", 8, text("bloom")), "'bloom' is not supported; supported: llama, qwen2, qwen3, qwen3moe"),
+        (ARCHITECTURE, "llama.attention.head_count is missing"),
+        (ARCHITECTURE + entry("split.count", 2, struct.pack("<H", 3)), r"in several files .* \(llama-gguf-split --merge\)"),
+    ],
+    ids=["nothing", "another architecture", "no sizes", "a part of a model"],
+)
+def test_what_the_metadata_lacks_is_named(entries: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=entries.count(b"general") + entries.count(b"split")))
+    with pytest.raises(ModelError, match=message):
+        load_model_config(tmp_path / "model.gguf")
+
+
+def test_a_tensor_of_another_shape_or_name_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3"])
+    write_gguf(tmp_path / "model.gguf", tmp_path)
+    data = (tmp_path / "model.gguf").read_bytes()
+    (tmp_path / "other.gguf").write_bytes(data.replace(b"blk.1.ffn_up", b"blk.1.ffn_ip"))
+    with pytest.raises(WeightError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
+        loaded(tmp_path / "other.gguf")
+    described = tensor("blk.1.ffn_up.weight", (128, 64))
+    at = data.index(text("blk.1.ffn_up.weight"))
+    wrong = tensor("blk.1.ffn_up.weight", (64, 128))
+    (tmp_path / "wrong.gguf").write_bytes(data[:at] + wrong[:-12] + data[at + len(described) - 12 :])
+    with pytest.raises(WeightError, match=r"up_proj\.weight \[64, 128\] \(expected \[128, 64\]\) has the wrong shape"):
+        loaded(tmp_path / "wrong.gguf")
+
+
+def test_scales_beyond_float16_are_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3"])
+    write_gguf(tmp_path / "model.gguf", tmp_path, lambda name: "MXFP4" if name == "blk.0.ffn_up.weight" else "F32")
+    found = GgufFile(tmp_path / "model.gguf").tensors["blk.0.ffn_up.weight"]
+    data = bytearray((tmp_path / "model.gguf").read_bytes())
+    data[found.start] = 200
+    (tmp_path / "model.gguf").write_bytes(data)
+    files = open_checkpoint(tmp_path / "model.gguf")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert files.tensors[name].form == Format(4, table=FORMATS["MXFP4"].table)
+    with files.open(tmp_path / "model.gguf") as file, pytest.raises(WeightError, match="scales that float16 cannot hold"):
+        file.read_codes(name, ())
