@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from starling_engine.errors import ModelError
-from starling_engine.gguf.reader import GgufFile, is_gguf
+from starling_engine.gguf.reader import is_gguf, open_gguf
 from starling_engine.gguf.tokenizer import read_gguf_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class TokenizerFiles(NamedTuple):
 def read_tokenizer(path: Path) -> TokenizerFiles:
     """Reads tokenizer.json and the small files next to it, or a GGUF file. Raises ModelError when they cannot be used."""
     if is_gguf(path):
-        return TokenizerFiles(*read_gguf_tokenizer(GgufFile(path)))
+        return TokenizerFiles(*read_gguf_tokenizer(open_gguf(path)))
     config = _read_json(path / "tokenizer_config.json")
     backend = _load_backend(path)
     named, extra = _special_tokens(config, _read_json(path / "special_tokens_map.json"))

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from starling_engine.gguf.reader import BLOCK_TYPES, BlockType
 from starling_engine.native import group_quantized as reference
 from starling_engine.native import load
 from starling_engine.native import quantized_ops as ops
+from starling_engine.native.gguf_blocks import FORMATS, read_blocks
 from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize
 
 from tests.engine.instruction_sets import every_set, using
@@ -18,7 +20,7 @@ pytestmark = [
 
 BF16, FP32 = torch.bfloat16, torch.float32
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127)
-FORMATS = {
+KEPT = {
     "int8": INT8,
     "int4": INT4,
     "4 bits and minima": Format(4, minima=True),
@@ -30,7 +32,7 @@ FORMATS = {
     "6 bits by 16": Format(6, group=16, zero=32),
     "2 bits by 16, and minima": Format(2, group=16, minima=True),
 }
-every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+every_format = pytest.mark.parametrize("form", KEPT.values(), ids=KEPT)
 SIZES = [(0, 48, 64), (1, 16, 32), (1, 100, 1024), (3, 50, 96), (5, 33, 64), (8, 48, 4096), (21, 130, 320)]
 
 
@@ -96,6 +98,19 @@ def test_an_embedding_is_the_row(form: Format) -> None:
     out = torch.empty(5, 96, dtype=BF16)
     ops.embedding_quantized(ids, ops.pack_quantized(weight), out)
     torch.testing.assert_close(out, weight.dequantized()[ids].to(BF16))
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCK_TYPES.values() if block.name in FORMATS], ids=lambda block: block.name)
+def test_rows_of_a_gguf_file(block: BlockType) -> None:
+    """Any bytes are codes; halves of scales that are no numbers are left out, since those compare as different."""
+    raw = torch.randint(0, 256, (5, 2 * block.size * (256 // block.elements)), dtype=torch.uint8)
+    raw &= 0xBF  # no half is infinite, and no power of MXFP4 too large
+    actual, expected = ops.read_gguf(raw, block), read_blocks(raw, block)
+    assert actual.format == expected.format and torch.equal(actual.codes, expected.codes)
+    assert torch.equal(actual.scales, expected.scales)
+    assert (actual.minima is None) == (expected.minima is None)
+    if actual.minima is not None and expected.minima is not None:
+        assert torch.equal(actual.minima, expected.minima)
 
 
 @pytest.mark.parametrize(("form", "bound"), [(INT8, 1 / 254), (INT4, 1 / 8)])

@@ -1,5 +1,6 @@
 """`starling serve MODEL`: the engine and its endpoint in this terminal. Flags have vLLM's names where they mean the same."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 from starling_crds import rate
 from starling_engine.args import ARGUMENTS, EngineArgs
 from starling_engine.byte_sizes import parse_bytes
+from starling_engine.core import launcher
 from starling_engine.errors import StarlingError
 
 from starling_cli.commands.engine_flags import with_engine_flags
@@ -95,7 +97,15 @@ def _server_settings(
     )
 
 
+def _start_ahead(args: EngineArgs, log_level: str) -> None:
+    """Starts the process of the engine core before all that this one needs is imported, if it will have the only rank."""
+    if args.tensor_parallel_size * args.pipeline_parallel_size == 1 and not args.enable_expert_parallel:
+        logging.getLogger("starling").setLevel(log_level.upper())  # the process takes it over
+        launcher.start_ahead()
+
+
 def _run(args: EngineArgs, settings: "ServerSettings", log_level: str) -> int:
+    _start_ahead(args, log_level)
     import asyncio
 
     import uvloop

@@ -16,6 +16,31 @@ from starling_engine.ipc import child
 from starling_engine.ipc.log_lines import EXIT_LOGGER, parse_line
 
 
+class CoreStart(msgspec.Struct):
+    """All that a core's process has to know, one line of JSON on its standard input; `host` as for `CoreHandle`."""
+
+    address: str
+    host: str | None
+    config: EngineConfig
+
+
+AHEAD = "ahead"
+"""Argument of a process that imports torch before it knows what for."""
+_ahead: list[subprocess.Popen[bytes]] = []
+
+
+def start_ahead() -> None:
+    """Starts the process of the next core of this process. While its config is found, it imports torch.
+
+    It ends with this process, also if no core comes.
+    """
+    _ahead.append(_start_process(AHEAD))
+
+
+def _start_process(*arguments: str) -> subprocess.Popen[bytes]:
+    return child.start("starling_engine.core", *arguments, stderr=subprocess.PIPE)
+
+
 class CoreHandle:
     """A running core process. Its log is repeated here, by the same loggers, and the last line is retained for errors."""
 
@@ -23,13 +48,12 @@ class CoreHandle:
         """Starts the process. With `host`, an address of this machine, it also listens there (see `Hello.address`)."""
         self._folder = Path(tempfile.mkdtemp(prefix="starling-"))
         self.address = f"ipc://{self._folder}/core"
-        arguments = (self.address, host) if host else (self.address,)
-        self._process = child.start("starling_engine.core", *arguments, stderr=subprocess.PIPE)
+        self._process = _ahead.pop() if _ahead else _start_process()
         self._cause: str | None = None
         self._last_line = "it left no message"
         assert self._process.stdin is not None
         # Left open: the core ends itself when this process, and with it the pipe, is gone.
-        self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(CoreStart(self.address, host, config)) + b"\n")
         self._process.stdin.flush()
         self._relay = threading.Thread(target=self._relay_messages, daemon=True)
         self._relay.start()

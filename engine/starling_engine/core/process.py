@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -17,6 +18,7 @@ import zmq
 
 from starling_engine.config import EngineConfig
 from starling_engine.core.engine_core import EngineCore
+from starling_engine.core.launcher import AHEAD, CoreStart
 from starling_engine.core.messages import (
     Abort,
     Add,
@@ -34,8 +36,8 @@ from starling_engine.core.messages import (
 )
 from starling_engine.delta import Delta, Stats
 from starling_engine.errors import StarlingError
-from starling_engine.executor.base import Executor, make_executor
-from starling_engine.ipc.child import live_with_parent
+from starling_engine.executor.base import Executor, has_gpu, make_executor
+from starling_engine.ipc.child import import_for_good, live_with_parent
 from starling_engine.ipc.listening import listen
 from starling_engine.ipc.log_lines import EXIT_LOGGER
 from starling_engine.kv.publisher import EventPublisher
@@ -269,14 +271,18 @@ def _refused(request: EngineRequest) -> Delta:
 
 
 def main() -> None:
-    """`python -m starling_engine.core ADDRESS [HOST]`, with the EngineConfig as one line of JSON on standard input."""
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    """`python -m starling_engine.core [ahead]`, with a `CoreStart` as one line of JSON on standard input."""
+    if AHEAD in sys.argv[1:] and not has_gpu():  # where a worker is a process of its own, this one needs no torch
+        threading.Thread(target=import_for_good, args=("torch",), daemon=True).start()
+    line = sys.stdin.buffer.readline()
+    if not line:  # the parent ended before it had a config
+        os._exit(0)
+    start = msgspec.json.decode(line, type=CoreStart)
     live_with_parent()
     try:
         # Next to the core's own socket, in a folder that the parent removes.
-        host = next(iter(sys.argv[2:]), None)
-        executor = make_executor(config, Path(sys.argv[1].removeprefix("ipc://")).parent, host)
-        CoreProcess(config, sys.argv[1], executor, host).run()
+        executor = make_executor(start.config, Path(start.address.removeprefix("ipc://")).parent, start.host)
+        CoreProcess(start.config, start.address, executor, start.host).run()
     except Exception as error:  # noqa: BLE001 - whatever it is, the frontend reads of it in the log
         if not isinstance(error, StarlingError):
             logger.error("the engine core ends:\n%s", traceback.format_exc())

@@ -77,9 +77,14 @@ def make_executor(config: EngineConfig, folder: Path, host: str | None = None) -
 
     With `host`, this node's address in a group of several, ranks that do not fit on it are processes of other nodes.
     """
-    if needs_processes(config.worker, has_gpu=any(Path(file).exists() for file in GPU_FILES)):
+    if needs_processes(config.worker, has_gpu=has_gpu()):
         return ProcessExecutor(config.worker, config.progress_timeout, folder, host)
     return ThreadExecutor(config.worker)
+
+
+def has_gpu() -> bool:
+    """Returns whether this machine seems to have a GPU. Imports no torch."""
+    return any(Path(file).exists() for file in GPU_FILES)
 
 
 def needs_processes(worker: WorkerConfig, *, has_gpu: bool) -> bool:

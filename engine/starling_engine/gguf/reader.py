@@ -5,9 +5,9 @@ Everything is checked against the size of the file before memory is taken for it
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -30,15 +30,16 @@ _LEAST_BYTES = {"entries": 13, "tensors": 24, "strings": 8}
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A type of tensors: `elements` of a row are `size` bytes."""
+    """A type of tensors, by ggml's number: `elements` of a row are `size` bytes."""
 
+    number: int
     name: str
     elements: int
     size: int
 
 
 BLOCK_TYPES = {
-    number: BlockType(*fields)
+    number: BlockType(number, *fields)
     for number, fields in {
         0: ("F32", 1, 4),
         1: ("F16", 1, 2),
@@ -58,7 +59,7 @@ BLOCK_TYPES = {
         39: ("MXFP4", 32, 17),
     }.items()
 }
-"""Types that can be read, by ggml's numbers."""
+"""Types that can be read, by their number."""
 OTHER_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16",
     26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
@@ -154,6 +155,19 @@ class GgufFile:
         """Returns a value of the metadata, an array as a list; None where there is none."""
         value = self._values.get(name)
         return self._read_array(name, value) if isinstance(value, _Array) else value
+
+    def texts_at(self, name: str, indexes: Iterable[int]) -> list[str]:
+        """Returns some strings of an array, by ascending index, without making all of them."""
+        array = self._values.get(name)
+        if not isinstance(array, _Array) or array.kind != _STRING:
+            return []
+        cursor, last = _Cursor(self._data, self.path), 0
+        cursor.at, found = array.start, []
+        for index in indexes:
+            cursor.skip_texts(index - last, name)
+            found.append(cursor.text(name))
+            last = index + 1
+        return found
 
     def count_of(self, name: str) -> int:
         """Returns how many values an array has; 0 where there is none."""
@@ -266,6 +280,20 @@ class GgufFile:
         for before, after in pairwise(in_order):
             if before.start + before.num_bytes > after.start:
                 raise cursor.fault(f"{before.name} and {after.name} overlap")
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Returns the file; one that was read before, if it is still the same. Raises as `GgufFile`."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    return _read_once(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+@lru_cache(maxsize=2)
+def _read_once(path: Path, *_stamp: int) -> GgufFile:
+    return GgufFile(path)
 
 
 def is_gguf(path: Path) -> bool:

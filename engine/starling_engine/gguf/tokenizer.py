@@ -78,11 +78,11 @@ def read_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str], dict
 
 def end_token_ids(file: GgufFile) -> list[int]:
     """Returns the ids of the tokens that end an answer: those that the file names, and the usual ones among its control tokens."""
-    tokens, types = _get(file, "tokens") or [], _get(file, "token_type") or []
-    named = [_token_id(file, key, len(tokens)) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    usual = [
-        id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ == _CONTROL and token in _ENDS_OF_TURNS
-    ]
+    count = file.count_of("tokenizer.ggml.tokens")
+    control = [id_ for id_, type_ in enumerate((_get(file, "token_type") or [])[:count]) if type_ == _CONTROL]
+    spelled = zip(control, file.texts_at("tokenizer.ggml.tokens", control), strict=True)
+    usual = [id_ for id_, token in spelled if token in _ENDS_OF_TURNS]
+    named = [_token_id(file, key, count) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
     return list(dict.fromkeys([id_ for id_ in named if id_ is not None] + usual))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.config import read_config
-from starling_engine.gguf.reader import GgufFile, is_gguf
+from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
 from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.mla_shape import MlaShape
@@ -71,7 +71,7 @@ def load_model_config(path: Path) -> ModelConfig:
     engine does not have.
     """
     if is_gguf(path):
-        return read_gguf_config(GgufFile(path))
+        return read_gguf_config(open_gguf(path))
     config = Fields.read(path / "config.json")
     generation = path / "generation_config.json"
     extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)

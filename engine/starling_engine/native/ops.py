@@ -27,6 +27,7 @@ _SIGNATURES = {
     "starling_grouped_linear": "pnppnpnnipi",
     "starling_grouped_sum": "ppppnpnnpni",
     "starling_embedding_packed": "pnpnpi",
+    "starling_read_gguf": "pnnnipnppni",
     "starling_pack_quantized": "ppppnnniipppi",
     "starling_quantized_linear": "pnnppppnnniipipii",
     "starling_embedding_quantized": "pnppppnniipi",
@@ -43,7 +44,7 @@ _SIGNATURES = {
 }
 """The arguments of each function, by the letters of `_TYPES`."""
 
-_RETURNS_INT64 = ("starling_exchange_bytes", "starling_exchange", "starling_exchange_parts")
+_RETURNS_INT64 = ("starling_read_gguf", "starling_exchange_bytes", "starling_exchange", "starling_exchange_parts")
 """Functions that return a number. The others return nothing."""
 
 

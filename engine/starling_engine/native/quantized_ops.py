@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from starling_engine.gguf.reader import BlockType
 from starling_engine.native import ops
+from starling_engine.native.gguf_blocks import FORMATS
 from starling_engine.native.group_quantized import Format, GroupQuantized
 
 WITH_TABLE = 128
@@ -37,6 +39,23 @@ class PackedQuantized:
     @property
     def zero(self) -> int:
         return self.format.zero if self.format.table is None else WITH_TABLE
+
+
+def read_gguf(raw: Tensor, block: BlockType) -> GroupQuantized:
+    """Reads rows [N, bytes of a row] uint8 of one of the types of `gguf_blocks.FORMATS`."""
+    form = FORMATS[block.name]
+    n, blocks = raw.shape[0], raw.shape[1] // block.size
+    k = blocks * block.elements
+    raw = raw.contiguous()
+    codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k // form.group, dtype=torch.float16)
+    found = GroupQuantized(codes, scales, form, torch.empty_like(scales) if form.minima else None)
+    ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
+    done = ops.library().starling_read_gguf(
+        raw.data_ptr(), n, blocks, block.size, block.number, codes.data_ptr(), k, *_addresses(found)[1:3], k // form.group,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    assert done, block.name
+    return found
 
 
 def pack_quantized(weight: GroupQuantized, *, gated: bool = False) -> PackedQuantized:

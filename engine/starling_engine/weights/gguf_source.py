@@ -10,14 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from starling_engine import native
 from starling_engine.errors import WeightError
 from starling_engine.gguf.config import ROPE_FACTORS
-from starling_engine.gguf.reader import GgufFile, GgufTensor
+from starling_engine.gguf.reader import GgufFile, GgufTensor, open_gguf
 from starling_engine.model_config.config import ModelConfig, read_gguf_config
 from starling_engine.model_config.definition import TensorNames
 from starling_engine.model_config.registry import DEFINITIONS
+from starling_engine.native import quantized_ops
+from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
 from starling_engine.native.group_quantized import GroupQuantized
-from starling_engine.weights.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
 from starling_engine.weights.source import Index, TensorInfo
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -43,7 +45,7 @@ class GgufWeights:
     """All tensors of a file. Raises as `GgufFile` and `load_model_config`."""
 
     def __init__(self, path: Path) -> None:
-        file = GgufFile(path)
+        file = open_gguf(path)
         self._path = path
         self._places = _places(file, read_gguf_config(file))
         self.tensors: Mapping[str, TensorInfo] = {name: self._info(place) for name, place in self._places.items()}
@@ -77,11 +79,13 @@ class _Reader:
             return _ordered(rows, place.heads).view(place.shape)[index]
         columns = index[1:]
         rows = _ordered(self._rows(place), place.heads)[index[:1]]
-        return dequantize_blocks(rows, block.name, torch.float32)[:, *columns]
+        return dequantize_blocks(rows, block, torch.float32)[:, *columns]
 
     def read_codes(self, name: str, index: Index) -> GroupQuantized:
         place = self._places[name]
-        found = read_blocks(_ordered(self._rows(place), place.heads)[index[:1]], place.tensor.type.name)
+        rows = _ordered(self._rows(place), place.heads)[index[:1]]
+        read = read_blocks if native.load() is None else quantized_ops.read_gguf
+        found = read(rows, place.tensor.type)
         for each in (found.scales, found.minima):
             if each is not None and not each.isfinite().all():
                 raise WeightError(f"{name} has scales that float16 cannot hold")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from starling_engine import AsyncEngine, PoolingParams, SamplingParams
-from starling_engine.core import client
+from starling_engine import LLM, AsyncEngine, PoolingParams, SamplingParams
+from starling_engine.core import client, launcher
+from starling_engine.core.launcher import AHEAD, CoreStart
 from starling_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelError, PromptTooLong, QueueFull
 from starling_engine.frontend.resolve import resolve
 from starling_engine.ipc.log_lines import parse_line
@@ -25,14 +26,26 @@ LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 def test_a_core_that_cannot_start_says_why_whatever_it_is(tmp_path: Path) -> None:
     """Also what is no error of ours: here the folder of its socket is missing."""
     _, _, config = resolve(engine_args())
-    command = [sys.executable, "-m", "starling_engine.core", f"ipc://{tmp_path}/nowhere/core"]
+    start = CoreStart(f"ipc://{tmp_path}/nowhere/core", None, config)
+    command = [sys.executable, "-m", "starling_engine.core"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as core:
         assert core.stdin is not None and core.stderr is not None
-        core.stdin.write(msgspec.json.encode(config) + b"\n")
+        core.stdin.write(msgspec.json.encode(start) + b"\n")
         core.stdin.flush()  # and left open: its end would end the core
         *_, last = core.stderr
         assert core.wait(20) == 3
     assert "ZMQError: No such file" in parse_line(last).message
+
+
+def test_a_core_that_is_started_ahead_serves_the_next_engine_and_ends_with_its_parent() -> None:
+    launcher.start_ahead()
+    (ahead,) = launcher._ahead
+    with LLM(MODEL, kv_cache_memory_bytes=16 << 20, max_model_len=512) as llm:
+        assert not launcher._ahead and ahead.poll() is None
+        assert llm.generate(["The os module"], SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+    assert ahead.wait(20) == 0
+    unused = subprocess.run([sys.executable, "-m", "starling_engine.core", AHEAD], stdin=subprocess.DEVNULL, timeout=60)
+    assert unused.returncode == 0
 
 
 async def first_delta(engine: AsyncEngine, params: SamplingParams = LONG) -> tuple[object, object]:

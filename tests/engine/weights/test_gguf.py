@@ -10,9 +10,9 @@ import torch
 from starling_engine.errors import ModelError, UnsupportedModel, WeightError
 from starling_engine.gguf.reader import BLOCK_TYPES, OTHER_TYPES, GgufFile
 from starling_engine.model_config.config import load_model_config
+from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
 from starling_engine.native.group_quantized import Format
 from starling_engine.weights.checkpoint import open_checkpoint
-from starling_engine.weights.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
 
 from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
 from tests.engine.gguf_files import BY_32, BY_256, entry, header, quantize, tensor, text, write_gguf
@@ -52,8 +52,9 @@ def test_blocks_are_what_gguf_reads(type_name: str) -> None:
     matrix = np.random.default_rng(0).standard_normal((9, 512), dtype=np.float32)
     raw = quantize(matrix, type_name)
     expected = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[type_name]))
-    assert torch.equal(dequantize_blocks(torch.from_numpy(raw), type_name, torch.float32), expected)
-    codes = read_blocks(torch.from_numpy(raw), type_name)
+    block = next(each for each in BLOCK_TYPES.values() if each.name == type_name)
+    assert torch.equal(dequantize_blocks(torch.from_numpy(raw), block, torch.float32), expected)
+    codes = read_blocks(torch.from_numpy(raw), block)
     assert codes.format == FORMATS[type_name] and int(codes.codes.max()) < 2**codes.format.bits
     exact = type_name in BY_32
     torch.testing.assert_close(codes.dequantized(), expected, rtol=0, atol=0 if exact else 1e-3 * expected.abs().max().item())

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from starling_engine.config import QUANTIZATION_VERSION
 from starling_engine.errors import ModelError
-from starling_engine.gguf.reader import GgufFile, is_gguf
+from starling_engine.gguf.reader import is_gguf, open_gguf
 
 KV_LAYOUT = 2
 """Version of the order of a chunk's keys and values, of their meaning (rotated keys), and of `identity`."""
@@ -58,7 +58,7 @@ def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> 
 
 
 def _of_gguf(path: Path, load_format: str, seed: int, dtype: str) -> Fingerprint:
-    file = GgufFile(path)
+    file = open_gguf(path)
     digest = sha256(file.header_bytes)
     if load_format == "dummy":
         return Fingerprint(f"{path.name} (dummy weights)", f"dummy {seed} {digest.hexdigest()}", dtype)

@@ -207,32 +207,39 @@ void run(const QuantizedRows& x, int64_t m, const QuantizedWeight& w, const Stor
   });
 }
 
-// Where column j of row i of a block has its field: a byte of the plane, and bits.
+// The field of column j of row i of a block.
 template <int WIDTH, int GROUP>
-struct Place {
-  int64_t byte;
-  int shift;
-  Place(int64_t i, int64_t j) {
-    constexpr int kLines = GROUP / 4 * WIDTH / 8;
-    const int q = static_cast<int>(j / 4);
-    byte = q % kLines * 64 + i * 4 + j % 4;
-    shift = q / kLines * WIDTH;
+int field_at(const uint8_t* plane, int64_t i, int64_t j) {
+  constexpr int kLines = GROUP / 4 * WIDTH / 8;
+  const int q = static_cast<int>(j / 4);
+  return plane[q % kLines * 64 + i * 4 + j % 4] >> (q / kLines * WIDTH) & ((1 << WIDTH) - 1);
+}
+
+// Packs the fields of WIDTH bits of a group of one row, which begin at bit `from` of its codes, four at a time.
+template <int WIDTH, int GROUP>
+void pack_fields(const uint8_t* codes, int from, int64_t i, uint8_t* plane) {
+  constexpr int kLines = GROUP / 4 * WIDTH / 8;
+  constexpr uint32_t kMask = ((1u << WIDTH) - 1) * 0x01010101u;
+  for (int q = 0; q < GROUP / 4; ++q) {
+    uint32_t four, line;
+    uint8_t* to = plane + q % kLines * 64 + i * 4;
+    std::memcpy(&four, codes + q * 4, sizeof four);
+    std::memcpy(&line, to, sizeof line);
+    line |= (four >> from & kMask) << (q / kLines * WIDTH);
+    std::memcpy(to, &line, sizeof line);
   }
-  void put(uint8_t* plane, int bits) const { plane[byte] |= static_cast<uint8_t>(bits << shift); }
-  int get(const uint8_t* plane) const { return plane[byte] >> shift & ((1 << WIDTH) - 1); }
-};
+}
 
 // Packs a block of 16 rows of codes, one a byte: row i is at rows[i], null past the last.
 template <typename L>
 void pack_block(const uint8_t* const* rows, int64_t k, uint8_t* out) {
   for (int64_t g = 0; g < k; g += L::kGroup, out += L::kBytes) {
     std::memset(out, 0, L::kBytes);
-    for (int64_t i = 0; i < kBlockCols; ++i)
-      for (int64_t j = 0; rows[i] != nullptr && j < L::kGroup; ++j) {
-        const int code = rows[i][g + j];
-        Place<L::kLow, L::kGroup>(i, j).put(out, code & ((1 << L::kLow) - 1));
-        if constexpr (L::kHigh > 0) Place<L::kHigh, L::kGroup>(i, j).put(out + L::kLowBytes, code >> L::kLow);
-      }
+    for (int64_t i = 0; i < kBlockCols; ++i) {
+      if (rows[i] == nullptr) continue;
+      pack_fields<L::kLow, L::kGroup>(rows[i] + g, 0, i, out);
+      if constexpr (L::kHigh > 0) pack_fields<L::kHigh, L::kGroup>(rows[i] + g, L::kLow, i, out + L::kLowBytes);
+    }
   }
 }
 
@@ -246,8 +253,8 @@ void unpack_row(const QuantizedWeight& w, int64_t block, int64_t lane, int zero,
     const float minimum = w.minima ? half_to_float(w.minima[at * kBlockCols + lane]) : 0.0f;
     alignas(64) float values[L::kGroup];
     for (int64_t j = 0; j < L::kGroup; ++j) {
-      int code = Place<L::kLow, L::kGroup>(lane, j).get(codes);
-      if constexpr (L::kHigh > 0) code |= Place<L::kHigh, L::kGroup>(lane, j).get(codes + L::kLowBytes) << L::kLow;
+      int code = field_at<L::kLow, L::kGroup>(codes, lane, j);
+      if constexpr (L::kHigh > 0) code |= field_at<L::kHigh, L::kGroup>(codes + L::kLowBytes, lane, j) << L::kLow;
       values[j] = scale * static_cast<float>((L::kTable ? w.table[code] : code) - zero) + minimum;
     }
     for (int64_t j = 0; j < L::kGroup; j += 16) store16(out + g * L::kGroup + j, load16(values + j));

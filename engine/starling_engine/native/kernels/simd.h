@@ -137,6 +137,16 @@ inline Reg rounded_to_bf16(Reg v) { return (Reg)nearest_bf16(v); }
 inline void store(bf16* p, Reg v) { store_high_halves(p, nearest_bf16(v)); }
 #endif
 
+inline uint16_t float_to_half(float x) {
+#ifdef __aarch64__
+  const __fp16 half = static_cast<__fp16>(x);
+  uint16_t bits;
+  std::memcpy(&bits, &half, sizeof bits);
+  return bits;
+#else
+  return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#endif
+}
 inline float half_to_float(uint16_t bits) {
   const uint16_t lanes[kLanes] = {bits};
   alignas(64) float out[kLanes];

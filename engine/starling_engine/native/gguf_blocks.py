@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from starling_engine.gguf.reader import BLOCK_TYPES
+from starling_engine.gguf.reader import BlockType
 from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized
 
 AT_ONCE = 1 << 20
@@ -134,42 +134,36 @@ _TYPES: dict[str, tuple[Format, Callable[[Tensor], Blocks]]] = {
 }
 FORMATS = {name: form for name, (form, _) in _TYPES.items()}
 """Formats of the codes, by type. Those of Q3_K are kept in 4 bits."""
-_BLOCKS = {block.name: block for block in BLOCK_TYPES.values()}
 
 
-def read_blocks(raw: Tensor, type_name: str) -> GroupQuantized:
+def read_blocks(raw: Tensor, block: BlockType) -> GroupQuantized:
     """Reads rows [N, bytes of a row] uint8 of a type of FORMATS, however they lie in memory."""
-    form = FORMATS[type_name]
-    n, k = raw.shape[0], _elements(raw, type_name)
+    form = FORMATS[block.name]
+    n, k = raw.shape[0], raw.shape[1] // block.size * block.elements
     codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k // form.group, dtype=torch.float16)
     minima = torch.empty_like(scales) if form.minima else None
-    for rows, part in _parts(raw, type_name):
+    for rows, part in _parts(raw, block):
         codes[rows], scales[rows] = part.codes, part.scales
         if minima is not None and part.minima is not None:
             minima[rows] = part.minima
     return GroupQuantized(codes, scales, form, minima)
 
 
-def dequantize_blocks(raw: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
+def dequantize_blocks(raw: Tensor, block: BlockType, dtype: torch.dtype) -> Tensor:
     """Reads the same rows as numbers [N, elements], without rounding scales."""
-    out = torch.empty(raw.shape[0], _elements(raw, type_name), dtype=dtype)
-    for rows, part in _parts(raw, type_name):
+    out = torch.empty(raw.shape[0], raw.shape[1] // block.size * block.elements, dtype=dtype)
+    for rows, part in _parts(raw, block):
         out[rows] = part.dequantized()
     return out
 
 
-def _elements(raw: Tensor, type_name: str) -> int:
-    return raw.shape[1] // _BLOCKS[type_name].size * _BLOCKS[type_name].elements
-
-
-def _parts(raw: Tensor, type_name: str) -> Iterator[tuple[slice, GroupQuantized]]:
+def _parts(raw: Tensor, block: BlockType) -> Iterator[tuple[slice, GroupQuantized]]:
     """Yields some rows at a time, with scales as exact as they are."""
-    form, read = _TYPES[type_name]
-    k = _elements(raw, type_name)
-    step = max(1, AT_ONCE // k)
+    form, read = _TYPES[block.name]
+    k = raw.shape[1] // block.size * block.elements
+    step, groups = max(1, AT_ONCE // k), k // form.group
     for start in range(0, raw.shape[0], step):
         rows = slice(start, start + step)
-        codes, scales, minima = read(raw[rows].reshape(-1, _BLOCKS[type_name].size))
-        groups = k // form.group
+        codes, scales, minima = read(raw[rows].reshape(-1, block.size))
         least = None if minima is None else minima.reshape(-1, groups)
         yield rows, GroupQuantized(codes.reshape(-1, k), scales.reshape(-1, groups), form, least)
