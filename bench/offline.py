@@ -34,6 +34,14 @@ def make_engine(package: str, model: str, threads: int, quantization: str | None
     return module.LLM(model, **arguments), module.SamplingParams
 
 
+def decode_name(batch: int, prompt: int, new: int) -> str:
+    return f"decode batch {batch} ({prompt} in, {new} out) (tokens/s)"
+
+
+def prefill_name(batch: int, prompt: int) -> str:
+    return f"prefill {batch} x {prompt} (tokens/s)"
+
+
 def seconds(engine: Any, params: Any, batch: int, prompt: int) -> float:
     """Of one batch of random prompts; the best of TRIES, for the machine is shared."""
     best = float("inf")
@@ -57,11 +65,9 @@ def main() -> None:
     engine.generate([{"prompt_token_ids": list(range(100, 132))}], greedy(1), use_tqdm=False)
     figures = {"start-up to first token (s)": time.time() - BEGAN}
     for batch, prompt, new in DECODE:
-        figures[f"decode batch {batch} ({prompt} in, {new} out) (tokens/s)"] = (
-            batch * new / seconds(engine, greedy(new), batch, prompt)
-        )
+        figures[decode_name(batch, prompt, new)] = batch * new / seconds(engine, greedy(new), batch, prompt)
     for batch, prompt in PREFILL:
-        figures[f"prefill {batch} x {prompt} (tokens/s)"] = batch * prompt / seconds(engine, greedy(1), batch, prompt)
+        figures[prefill_name(batch, prompt)] = batch * prompt / seconds(engine, greedy(1), batch, prompt)
     print(json.dumps(figures), flush=True)
 
 

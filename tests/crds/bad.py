@@ -79,6 +79,7 @@ MODEL = [
             "hf://name",
             "hf://org/name/more",
             "hf://org/name@",
+            "hf://org/name:file",
             "hf://org/",
             "HF://org/name",
             "https://huggingface.co/org/name",

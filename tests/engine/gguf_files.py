@@ -57,7 +57,7 @@ def write_gguf(path: Path, folder: Path, choose: Callable[[str], str] = lambda _
     writer = gguf.GGUFWriter(path, architecture)
     _write_config(writer, config, architecture)
     if (folder / "tokenizer.json").exists():
-        _write_tokenizer(writer, folder)
+        _write_tokenizer(writer, folder, config.vocab_size)
     else:
         writer.add_vocab_size(config.vocab_size)
     for name, tensor in _tensors(folder, config, architecture).items():
@@ -107,17 +107,18 @@ def _write_config(writer: gguf.GGUFWriter, config: Any, architecture: str) -> No
         writer.add_rope_scaling_factor(config.rope_parameters["factor"])
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
-    """Writes byte-level BPE that splits as Qwen2's does."""
+def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> None:
+    """Writes byte-level BPE that splits as Qwen2's does. Rows of the embedding without a token get one that is not used."""
     stored = json.loads((folder / "tokenizer.json").read_text())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     tokens = {**stored["model"]["vocab"], **{token["content"]: token["id"] for token in stored["added_tokens"]}}
     special = {token["id"] for token in stored["added_tokens"] if token["special"]}
     in_order = sorted(tokens, key=tokens.__getitem__)
+    unused = [f"[unused{id_}]" for id_ in range(len(in_order), vocab_size)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(in_order)
-    writer.add_token_types([3 if id_ in special else 1 for id_ in range(len(in_order))])
+    writer.add_token_list(in_order + unused)
+    writer.add_token_types([3 if id_ in special else 1 for id_ in range(len(in_order))] + [5] * len(unused))
     writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in stored["model"]["merges"]])
     writer.add_eos_token_id(tokens[settings["eos_token"]])
     writer.add_pad_token_id(tokens[settings["pad_token"]])

@@ -28,8 +28,7 @@ class PromptReader:
         self._vocab_size = vocab_size
         self._max_prompts = max_prompts
         self.max_model_len = max_model_len
-        longest = max((len(tokenizer.token_text(token)) for token in range(vocab_size)), default=1)
-        self._max_characters = max_model_len * max(longest, 1) * NORMALIZED_SHRINK
+        self._max_characters = max_model_len * max(tokenizer.longest_token, 1) * NORMALIZED_SHRINK
 
     async def read(self, value: object, param: str, add_special_tokens: bool) -> list[list[int]]:
         """Returns token ids of each prompt in a text, a list of texts, a list of ids or a list of lists of ids."""

@@ -61,11 +61,14 @@ class AsyncEngine:
         tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
         ranks = range(args.data_parallel_size) if node is None else node.cores
         engine = cls(tokenizer, model_config, config, node.host if node is not None else None)
+        # While the cores load: whoever reads prompts wants to know it.
+        measuring = asyncio.create_task(asyncio.to_thread(lambda: tokenizer.longest_token))
         try:
             if config.worker.dp_sync and node is None:
                 await engine._start_first_epoch(args.data_parallel_size)
             else:
                 await engine.cores.local.start(ranks, on_phase, alone=args.data_parallel_size == 1)
+            await measuring
         except BaseException:
             await engine.shutdown()
             raise

@@ -79,6 +79,11 @@ class Tokenizer:
         """Returns the token as OpenAI's logprobs show it: bytes that are no whole character appear as \\xe2."""
         return self.token_bytes(token_id).decode("utf-8", errors="backslashreplace")
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token. It takes a quarter of a second with a vocabulary of 150,000."""
+        return max((len(self.token_text(token)) for token in range(self.vocab_size)), default=0)
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self.renderer.templates.by_name)

@@ -130,12 +130,14 @@ def test_a_folder_without_a_checkpoint_is_refused(source: str):
         local_model(source)
 
 
-def test_a_file_url_names_a_folder_also_with_spaces(tmp_path: Path):
+def test_a_file_url_names_a_folder_or_a_gguf_file_also_with_spaces(tmp_path: Path):
     assert local_model(MODEL.as_uri()) == MODEL
     spaced = tmp_path / "a model"
     spaced.mkdir()
     (spaced / "config.json").write_text("{}")
     assert local_model(spaced.as_uri()) == spaced
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert local_model((tmp_path / "model.gguf").as_uri()) == tmp_path / "model.gguf"
 
 
 @pytest.mark.parametrize("source", ["org/name", "s3://bucket", "hf://", "hf://a/b/c", "hf://org/name@", "", "pvc://claim/x"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starling_agent.contract.config import ModelSourceConfig
 from starling_agent.node.failures import NodeFailure
-from starling_agent.node.weights import obtain
+from starling_agent.node.weights import commit_of, obtain
 
 from tests.agent.node.conftest import MODEL, StartAgent, complete
 from tests.agent.node.hub import COMMIT, Hub, running_hub
@@ -63,6 +63,16 @@ async def test_a_repository_is_downloaded_and_verified(hub: Hub, tmp_path: Path)
     assert log.steps[-1] == ("verifying", total, total)
     assert log.retries == []
     assert "Bearer hf_secret" in hub.tokens
+
+
+async def test_of_a_gguf_model_one_file_is_downloaded_and_verified(hub: Hub, tmp_path: Path):
+    (hub.folder / "model-Q8_0.gguf").write_bytes(content := b"GGUF" * 1000)
+    log = ProgressLog()
+    path = await download(tmp_path / "cache", log, "org/name:model-Q8_0.gguf")
+    assert path.read_bytes() == content and [each.name for each in path.parent.iterdir()] == [path.name]
+    assert log.steps[-1] == ("verifying", len(content), len(content))
+    source = ModelSourceConfig(source="hf://org/name:model-Q8_0.gguf", cache_dir="", served_names=["m"])
+    assert commit_of(source, path) == COMMIT
 
 
 async def test_a_verified_snapshot_is_neither_downloaded_nor_read_again(hub: Hub, tmp_path: Path):

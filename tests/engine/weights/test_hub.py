@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from starling_engine.errors import ModelError
-from starling_engine.weights.hub import resolve_model
+from starling_engine.weights.hub import resolve_model, split_name
 
 from tests.engine.weights.hub_server import COMMIT, HubServer, hub_server
 
 WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model"}
-UNWANTED = {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "README.md"}
+GGUF = {"model-Q4_0.gguf", "folder/model-Q8_0.gguf"}
+UNWANTED = GGUF | {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "README.md"}
 
 
 @pytest.fixture
@@ -65,6 +66,17 @@ def test_downloads_what_serving_needs_and_nothing_else(name: str, revision: str 
     assert (folder / "config.json").read_text() == "content of config.json"
 
 
+@pytest.mark.parametrize("file", sorted(GGUF))
+@pytest.mark.parametrize("revision", ["", "@v1"])
+def test_of_a_gguf_model_one_file_is_downloaded(file: str, revision: str, hub: HubServer, tmp_path: Path) -> None:
+    done = resolve(f"org/name:{file}{revision}", tmp_path / "cache", hub.url)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.read_text() == f"content of {file}" and hub.downloads == [file]
+    name = split_name(f"org/name:{file}{revision}")
+    assert name.snapshot(path).name == COMMIT and name.revision == (revision[1:] or None)
+
+
 def test_the_cache_serves_without_a_hub(hub: HubServer, tmp_path: Path) -> None:
     first = resolve("org/name", tmp_path / "cache", hub.url)
     lookups, hub.downloads[:] = hub.lookups, []
@@ -80,6 +92,7 @@ def test_the_cache_serves_without_a_hub(hub: HubServer, tmp_path: Path) -> None:
     ("name", "env", "words"),
     [
         ("org/name@v9", {}, ["org/name", "no revision v9"]),
+        ("org/name:absent.gguf", {}, ["org/name", "no file absent.gguf"]),
         ("org/absent", {}, ["org/absent", "no such repository", "HF_TOKEN"]),
         ("org/gated", {}, ["org/gated", "gated", "HF_TOKEN"]),
         ("org/name", {"HF_HUB_OFFLINE": "1"}, ["org/name", "not in the cache", "HF_HUB_OFFLINE"]),
@@ -91,8 +104,13 @@ def test_says_why_a_model_is_not_to_be_had(
 ) -> None:
     done = resolve(name, tmp_path / "cache", hub.url, **env)
     assert done.returncode == 1
-    assert done.stderr.startswith("ModelError: "), done.stderr
+    assert "ModelError: " in done.stderr, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_local_file_wins(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_text("")
+    assert resolve_model(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
 
 
 def test_a_local_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,13 @@ def revision_of(source: str = "hf://org/name"):
 
 @pytest.mark.parametrize(
     ("source", "awaits"),
-    [("hf://org/name", True), ("hf://org/name@v1", True), (f"hf://org/name@{A}", False), ("pvc://weights/chat", False)],
+    [
+        ("hf://org/name", True),
+        ("hf://org/name@v1", True),
+        (f"hf://org/name@{A}", False),
+        (f"hf://org/name:m.gguf@{A}", False),
+        ("pvc://weights/chat", False),
+    ],
 )
 def test_only_a_name_that_can_move_is_pinned(source: str, awaits: bool) -> None:
     _, revision = revision_of(source)

@@ -9,6 +9,7 @@ from starling_operator.plan.source import parse_source
     [
         ("hf://org/name", "hf://org/name", None),
         ("hf://org/name@main", "hf://org/name@main", None),
+        ("hf://org/name:a/b-Q4_0.gguf@main", "hf://org/name:a/b-Q4_0.gguf@main", None),
         ("hf://org/name@refs/pr/3", "hf://org/name@refs/pr/3", None),
         ("hf://Org-1/na.me_2@0a1b2c", "hf://Org-1/na.me_2@0a1b2c", None),
         ("file:///models/chat", "file:///models/chat", None),
@@ -38,6 +39,7 @@ def test_a_claim_is_mounted_and_the_rest_is_as_written(text: str, url: str, clai
         "hf://name",
         "hf://org/name/more",
         "hf://org/name@",
+        "hf://org/name:file",
         "hf://org/na me",
         "HF://org/name",
         "file://models/chat",

@@ -57,34 +57,35 @@ template <>
 struct Quads<2> : ShortQuads {};
 #endif
 
-// Rows of x in 8 bits. A product with unsigned codes is too large by `zero` times the sum of the row's group, so that is
-// taken from it.
+// Rows of x in 8 bits, in tiles of `step` rows: the groups of all rows of a tile lie side by side, so that a tile's loop has one
+// address. A product with unsigned codes is too large by `zero` times the sum of the row's group, so that is taken from it.
 struct QuantizedRows {
-  int8_t* codes;    // [m][k]
-  float* scales;    // [m][groups]
+  int8_t* codes;    // [tiles][groups][rows of the tile][k / groups]
+  float* scales;    // [tiles][groups][rows of the tile]
   int32_t* begins;  // the same
   float* sums;      // the same: of the values
-  int64_t k, groups;
+  int64_t m, k, groups, step;
 
   static size_t bytes(int64_t m, int64_t k, int64_t groups) {
     return Scratch::padded<int8_t>(m * k) + 3 * Scratch::padded<float>(m * groups);
   }
   static QuantizedRows in(Scratch& scratch, int64_t m, int64_t k, int64_t groups) {
-    const int64_t n = m * groups;
-    return {scratch.take<int8_t>(m * k), scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), k, groups};
+    const int64_t n = m * groups, step = ceil_div(m, ceil_div(m, kQuantizedRows));
+    int8_t* codes = scratch.take<int8_t>(m * k);
+    return {codes, scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), m, k, groups, step};
   }
 
   void quantize(int64_t row, const bf16* x, int32_t zero) const {
-    const int64_t group = k / groups;
+    const int64_t group = k / groups, first = row / step * step, rows = std::min(step, m - first);
     for (int64_t g = 0; g < groups; ++g, x += group) {
       const bool two = group > 16;
       const Floats none = splat16(0.0f), low = load16(x), high = two ? load16(x + 16) : none;
       const float top = highest_of(highest(highest(low, none - low), highest(high, none - high)));
       // Rows of less than kNothing are zeros: 127 / top would not be finite.
       const float scale = top / 127.0f, by = top > kNothing ? 127.0f / top : 0.0f;
-      int8_t* out = codes + row * k + g * group;
+      const int64_t at = first * groups + g * rows + row - first;
+      int8_t* out = codes + at * group;
       const int32_t sum = store_codes(out, low * splat16(by)) + (two ? store_codes(out + 16, high * splat16(by)) : 0);
-      const int64_t at = row * groups + g;
       // A row with what is not a number has sums that show it.
       scales[at] = sum_of((low - low) + (high - high)) == 0.0f ? scale : std::numeric_limits<float>::quiet_NaN();
       begins[at] = -zero * sum;
@@ -143,7 +144,8 @@ void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = block * groups + g;
     const uint8_t* codes = w.codes + at * L::kBytes;
-    const int8_t* a = x.codes + row * x.k + g * L::kGroup;
+    const int64_t side = row * groups + g * ROWS;
+    const int8_t* a = x.codes + side * L::kGroup;
     Quads<L::kProductBits> sum[ROWS][kParts];
 #pragma GCC unroll 8
     for (int q = 0; q < L::kQuads; ++q) {
@@ -153,7 +155,7 @@ void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i) {
         int32_t four;
-        std::memcpy(&four, a + i * x.k + q * 4, sizeof four);
+        std::memcpy(&four, a + i * L::kGroup + q * 4, sizeof four);
 #pragma GCC unroll 4
         for (int p = 0; p < kParts; ++p) sum[i][p].add(weights[p], IReg{} + four);
       }
@@ -163,15 +165,15 @@ void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int
       const Reg scale = load_half(w.scales + at * kBlockCols + p * kLanes);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i) {
-        const Reg by = scale * splat(x.scales[(row + i) * groups + g]);
-        const IReg sums = sum[i][p].total() + x.begins[(row + i) * groups + g];
+        const Reg by = scale * splat(x.scales[side + i]);
+        const IReg sums = sum[i][p].total() + x.begins[side + i];
         total[i][p] = multiply_add(__builtin_convertvector(sums, Reg), by, total[i][p]);
       }
       if (w.minima == nullptr) continue;
       const Reg minimum = load_half(w.minima + at * kBlockCols + p * kLanes);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i)
-        total[i][p] = multiply_add(minimum, splat(x.sums[(row + i) * groups + g]), total[i][p]);
+        total[i][p] = multiply_add(minimum, splat(x.sums[side + i]), total[i][p]);
     }
   }
 #pragma GCC unroll 8
@@ -194,8 +196,8 @@ constexpr RunTile kRunTile[8] = {run_with<L, 1>(), run_with<L, 2>(), run_with<L,
 template <typename L, typename Out>
 void run(const QuantizedRows& x, int64_t m, const QuantizedWeight& w, const StoreSums<Out>& store_sums, int threads) {
   const int64_t blocks = ceil_div(w.n, kBlockCols), pairs = ceil_div(blocks, 2);
-  const int64_t tiles = ceil_div(m, kQuantizedRows), step = ceil_div(m, tiles);
-  parallel_for(pairs, threads_for(pairs, w.n * w.k * L::kBits / 8 * tiles, threads), [&](int64_t pair) {
+  const int64_t step = x.step;
+  parallel_for(pairs, threads_for(pairs, w.n * w.k * L::kBits / 8 * ceil_div(m, step), threads), [&](int64_t pair) {
     alignas(64) float sums[kQuantizedRows][2 * kBlockCols];
     const int64_t here = std::min<int64_t>(2, blocks - pair * 2), col = pair * 2 * kBlockCols;
     for (int64_t row = 0; row < m; row += step) {

@@ -1,0 +1,142 @@
+"""Starling and llama.cpp in turns, on GGUF files of the Qwen3-0.6B shape with random weights.
+
+usage: llama_cpp.py [--threads N] [--types Q4_0,Q8_0,Q4_K_M] [--rounds N]
+
+llama.cpp is the npm package node-llama-cpp, which has a library for each instruction set: it needs `node` and `npm`. Start-ups are
+of whole commands, beside `import torch` in the same turn: `starling serve` up to the answer to a first request.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import checkpoint
+import offline
+from checkpoint import CACHE
+from run import BENCH, best, machine
+from run import offline as starling
+
+sys.path.insert(0, str(BENCH.parent))
+from tests.engine.gguf_files import write_gguf
+
+NODE_LLAMA_CPP = "3.22.1"
+PORT = 8319
+OUT = BENCH / "results" / "llama_cpp.md"
+
+
+def q4_k_m(name: str) -> str:
+    """Returns a matrix's type in what llama.cpp calls Q4_K_M: of values and down, those of every second layer have more bits."""
+    if "token_embd" in name:
+        return "Q6_K"
+    return "Q6_K" if ("attn_v" in name or "ffn_down" in name) and int(name.split(".")[1]) % 2 == 0 else "Q4_K"
+
+
+def gguf_file(name: str) -> Path:
+    """Writes the file when it is not there."""
+    path = CACHE / f"qwen3-0.6b-shape.{name}.gguf"
+    if not path.exists():
+        model = CACHE / "qwen3-0.6b-shape"
+        checkpoint.write(model)
+        choose: Callable[[str], str] = q4_k_m if name == "Q4_K_M" else lambda _: name
+        write_gguf(path.with_suffix(".new"), model, choose)
+        path.with_suffix(".new").rename(path)
+    return path
+
+
+def package() -> Path:
+    """Returns the folder with llama.cpp; installs it when it is not there."""
+    folder = CACHE / f"node-llama-cpp-{NODE_LLAMA_CPP}"
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        sys.exit("llama.cpp comes from npm here: install node and npm")
+    if not (folder / ".installed").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text("{}")
+        wanted = [f"node-llama-cpp@{NODE_LLAMA_CPP}", f"@node-llama-cpp/linux-x64@{NODE_LLAMA_CPP}"]
+        subprocess.run(
+            ["npm", "install", "--ignore-scripts", "--omit=optional", *wanted], cwd=folder, check=True, stdout=sys.stderr
+        )
+        (folder / ".installed").touch()
+    return folder
+
+
+def llama_cpp(folder: Path, file: Path, threads: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for batch, prompt, new in (*offline.DECODE, *((*each, 1) for each in offline.PREFILL)):
+        numbers = [str(each) for each in (threads, batch, prompt, new, offline.TRIES)]
+        command = ["node", str(BENCH / "llama_cpp.mjs"), str(folder), str(file), *numbers]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        seconds = json.loads(done.stdout.splitlines()[-1])["best"]
+        if new == 1:
+            figures[offline.prefill_name(batch, prompt)] = batch * prompt / seconds
+        else:
+            figures[offline.decode_name(batch, prompt, new)] = batch * new / seconds
+    return figures
+
+
+def first_token(file: Path, threads: int) -> float:
+    """Returns the seconds from `starling serve` to the answer to a first request."""
+    command = [sys.executable, "-m", "starling_cli.main", "serve", str(file), "--port", str(PORT), "--num-threads", str(threads)]
+    limits = ["--max-model-len", "4096", "--kv-cache-memory-bytes", str(1 << 30), "--accept-seconds", "0"]
+    began = time.perf_counter()
+    with subprocess.Popen([*command, *limits], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        body = json.dumps({"model": str(file), "prompt": "Water boils at", "max_tokens": 1}).encode()
+        wanted = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/completions", body, {"Content-Type": "application/json"})
+        while server.poll() is None:
+            try:
+                urllib.request.urlopen(wanted, timeout=60).read()
+                break
+            except urllib.error.URLError:
+                time.sleep(0.01)
+        took = time.perf_counter() - began
+        if server.returncode is not None:
+            sys.exit(f"starling serve {file} ended with {server.returncode}")
+        server.terminate()
+    return took
+
+
+def seconds_of(*command: str) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, check=True)
+    return time.perf_counter() - began
+
+
+def compare(name: str, threads: int, rounds: int) -> list[str]:
+    file, folder = gguf_file(name), package()
+    ours, theirs, starts, torches = [], [], [], []
+    for number in range(rounds):
+        print(f"{name}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        theirs.append(llama_cpp(folder, file, threads))
+        ours.append(starling(sys.executable, "starling_engine", file, threads))
+        torches.append(seconds_of(sys.executable, "-c", "import torch"))
+        starts.append(first_token(file, threads))
+    lines = [f"### {name}, {file.stat().st_size >> 20} MiB", "", "| | Starling | llama.cpp | ratio |", "|---|---:|---:|---:|"]
+    mine, other = best(ours), best(theirs)
+    lines += [f"| {each} | {mine[each]:.1f} | {value:.1f} | {mine[each] / value:.2f} |" for each, value in other.items()]
+    pairs = ", ".join(f"{start:.1f} ({torch:.1f})" for start, torch in zip(starts, torches, strict=True))
+    return [*lines, "", f"`starling serve` to the first answer, and `import torch` before it, in seconds: {pairs}.", ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--types", default="Q4_0,Q8_0,Q4_K_M")
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    lines = ["# llama.cpp", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. {args.threads} threads.", ""]
+    for name in args.types.split(","):
+        lines += compare(name, args.threads, args.rounds)
+    text = "\n".join(lines)
+    print(text)
+    OUT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
