@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from starling_engine.gguf.reader import BLOCK_TYPES
 from starling_engine.native import load
 from starling_engine.params import SamplingParams
 
@@ -43,10 +44,11 @@ CASES: dict[str, Callable[[], None]] = {
     "greedy": kernels.test_greedy_takes_the_first_of_equals,
     "broken logits": partial(kernels.test_a_broken_row_gives_a_token_that_shows_it, SAMPLED),
     "broken logits, greedy": kernels.test_greedy_sees_what_is_not_a_number_wherever_it_lies,
-    "8 bits": partial(quantized.test_a_linear, 9, 50, 96, 8, minima=False, bias=False, out_dtype=BF16),
-    "4 bits": partial(quantized.test_a_linear, 9, 50, 96, 4, minima=True, bias=True, out_dtype=FP32),
-    "gated in 4 bits": partial(quantized.test_a_gated_linear, 9, 112, 320, 4),
-    "embedding in 4 bits": partial(quantized.test_an_embedding_is_the_row, 4, minima=True),
+    **{name: partial(quantized.test_a_linear, 9, 50, 96, form, bias=True, out_dtype=FP32) for name, form in quantized.KEPT.items()},
+    "gated in 4 bits": partial(quantized.test_a_gated_linear, 9, 112, 320, quantized.KEPT["4 bits and minima"]),
+    "embedding in 6 bits": partial(quantized.test_an_embedding_is_the_row, quantized.KEPT["6 bits by 16"]),
+    "rows of Q5_K": partial(quantized.test_rows_of_a_gguf_file, BLOCK_TYPES[13]),
+    "rows of Q3_K": partial(quantized.test_rows_of_a_gguf_file, BLOCK_TYPES[11]),
     "masks": partial(kernels.test_a_mask_forbids_what_it_does_not_allow, 20_011, 2),
 }
 

@@ -40,9 +40,7 @@ class OnlineQuantizedLinear(StackedMethod):
         return ops.quantized_linear(x, self._weight, self._bias, out_dtype or torch.bfloat16)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(ids.shape[0], self._weight.k, dtype=torch.bfloat16)
-        ops.embedding_quantized(ids, self._weight, out)
-        return out
+        return ops.embedding_quantized(ids, self._weight)
 
 
 class QuantizedLinear:
@@ -89,6 +87,4 @@ class QuantizedLinear:
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         ((weight, _),) = self._pieces
-        out = torch.empty(ids.shape[0], weight.k, dtype=torch.bfloat16)
-        ops.embedding_quantized(ids, weight, out)
-        return out
+        return ops.embedding_quantized(ids, weight)

@@ -122,10 +122,10 @@ def quantized_linear(
     return out
 
 
-def embedding_quantized(ids: Tensor, weight: PackedQuantized, out: Tensor) -> None:
-    """Dequantizes the rows ids [T] int64 of the weight -> out [T, K] bf16."""
+def embedding_quantized(ids: Tensor, weight: PackedQuantized) -> Tensor:
+    """Dequantizes the rows ids [T] int64 of the weight -> [T, K] bf16."""
     assert ids.dtype == torch.int64 and ids.is_contiguous() and not weight.gated
-    assert out.dtype == torch.bfloat16 and out.is_contiguous() and out.shape == (ids.shape[0], weight.k)
+    out = torch.empty(ids.shape[0], weight.k, dtype=torch.bfloat16)
     ops.library().starling_embedding_quantized(
         ids.data_ptr(),
         ids.shape[0],
@@ -137,3 +137,4 @@ def embedding_quantized(ids: Tensor, weight: PackedQuantized, out: Tensor) -> No
         out.data_ptr(),
         torch.get_num_threads(),
     )
+    return out

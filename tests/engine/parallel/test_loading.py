@@ -13,7 +13,7 @@ from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import SingleRank
 from starling_engine.topology.shard import Shard
-from starling_engine.weights import loader
+from starling_engine.weights import loader, safetensors_source
 
 from tests.engine.checkpoints import VARIANTS, write_checkpoint
 
@@ -42,6 +42,10 @@ class Counting:
     def __exit__(self, *error: Any) -> None:
         self._file.__exit__(*error)
 
+    def keys(self) -> list[str]:
+        names: list[str] = self._opened.keys()
+        return names
+
     def get_tensor(self, name: str) -> torch.Tensor:
         return self._count(self._opened.get_tensor(name))
 
@@ -57,13 +61,14 @@ class Counting:
 class CountingSlice:
     def __init__(self, view: Any) -> None:
         self._view = view
+        self.get_shape, self.get_dtype = view.get_shape, view.get_dtype
 
     def __getitem__(self, take: Any) -> torch.Tensor:
         return Counting._count(self._view[take])
 
 
 def bytes_read(folder: Path, index: int, count: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(loader, "safe_open", Counting)
+    monkeypatch.setattr(safetensors_source, "safe_open", Counting)
     Counting.total = 0
     methods = select_linear_method(torch.float32, CPU)
     model = Decoder(load_model_config(folder), torch.float32, CPU, methods, TorchPagedAttention(), tensor=Silent(index, count))
