@@ -9,6 +9,7 @@ from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.reader import GgufFile
 from starling_engine.gguf.tokenizer import end_token_ids
 
+DEFAULT_THETA = 10000.0
 ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_LENGTH = 1.0, 4.0, 8192
 """The band of Llama 3.1's scaling, which the file has only as the factors that follow from it."""
@@ -40,10 +41,10 @@ class _Keys:
         value = self.file.get(f"{self.file.architecture}.{name}")
         return default if value is None else value
 
-    def number(self, name: str) -> Any:
-        value = self.get(name)
-        if not isinstance(value, int | float):
-            raise ModelError(f"{self.file.path}: {self.file.architecture}.{name} is missing or not a number")
+    def number(self, name: str, default: float | None = None) -> Any:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ModelError(f"{self.file.path}: {self.file.architecture}.{name} must be a number above 0, got {value!r}")
         return value
 
 
@@ -54,11 +55,11 @@ def _common(keys: _Keys, architecture: str) -> Config:
         "hidden_size": keys.number("embedding_length"),
         "num_hidden_layers": keys.number("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.get("attention.head_count_kv", heads),
+        "num_key_value_heads": keys.number("attention.head_count_kv", heads),
         "intermediate_size": keys.number("feed_forward_length"),
         "max_position_embeddings": keys.number("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": keys.get("rope.freq_base", 10000.0),
+        "rope_theta": keys.number("rope.freq_base", DEFAULT_THETA),
         "vocab_size": file.count_of("tokenizer.ggml.tokens") or keys.get("vocab_size"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
@@ -66,14 +67,12 @@ def _common(keys: _Keys, architecture: str) -> Config:
         "dtype": _dtype(file),
         "rope_scaling": _rope_scaling(keys),
     }
-    head_dim = keys.get("attention.key_length", keys.get("rope.dimension_count"))
-    if keys.get("attention.value_length", head_dim) != head_dim:
+    width = keys.number("rope.dimension_count", keys.get("attention.key_length", config["hidden_size"] / heads))
+    config["head_dim"] = keys.number("attention.key_length", width)
+    if keys.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
         raise UnsupportedModel(f"{file.path}: attention.value_length: heads of keys and values have to be equally wide")
-    if head_dim is not None:
-        config["head_dim"] = head_dim
-        # Fields.number refuses what is not whole heads.
-        config["partial_rotary_factor"] = keys.get("rope.dimension_count", head_dim) / head_dim
-    return config
+    # Any but 1 is refused with the other fields.
+    return config | {"partial_rotary_factor": width / config["head_dim"]}
 
 
 def _dtype(file: GgufFile) -> str:
@@ -102,7 +101,9 @@ def _llama3_scaling(keys: _Keys) -> Config:
     if tensor.type.name != "F32" or len(tensor.shape) != 1:
         raise ModelError(f"{file.path}: {ROPE_FACTORS} is {tensor.type.name} {list(tensor.shape)}; expected one row of F32")
     factors = struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor))
-    factor, theta = max(factors), keys.get("rope.freq_base", 10000.0)
+    factor, theta = max(factors), keys.number("rope.freq_base", DEFAULT_THETA)
+    if not all(1 <= each < math.inf for each in factors):
+        raise ModelError(f"{file.path}: {ROPE_FACTORS} must be numbers of at least 1")
     expected = [_llama3_factor(2 * math.pi * theta ** (index / len(factors)), factor) for index in range(len(factors))]
     if any(abs(found - wanted) > 1e-3 * wanted for found, wanted in zip(factors, expected, strict=True)):
         raise UnsupportedModel(f"{file.path}: {ROPE_FACTORS} are not those of Llama 3.1's scaling; no others are supported")

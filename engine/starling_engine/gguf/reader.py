@@ -263,6 +263,8 @@ class GgufFile:
         if not 0 < dimensions <= MAX_DIMENSIONS:
             raise cursor.fault(f"{name} has {dimensions} dimensions; possible are 1 to {MAX_DIMENSIONS}")
         shape = tuple(reversed([cursor.number("Q", name) for _ in range(dimensions)]))
+        if 0 in shape:
+            raise cursor.fault(f"{name} {list(shape)} is empty")
         number, offset = cursor.number("I", name), cursor.number("Q", name)
         if number not in BLOCK_TYPES:
             kind = OTHER_TYPES.get(number, f"number {number}")

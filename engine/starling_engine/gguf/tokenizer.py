@@ -70,17 +70,17 @@ def read_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str], dict
         raise UnsupportedModel(
             f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; supported: gpt2, llama. Or {_INSTEAD}"
         )
-    _add_tokens(backend, tokens, _get(file, "token_type") or [])
+    _add_tokens(backend, tokens, _types(file))
     named = {name: tokens[id_] for name, key in _NAMED.items() if (id_ := _token_id(file, key, len(tokens))) is not None}
     backend.post_processor = _ends(file, backend, named, kind)
-    return backend, named, {"chat_template": template} if (template := file.get("tokenizer.chat_template")) else {}
+    return backend, named, {"chat_template": _templates(file)}
 
 
 def end_token_ids(file: GgufFile) -> list[int]:
     """Returns the ids of the tokens that end an answer: those that the file names, and the usual ones among its control tokens."""
     count = file.count_of("tokenizer.ggml.tokens")
-    control = [id_ for id_, type_ in enumerate((_get(file, "token_type") or [])[:count]) if type_ == _CONTROL]
-    spelled = zip(control, file.texts_at("tokenizer.ggml.tokens", control), strict=True)
+    control = [id_ for id_, type_ in enumerate(_types(file)[:count]) if type_ == _CONTROL]
+    spelled = zip(control, file.texts_at("tokenizer.ggml.tokens", control), strict=False)
     usual = [id_ for id_, token in spelled if token in _ENDS_OF_TURNS]
     named = [_token_id(file, key, count) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
     return list(dict.fromkeys([id_ for id_ in named if id_ is not None] + usual))
@@ -100,7 +100,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
 
 
 def _sentence_piece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
-    scores, types = _get(file, "scores"), _get(file, "token_type") or []
+    scores, types = _get(file, "scores"), _types(file)
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.scores does not hold a number for each token")
     normal = {
@@ -157,8 +157,22 @@ def _ends(file: GgufFile, backend: Tokenizer, named: Mapping[str, str], kind: st
     return template if own is None else processors.Sequence([own, template])
 
 
+def _templates(file: GgufFile) -> list[dict[str, str]]:
+    """Returns chat templates by name, as a tokenizer_config.json has several."""
+    others = file.get("tokenizer.chat_templates")
+    keys = {"default": "tokenizer.chat_template"}
+    keys |= {str(name): f"tokenizer.chat_template.{name}" for name in (others if isinstance(others, list) else [])}
+    found = {name: file.get(key) for name, key in keys.items()}
+    return [{"name": name, "template": template} for name, template in found.items() if isinstance(template, str)]
+
+
 def _get(file: GgufFile, name: str) -> Any:
     return file.get(f"tokenizer.ggml.{name}")
+
+
+def _types(file: GgufFile) -> list[Any]:
+    found = _get(file, "token_type")
+    return found if isinstance(found, list) else []
 
 
 def _texts(file: GgufFile, name: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Models that are one GGUF file: what they say beside llama.cpp, beside the checkpoint they were made from, and in each layout."""
 
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,13 +10,16 @@ from pathlib import Path
 import pytest
 from starling_engine import LLM, SamplingParams, native
 from starling_engine.errors import ConfigError, UnsupportedModel
+from starling_engine.frontend.chat import ChatTemplates
 from starling_engine.frontend.resolve import resolve
 from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.gguf.reader import GgufFile
+from starling_engine.gguf.tokenizer import _templates
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 
 from tests.engine.frontend import llama_cpp_answers
 from tests.engine.frontend.test_quantization import GREEDY, TEXT, model, surprise
-from tests.engine.gguf_files import SMOLLM2, write_gguf
+from tests.engine.gguf_files import SMOLLM2, entry, header, text, write_gguf
 from tests.engine.real_engine import MODEL, engine_args
 
 pytestmark = [
@@ -135,6 +139,15 @@ def test_a_model_of_others_answers_as_llama_cpp_does(smollm2: LLM) -> None:
 def test_a_model_of_others_chats(smollm2: LLM) -> None:
     (output,) = smollm2.chat([[{"role": "user", "content": "What is the capital of France?"}]], GREEDY)
     assert "Paris" in output.outputs[0].text and output.outputs[0].finish_reason == "stop"
+
+
+def test_templates_have_names(tmp_path: Path) -> None:
+    entries = entry("tokenizer.chat_template", 8, text("plain"))
+    entries += entry("tokenizer.chat_templates", 9, struct.pack("<IQ", 8, 1) + text("tool_use"))
+    entries += entry("tokenizer.chat_template.tool_use", 8, text("tools"))
+    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=3))
+    found = _templates(GgufFile(tmp_path / "model.gguf"))
+    assert ChatTemplates.load(tmp_path, {"chat_template": found}).by_name == {"default": "plain", "tool_use": "tools"}
 
 
 def test_keys_of_other_weights_are_not_found(files: dict[str, Path]) -> None:

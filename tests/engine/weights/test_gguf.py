@@ -116,6 +116,7 @@ DAMAGED = {
     "an offset past the end": (header(tensors=tensor("t", (4, 32), offset=1 << 50)), r"t \[4, 32\] goes beyond the end"),
     "half a file": (header(tensors=tensor("t", (64, 32))) + bytes(100), r"t \[64, 32\] goes beyond the end"),
     "a shape of 2^60": (header(tensors=tensor("t", (HUGE, HUGE))), "goes beyond the end"),
+    "no elements, and 2^60 experts": (header(tensors=tensor("t", (HUGE, 0, 32))), r"t \[\d+, 0, 32\] is empty"),
     "9 dimensions": (header(tensors=tensor("t", (1,) * 9)), "t has 9 dimensions"),
     "rows of half a block": (header(tensors=tensor("t", (4, 48), 2)), r"t \[4, 48\] has rows that are no whole blocks of Q4_0"),
     "overlapping tensors": (
@@ -162,13 +163,16 @@ def test_all_types_are_known_by_their_name_and_size() -> None:
     [
         (b"", "general.architecture is missing"),
         (entry("general.architecture", 8, text("bloom")), "'bloom' is not supported; supported: llama, qwen2, qwen3, qwen3moe"),
-        (ARCHITECTURE, "llama.attention.head_count is missing"),
+        (ARCHITECTURE, "llama.attention.head_count must be a number above 0, got None"),
+        (ARCHITECTURE + entry("llama.attention.head_count", 8, text("9")), "head_count must be a number above 0, got '9'"),
+        (ARCHITECTURE + entry("llama.attention.head_count", 4, struct.pack("<I", 0)), "head_count must be a number above 0, got 0"),
         (ARCHITECTURE + entry("split.count", 2, struct.pack("<H", 3)), r"in several files .* \(llama-gguf-split --merge\)"),
     ],
-    ids=["nothing", "another architecture", "no sizes", "a part of a model"],
+    ids=["nothing", "another architecture", "no sizes", "a size that is text", "a size of 0", "a part of a model"],
 )
 def test_what_the_metadata_lacks_is_named(entries: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=entries.count(b"general") + entries.count(b"split")))
+    count = sum(entries.count(each) for each in (b"general", b"split", b"head_count"))
+    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=count))
     with pytest.raises(ModelError, match=message):
         load_model_config(tmp_path / "model.gguf")
 
