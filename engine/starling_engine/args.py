@@ -43,7 +43,7 @@ SPECULATIVE_BOUNDS = (
 class EngineArgs:
     """Arguments of `LLM`, `AsyncEngine` and `starling serve`."""
 
-    model: str = field(metadata={KEY: Argument(help="Folder of a checkpoint, or a Hugging Face id, also with @REVISION.")})
+    model: str = field(metadata={KEY: Argument(help="Folder, GGUF file, or Hugging Face id, also with :FILE.gguf and @REVISION.")})
     revision: str | None = argument(None, MODEL, "Branch, tag or commit on the hub.")
     tokenizer: str | None = argument(
         None, MODEL, "Another folder or id for it.", "Folder or id of the tokenizer if not the model's."

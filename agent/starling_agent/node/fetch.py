@@ -48,15 +48,19 @@ def _download(name: str, wanted: HubName, home: Path) -> Path:
         model = resolve_model(name)
     folder = wanted.snapshot(model)
     verified = home / ".starling-verified"
-    marker = verified / folder.name
-    if marker.exists() and marker.read_text() == fingerprint(folder):
+    marker = verified / "-".join([folder.name, *Path(wanted.file or "").parts])
+    if marker.exists() and marker.read_text() == _fingerprint(model):
         return model
     # Listed again, by commit: the branch may have moved meanwhile.
     if files := _listing(wanted._replace(revision=folder.name)):
         verify(folder, files, _verify_progress(sum(file.size for file in files)))
         verified.mkdir(exist_ok=True)
-        marker.write_text(fingerprint(folder))
+        marker.write_text(_fingerprint(model))
     return model
+
+
+def _fingerprint(model: Path) -> str:
+    return fingerprint(model.iterdir() if model.is_dir() else [model])
 
 
 def resolve(name: str, cache: Path) -> str:
@@ -160,9 +164,9 @@ def main() -> None:
 
 def _is_final(error: ModelError) -> bool:
     """True when the hub itself refused; anything else may be the network's fault."""
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    return isinstance(error.__cause__, RepositoryNotFoundError | RevisionNotFoundError)
+    return isinstance(error.__cause__, RemoteEntryNotFoundError | RepositoryNotFoundError | RevisionNotFoundError)
 
 
 if __name__ == "__main__":

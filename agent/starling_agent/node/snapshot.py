@@ -1,7 +1,7 @@
 """A repository's files: the hub's list of them, how much of them is in the cache, and their verification."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,10 @@ def _written(path: Path) -> int:
     return min(status.st_size, status.st_blocks * SECTOR)
 
 
-def fingerprint(folder: Path) -> str:
-    """Returns a text that changes when a file does. Reads no content."""
+def fingerprint(paths: Iterable[Path]) -> str:
+    """Returns a text that changes when one of the files does. Reads no content."""
     lines = []
-    for path in filter(Path.exists, sorted(folder.iterdir())):
+    for path in filter(Path.exists, sorted(paths)):
         status = path.stat()
         lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}\n")
     return "".join(lines)

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlparse
 
 import structlog
 from starling_engine.errors import ModelError
-from starling_engine.gguf.reader import GgufFile, is_gguf
+from starling_engine.gguf.reader import is_gguf, open_gguf
 from starling_engine.weights.hub import ALLOWED, FORM, split_name
 
 from starling_agent.contract.config import ModelSourceConfig
@@ -98,13 +98,16 @@ async def _retried(
 def weights_digest(model: Path) -> str:
     """Returns a text that differs between two checkpoints, made without reading their weights.
 
-    It is the SHA-256, in hex, of names, sizes, headers of weights and content of all other files. Raises OSError, or ModelError for
-    a GGUF file that is damaged.
+    It is the SHA-256, in hex, of names, sizes, headers of weights and content of all other files. Raises OSError, and NodeFailure
+    for a GGUF file that cannot be served.
     """
     digest = hashlib.sha256()
     if is_gguf(model):
         digest.update(f"{model.name}\0{model.stat().st_size}\0".encode())
-        digest.update(GgufFile(model).header_bytes)
+        try:
+            digest.update(open_gguf(model).header_bytes)
+        except ModelError as error:
+            raise fatal(f"model.source: {error}") from error
         return digest.hexdigest()
     for path in _files(model):
         with path.open("rb") as content:

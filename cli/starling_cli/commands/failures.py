@@ -36,4 +36,4 @@ def fix_for(error: Exception) -> str:
             return "download the checkpoint again; --load-format dummy tries everything but the weights"
         case EngineDead():
             return "the engine core's own lines above say what happened"
-    return "check the model: a folder with config.json, *.safetensors and tokenizer.json, or a Hugging Face id"
+    return "check the model: a folder with config.json, *.safetensors and tokenizer.json, a GGUF file, or a Hugging Face id"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,18 @@ def start_ahead() -> None:
     _ahead.append(_start_process(AHEAD))
 
 
+def _next_process() -> subprocess.Popen[bytes]:
+    """Returns one that was started ahead and still lives, or a new one."""
+    while _ahead:
+        process = _ahead.pop()
+        if process.poll() is None:
+            return process
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.close()
+        process.stderr.close()
+    return _start_process()
+
+
 def _start_process(*arguments: str) -> subprocess.Popen[bytes]:
     return child.start("starling_engine.core", *arguments, stderr=subprocess.PIPE)
 
@@ -48,13 +61,14 @@ class CoreHandle:
         """Starts the process. With `host`, an address of this machine, it also listens there (see `Hello.address`)."""
         self._folder = Path(tempfile.mkdtemp(prefix="starling-"))
         self.address = f"ipc://{self._folder}/core"
-        self._process = _ahead.pop() if _ahead else _start_process()
+        self._process = _next_process()
         self._cause: str | None = None
         self._last_line = "it left no message"
         assert self._process.stdin is not None
         # Left open: the core ends itself when this process, and with it the pipe, is gone.
-        self._process.stdin.write(msgspec.json.encode(CoreStart(self.address, host, config)) + b"\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # `exit_reason` says why it ended
+            self._process.stdin.write(msgspec.json.encode(CoreStart(self.address, host, config)) + b"\n")
+            self._process.stdin.flush()
         self._relay = threading.Thread(target=self._relay_messages, daemon=True)
         self._relay.start()
 
@@ -87,7 +101,8 @@ class CoreHandle:
             self._process.kill()
             self._process.wait()
         assert self._process.stdin is not None and self._process.stderr is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._relay.join(timeout=1)
         self._process.stderr.close()
         shutil.rmtree(self._folder, ignore_errors=True)

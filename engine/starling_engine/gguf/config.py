@@ -81,15 +81,21 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _rope_scaling(keys: _Keys) -> Config | None:
-    kind = keys.get("rope.scaling.type", "none")
     if ROPE_FACTORS in keys.file.tensors:
         return _llama3_scaling(keys)
+    # Older files have another name; a factor without a type is linear, as in llama.cpp.
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0.0))
+    kind = keys.get("rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
     if kind == "none":
         return None
+    for name in ("attn_factor", "yarn_ext_factor", "yarn_attn_factor"):
+        if keys.get(f"rope.scaling.{name}", 1.0) not in (1.0, -1.0, 0.0):
+            raise UnsupportedModel(f"{keys.file.path}: rope.scaling.{name} is not supported; supported: 1")
     if kind not in ("linear", "yarn"):
         raise UnsupportedModel(f"{keys.file.path}: rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")
-    scaling: Config = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+    scaling: Config = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
+        scaling |= {name: keys.get(f"rope.scaling.yarn_{name}", 0.0) for name in ("beta_fast", "beta_slow")}
         scaling["original_max_position_embeddings"] = keys.number("rope.scaling.original_context_length")
     return scaling
 
@@ -131,6 +137,8 @@ def _llama(keys: _Keys) -> Config:
             "num_experts_per_tok": keys.number("expert_used_count"),
         }
     config = _common(keys, "LlamaForCausalLM")
+    if (window := keys.get("attention.sliding_window")) is not None:
+        return config | {"architectures": ["MistralForCausalLM"], "sliding_window": window}
     tensors = keys.file.tensors
     return config | {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
 

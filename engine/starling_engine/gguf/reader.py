@@ -4,6 +4,7 @@ Everything is checked against the size of the file before memory is taken for it
 """
 
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ class GgufFile:
         self.path = path
         try:
             with path.open("rb") as file:
+                self.stamp = stamp_of(os.fstat(file.fileno()))
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
@@ -287,10 +289,15 @@ class GgufFile:
 def open_gguf(path: Path) -> GgufFile:
     """Returns the file; one that was read before, if it is still the same. Raises as `GgufFile`."""
     try:
-        stat = path.stat()
+        stamp = stamp_of(path.stat())
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    return _read_once(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return _read_once(path, *stamp)
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Returns what changes when a file does, or another one takes its name."""
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 @lru_cache(maxsize=2)

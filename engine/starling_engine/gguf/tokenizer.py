@@ -45,6 +45,9 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 _WHOLE_WORDS = ("llama-bpe", "tekken")
 """Names with which a word that is a token is one, whatever merges say, and prompts begin with BOS where the file does not say."""
 
+MAX_CHARACTERS = 1024
+"""Longer pieces of a token are not looked up as tokens: real ones have a few dozen characters."""
+
 _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -129,7 +132,7 @@ def _bpe(file: GgufFile, tokens: Sequence[str], merges: list[Any], **options: An
 def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> Iterator[tuple[str, str]]:
     """Yields the pairs of tokens that make another one, the likeliest first; pairs of one token by their ids."""
     for token in sorted(vocabulary, key=lambda token: (-scores[vocabulary[token]], vocabulary[token])):
-        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, min(len(token), MAX_CHARACTERS)))
         known = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
         yield from sorted(known, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
 
@@ -184,8 +187,5 @@ def _texts(file: GgufFile, name: str) -> list[str]:
 
 def _token_id(file: GgufFile, name: str, count: int) -> int | None:
     id_ = _get(file, name)
-    if id_ is None:
-        return None
-    if not isinstance(id_, int) or not 0 <= id_ < count:
-        raise ModelError(f"{file.path}: tokenizer.ggml.{name} is {id_!r}, but there are {count} tokens")
-    return id_
+    # Converters write a number of 32 bits where there is no such token.
+    return id_ if isinstance(id_, int) and 0 <= id_ < count else None

@@ -39,6 +39,8 @@ def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess
 def import_for_good(name: str) -> ModuleType:
     """Imports a module that stays until the process ends.
 
+    While another thread imports it, the module is not complete yet; an `import` of it waits for that thread.
+
     No garbage collection looks through it or what it imports, now or later: that is a sixth of the time that torch takes to import.
     """
     if name in sys.modules:

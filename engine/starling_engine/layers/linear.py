@@ -101,7 +101,7 @@ class LinearMethod(Protocol):
         ...
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [T] int64 -> rows [T, in_size]. Only for a shape that asks for `lookup`."""
+        """ids [T] int64 -> rows [T, in_size]. Only for a shape that asks for `lookup` or `only_lookup`."""
         ...
 
 

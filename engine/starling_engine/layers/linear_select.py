@@ -53,11 +53,14 @@ def _select_stored(
         why = f"kernels for codes are for bfloat16 on a CPU, this is {dtype} on {device.type}"
         logger.warning("quantized weights are dequantized: %s", why if native.load() else "there are no native kernels here")
         return otherwise
-    logger.info("quantized matrices: %d, multiplied as they are", len(stored))
+    logger.info("quantized matrices are multiplied as they are, except experts")
 
     def select(shape: LinearShape) -> LinearMethod:
         forms = [form for name in shape.names if (form := stored.get(f"{name}.weight")) is not None]
-        if shape.exact or len(forms) < len(shape.names):
+        if shape.exact or not forms:
+            return otherwise(shape)
+        if len(forms) < len(shape.names):
+            logger.warning("dequantized, since not all of a layer's matrices are quantized: %s", ", ".join(shape.names))
             return otherwise(shape)
         if any(shape.ins.start % form.group or shape.in_size % form.group for form in forms):
             logger.warning("dequantized, since a rank's columns are no whole groups: %s", ", ".join(shape.names))

@@ -1,6 +1,7 @@
 """A model's config, read from its config.json and generation_config.json. Imports no torch."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from starling_engine.errors import ModelError, UnsupportedModel
@@ -78,8 +79,9 @@ def load_model_config(path: Path) -> ModelConfig:
     return parse_model_config(config, extra)
 
 
+@lru_cache(maxsize=2)
 def read_gguf_config(file: GgufFile) -> ModelConfig:
-    """Does the same as `load_model_config`, for a file that is open."""
+    """Does the same as `load_model_config`, for a file that is open; once a file."""
     config, generation = read_config(file)
     return parse_model_config(Fields(config, file.path.name), Fields(generation, file.path.name))
 

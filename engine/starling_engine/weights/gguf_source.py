@@ -1,6 +1,7 @@
 """The tensors of a GGUF file, under the names that a model of transformers has for them and in its order of rows."""
 
 import mmap
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch import Tensor
 from starling_engine import native
 from starling_engine.errors import WeightError
 from starling_engine.gguf.config import ROPE_FACTORS
-from starling_engine.gguf.reader import GgufFile, GgufTensor, open_gguf
+from starling_engine.gguf.reader import GgufFile, GgufTensor, open_gguf, stamp_of
 from starling_engine.model_config.config import ModelConfig, read_gguf_config
 from starling_engine.model_config.definition import TensorNames
 from starling_engine.model_config.registry import DEFINITIONS
@@ -46,7 +47,7 @@ class GgufWeights:
 
     def __init__(self, path: Path) -> None:
         file = open_gguf(path)
-        self._path = path
+        self._path, self._stamp = path, file.stamp
         self._places = _places(file, read_gguf_config(file))
         self.tensors: Mapping[str, TensorInfo] = {name: self._info(place) for name, place in self._places.items()}
 
@@ -55,6 +56,8 @@ class GgufWeights:
         """See `WeightFiles`."""
         try:
             with file.open("rb") as opened:
+                if stamp_of(os.fstat(opened.fileno())) != self._stamp:
+                    raise WeightError(f"{file.name} has changed since its header was read")
                 # Private, since torch wants memory that could be written.
                 data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
@@ -62,7 +65,9 @@ class GgufWeights:
         yield _Reader(data, self._places)
 
     def _info(self, place: _Place) -> TensorInfo:
-        block = place.tensor.type
+        block, is_vector = place.tensor.type, len(place.shape) == 1
+        if is_vector and block.name not in _PLAIN:
+            return TensorInfo(self._path, place.shape, block.name, None)
         return TensorInfo(self._path, place.shape, block.name, block.size / block.elements, FORMATS.get(block.name))
 
 
@@ -119,9 +124,14 @@ def _places(file: GgufFile, config: ModelConfig) -> dict[str, _Place]:
     for tensor in file.tensors.values():
         module = _ENDS.get(tensor.name.removesuffix(".weight"))
         if module is not None:
-            found[f"{getattr(names, module)}.weight"] = _Place(tensor)
+            named = {f"{getattr(names, module)}.weight": _Place(tensor)}
         elif tensor.name != ROPE_FACTORS:
-            found.update(_of_a_layer(tensor, names, config, paired=file.architecture == _PAIRED))
+            named = _of_a_layer(tensor, names, config, paired=file.architecture == _PAIRED)
+        else:
+            continue
+        if twice := found.keys() & named.keys():
+            raise WeightError(f"{tensor.name} is {min(twice)}, which the file has twice")
+        found.update(named)
     return found
 
 
@@ -131,6 +141,9 @@ def _of_a_layer(tensor: GgufTensor, names: TensorNames, config: ModelConfig, *, 
         return {tensor.name: _Place(tensor)}
     layer, module, kind = names.layer.format(match[1]), match[2], match[3]
     if module in _EXPERTS and len(tensor.shape) == 3:
+        if config.moe is None or tensor.shape[0] != config.moe.num_experts:
+            wanted = config.moe.num_experts if config.moe else "no"
+            raise WeightError(f"{tensor.name} {list(tensor.shape)} has {tensor.shape[0]} experts (expected {wanted})")
         projection = names.expert_projections[_EXPERTS.index(module)]
         return {
             f"{layer}.{names.experts}.{expert}.{projection}.{kind}": _Place(tensor, expert) for expert in range(tensor.shape[0])

@@ -14,7 +14,7 @@ ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken
 IGNORED = ("*/*", "consolidated*")
 """Other formats of the same weights, which some repositories have beside them, or in folders."""
 
-NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(:(?P<file>[\w./-]+\.gguf))?(@(?P<revision>.+))?")
+NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(:(?P<file>(?!\.\.?/)[\w.-]+(/(?!\.\.?/)[\w.-]+)*\.gguf))?(@(?P<revision>.+))?")
 FORM = "org/name[:file.gguf][@revision]"
 
 
@@ -67,16 +67,13 @@ def resolve_commit(repo: str, revision: str | None) -> str:
 
 def _download(name: HubName) -> Path:
     # Here, since importing it takes longer than the rest of the engine without torch.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
 
     allowed, ignored = name.patterns
     with _reasons(name.repo, name.revision):
-        folder = Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=allowed, ignore_patterns=ignored))
-    if name.file is None:
-        return folder
-    if not (folder / name.file).is_file():
-        raise ModelError(f"{name.repo} has no file {name.file}")
-    return folder / name.file
+        if name.file is not None:
+            return Path(hf_hub_download(name.repo, name.file, revision=name.revision))
+        return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=allowed, ignore_patterns=ignored))
 
 
 @contextmanager
@@ -85,6 +82,7 @@ def _reasons(repo: str, revision: str | None) -> Iterator[None]:
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
+        RemoteEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -97,6 +95,8 @@ def _reasons(repo: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{repo} is no folder here and the hub has no such repository (a private one needs HF_TOKEN)") from error
     except RevisionNotFoundError as error:
         raise ModelError(f"{repo} has no revision {revision}") from error
+    except RemoteEntryNotFoundError as error:
+        raise ModelError(f"{repo} has no such file: {error}") from error
     except LocalEntryNotFoundError as error:
         raise ModelError(f"{repo} is no folder here, is not in the cache, and the hub cannot be reached: {error}") from error
     except Exception as error:

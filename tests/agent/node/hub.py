@@ -79,6 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["org", "name", "resolve", revision, name] if (self.server.folder / name).is_file():
                 commit = revision if revision in self.server.commits else self.server.commits[-1]
                 self._send_file(self.server.folder / name, commit, body)
+            case ["org", "name", "resolve", *_]:
+                self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
             case _:
                 self._send(404, b"", {"X-Error-Code": "RepoNotFound"}, body)
 

@@ -11,7 +11,7 @@ from starling_agent.contract.identity import read_identity
 from starling_agent.node.configuration import layout_error, read_configuration
 from starling_agent.node.engine_args import engine_args, possible_names
 from starling_agent.node.failures import NodeFailure, Unreadable
-from starling_agent.node.weights import local_model, obtain
+from starling_agent.node.weights import local_model, obtain, weights_digest
 
 from tests.agent.node.conftest import MODEL, configuration
 
@@ -137,6 +137,9 @@ def test_a_file_url_names_a_folder_or_a_gguf_file_also_with_spaces(tmp_path: Pat
     (spaced / "config.json").write_text("{}")
     assert local_model(spaced.as_uri()) == spaced
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(NodeFailure, match=r"model\.source: .*model\.gguf: the header goes beyond the end") as raised:
+        weights_digest(tmp_path / "model.gguf")
+    assert raised.value.fatal
     assert local_model((tmp_path / "model.gguf").as_uri()) == tmp_path / "model.gguf"
 
 

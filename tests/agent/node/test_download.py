@@ -117,7 +117,13 @@ async def test_wrong_bytes_are_detected_and_downloaded_again(hub: Hub, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("org/gated", "gated"), ("org/absent", "no such repository"), ("org/name@v9", "org/name")]
+    ("name", "words"),
+    [
+        ("org/gated", "gated"),
+        ("org/absent", "no such repository"),
+        ("org/name@v9", "org/name"),
+        ("org/name:no.gguf", "no such file"),
+    ],
 )
 @pytest.mark.usefixtures("hub")
 async def test_a_repository_that_the_hub_refuses_is_not_tried_again(tmp_path: Path, name: str, words: str):

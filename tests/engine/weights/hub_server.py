@@ -64,7 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
                     self._send(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
             case ["api", "models", "org", "name", "tree", str(commit)] if commit == COMMIT:
                 self._send_json(self._tree(), body)
-            case ["org", "name", "resolve", str(commit), *path] if commit == COMMIT:
+            case ["org", "name", "resolve", _, *path] if not (self.server.folder / "/".join(path)).is_file():
+                self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
+            case ["org", "name", "resolve", revision, *path] if revision in ("main", "v1", COMMIT):
                 self._send_file("/".join(path), body)
             case _:
                 self._send(404, b"", {"X-Error-Code": "RepoNotFound"}, body)

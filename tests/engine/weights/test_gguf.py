@@ -10,6 +10,7 @@ import torch
 from starling_engine.errors import ModelError, UnsupportedModel, WeightError
 from starling_engine.gguf.reader import BLOCK_TYPES, OTHER_TYPES, GgufFile
 from starling_engine.model_config.config import load_model_config
+from starling_engine.model_config.rope import LinearScaling, YarnScaling
 from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
 from starling_engine.native.group_quantized import Format
 from starling_engine.weights.checkpoint import open_checkpoint
@@ -190,6 +191,68 @@ def test_a_tensor_of_another_shape_or_name_is_named(tmp_path: Path) -> None:
     (tmp_path / "wrong.gguf").write_bytes(data[:at] + wrong[:-12] + data[at + len(described) - 12 :])
     with pytest.raises(WeightError, match=r"up_proj\.weight \[64, 128\] \(expected \[128, 64\]\) has the wrong shape"):
         loaded(tmp_path / "wrong.gguf")
+
+
+def test_a_vector_in_codes_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3"])
+    write_gguf(tmp_path / "model.gguf", tmp_path)
+    data = (tmp_path / "model.gguf").read_bytes()
+    plain, coded = tensor("output_norm.weight", (64,)), tensor("output_norm.weight", (64,), 8)
+    at = data.index(plain[:-12])
+    (tmp_path / "model.gguf").write_bytes(data[:at] + coded[:-8] + data[at + len(coded) - 8 :])
+    with pytest.raises(WeightError, match=r"model\.norm\.weight \(Q8_0\) has a dtype that cannot be loaded"):
+        loaded(tmp_path / "model.gguf")
+
+
+def test_other_experts_than_the_config_has_are_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["mixtral"])
+    write_gguf(tmp_path / "model.gguf", tmp_path)
+    data = (tmp_path / "model.gguf").read_bytes()
+    count = text("llama.expert_count") + struct.pack("<II", 4, 4)
+    assert count in data
+    (tmp_path / "model.gguf").write_bytes(data.replace(count, count[:-4] + struct.pack("<I", 3)))
+    with pytest.raises(WeightError, match=r"blk\.0\.ffn_\w+_exps\.weight \[4, .*\] has 4 experts \(expected 3\)"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_a_file_that_changed_is_not_read(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3"])
+    write_gguf(tmp_path / "model.gguf", tmp_path)
+    files = open_checkpoint(tmp_path / "model.gguf")
+    with (tmp_path / "model.gguf").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(WeightError, match=r"model\.gguf has changed"), files.open(tmp_path / "model.gguf"):
+        pass
+
+
+ROPES = {
+    "a factor alone": ({"scaling.factor": 4.0}, LinearScaling(factor=4.0)),
+    "an old name": ({"scale_linear": 4.0}, LinearScaling(factor=4.0)),
+    "a factor of 1": ({"scaling.factor": 1.0}, None),
+    "yarn": (
+        {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 512, "scaling.yarn_beta_fast": 16.0},
+        YarnScaling(factor=4.0, original_max_position=512, beta_fast=16.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_a_scaling_of_rope_is_read(name: str, tmp_path: Path) -> None:
+    fields, expected = ROPES[name]
+    kinds = {float: (6, "<f"), int: (4, "<I")}
+    entries = [ARCHITECTURE]
+    sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
+    for key, value in {**dict.fromkeys(sizes, 64), "attention.layer_norm_rms_epsilon": 1e-5, "attention.key_length": 64}.items():
+        kind, letter = kinds[type(value)]
+        entries.append(entry(f"llama.{key}", kind, struct.pack(letter, value)))
+    for key, value in fields.items():
+        if isinstance(value, str):
+            entries.append(entry(f"llama.rope.{key}", 8, text(value)))
+        else:
+            kind, letter = kinds[type(value)]
+            entries.append(entry(f"llama.rope.{key}", kind, struct.pack(letter, value)))
+    (tmp_path / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
+    assert load_model_config(tmp_path / "model.gguf").rope.scaling == expected
 
 
 def test_scales_beyond_float16_are_named(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def test_the_cache_serves_without_a_hub(hub: HubServer, tmp_path: Path) -> None:
     ("name", "env", "words"),
     [
         ("org/name@v9", {}, ["org/name", "no revision v9"]),
-        ("org/name:absent.gguf", {}, ["org/name", "no file absent.gguf"]),
+        ("org/name:absent.gguf", {}, ["org/name has no such file", "absent.gguf"]),
+        ("org/name:absent.gguf", {"HF_HUB_OFFLINE": "1"}, ["org/name", "not in the cache"]),
         ("org/absent", {}, ["org/absent", "no such repository", "HF_TOKEN"]),
         ("org/gated", {}, ["org/gated", "gated", "HF_TOKEN"]),
         ("org/name", {"HF_HUB_OFFLINE": "1"}, ["org/name", "not in the cache", "HF_HUB_OFFLINE"]),

@@ -38,7 +38,7 @@ class Fingerprint:
 
 
 def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> Fingerprint:
-    """Returns the fingerprint of the model in the folder `model_path`, as WorkerConfig names it.
+    """Returns the fingerprint of the model at `model_path`, as WorkerConfig names it.
 
     Takes milliseconds: it reads a few bytes of each tensor. Raises ModelError when the files cannot be read.
     """
