@@ -122,12 +122,18 @@ def test_bad_values_of_flags_are_usage_errors():
         assert flags[0] in answer.stderr and form in answer.stderr
 
 
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Returns whether a process has a handler for a signal; see proc(5)."""
+    (mask,) = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_a_signal_while_loading_ends_it(tmp_path):
     command = [sys.executable, "-m", "starling_cli.main", "serve", MODEL, "--port", "0"]
     log = tmp_path / "log"
     with log.open("wb") as errors, subprocess.Popen(command, cwd=REPOSITORY, stderr=errors) as process:
         deadline = time.monotonic() + 30
-        while b"looking for" not in log.read_bytes() or not _children(process.pid):
+        while b"looking for" not in log.read_bytes() or not _children(process.pid) or not _catches(process.pid, signal.SIGTERM):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         children = _children(process.pid)
