@@ -38,6 +38,8 @@ def select_linear_method(
     possible = (method, NativeLinear) if method is MkldnnLinear and native.load() is not None else (method,)
 
     def select_plain(shape: LinearShape) -> LinearMethod:
+        if shape.only_lookup:
+            return DenseLinear()
         for found in possible:
             if _FITS[found](shape):
                 return found()
@@ -49,9 +51,11 @@ def select_linear_method(
 def _select_stored(
     stored: Mapping[str, Format], dtype: torch.dtype, device: torch.device, otherwise: MethodSelector
 ) -> MethodSelector:
-    if device.type != "cpu" or dtype != torch.bfloat16 or native.load() is None:
-        why = f"kernels for codes are for bfloat16 on a CPU, this is {dtype} on {device.type}"
-        logger.warning("quantized weights are dequantized: %s", why if native.load() else "there are no native kernels here")
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        logger.warning("quantized weights are dequantized: kernels are for bfloat16 on a CPU, this is %s on %s", dtype, device.type)
+        return otherwise
+    if native.load() is None:
+        logger.warning("quantized weights are dequantized: there are no native kernels here")
         return otherwise
     logger.info("quantized matrices are multiplied as they are, except experts")
 
@@ -112,9 +116,9 @@ def _has_amx() -> bool:
 
 _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
     # The kernel multiplies pairs of columns, and eight gates at a time.
-    NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16) and not shape.only_lookup,
+    NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16),
     # A tied head is also the embedding: a second copy for it would cost more than the slower product.
-    MkldnnLinear: lambda shape: not shape.lookup and not shape.exact and not shape.only_lookup,
+    MkldnnLinear: lambda shape: not shape.lookup and not shape.exact,
     DenseLinear: lambda shape: not shape.exact,
 }
 """Says for each method which matrices it can hold. The others are dense, or exact."""
