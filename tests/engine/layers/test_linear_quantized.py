@@ -1,4 +1,4 @@
-"""Linear layers that quantize their weights, against the quantized matrix in torch."""
+"""Linear layers with quantized weights, their own or a checkpoint's, against the quantized matrix in torch."""
 
 import pytest
 import torch
@@ -7,7 +7,9 @@ from starling_engine.errors import ConfigError
 from starling_engine.layers.linear import Linear, LinearShape, stacked
 from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.layers.linear_select import select_linear_method
-from starling_engine.native.group_quantized import quantize, quantized_linear
+from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize, quantized_linear
+from starling_engine.native.reference import silu_mul
+from starling_engine.topology.shard import Share
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
 
@@ -74,3 +76,70 @@ def test_without_kernels_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(native, "load", lambda: None)
     with pytest.raises(ConfigError, match="without native kernels"):
         select_linear_method(BF16, CPU, "int8")
+
+
+FOUR, SIX = Format(4, minima=True), Format(6, group=16, zero=32)
+STORED: dict[str, tuple[LinearShape, tuple[Format, ...]]] = {
+    "one format": (SHAPES["stacked"], (FOUR, FOUR, FOUR)),
+    "values in more bits": (SHAPES["stacked"], (FOUR, FOUR, SIX)),
+    "three formats": (SHAPES["stacked"], (SIX, FOUR, INT8)),
+    "gated": (SHAPES["gated"], (FOUR, FOUR)),
+    "gate and up of two formats": (SHAPES["gated"], (FOUR, SIX)),
+    "gated, rows no multiple of 16": (stacked(["gate", "up"], [20, 20], 64, gated=True), (FOUR, FOUR)),
+    "tied head": (SHAPES["tied head"], (SIX,)),
+    "embedding": (stacked(["embed"], [130], 64, only_lookup=True), (FOUR,)),
+}
+
+
+def stored_matrix(rows: int, columns: int, form: Format) -> GroupQuantized:
+    codes = torch.randint(0, 2**form.bits, (rows, columns), dtype=torch.uint8)
+    scales = torch.rand(rows, columns // form.group).half() * 0.1
+    return GroupQuantized(codes, scales, form, scales.neg() if form.minima else None)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_codes_of_a_checkpoint_are_multiplied_as_they_are(name: str) -> None:
+    torch.manual_seed(0)
+    shape, forms = STORED[name]
+    stored = {f"{module}.weight": form for module, form in zip(shape.names, forms, strict=True)}
+    layer = Linear(shape, select_linear_method(BF16, CPU, None, stored)(shape), BF16, CPU)
+    matrices, biases = [], []
+    for part, slot in layer.weight_slots().items():
+        if part.endswith("bias"):
+            biases.append(torch.randn(slot.local_shape).to(BF16))
+            slot.load(biases[-1])
+        else:
+            assert slot.load_codes is not None
+            matrices.append(stored_matrix(*slot.local_shape, stored[part]))
+            slot.load_codes(matrices[-1])
+    held = sum(slot.held_bytes(2) for slot in layer.weight_slots().values())
+    assert held == sum(int(each.codes.numel() * each.format.element_bytes) for each in matrices) + 2 * sum(
+        b.numel() for b in biases
+    )
+    if shape.lookup or shape.only_lookup:
+        ids = torch.tensor([129, 0, 17])
+        torch.testing.assert_close(layer.method.lookup(ids), matrices[0].dequantized()[ids].to(BF16))
+    if not shape.only_lookup:
+        x = torch.randn(5, shape.in_size).to(BF16)
+        parts = [quantized_linear(x, each, None, torch.float32) for each in matrices]
+        expected = torch.cat(parts, 1) + (torch.cat(biases).float() if biases else 0.0)
+        expected = silu_mul(expected) if shape.gated else expected
+        largest = expected.abs().max().item()
+        torch.testing.assert_close(layer.forward(x), expected.to(BF16), rtol=2e-2, atol=1e-2 * largest)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "stored"),
+    [
+        (torch.float32, SHAPES["one"], {"a.weight": INT4}),
+        (BF16, SHAPES["stacked"], {"q.weight": INT4, "k.weight": INT4}),
+        (BF16, stacked(["a"], [64], Share(16, 32, 64)), {"a.weight": INT4}),
+        (BF16, stacked(["router"], [64], 64, exact=True), {"router.weight": INT4}),
+    ],
+    ids=["float32", "one of three is plain", "columns of a rank within a group", "exact"],
+)
+def test_what_cannot_be_multiplied_as_it_is_takes_numbers(
+    dtype: torch.dtype, shape: LinearShape, stored: dict[str, Format]
+) -> None:
+    layer = Linear(shape, select_linear_method(dtype, CPU, None, stored)(shape), dtype, CPU)
+    assert all(slot.load_codes is None and slot.element_bytes is None for slot in layer.weight_slots().values())
