@@ -106,6 +106,13 @@ def _start_ahead(args: EngineArgs, log_level: str) -> None:
 
 def _run(args: EngineArgs, settings: "ServerSettings", log_level: str) -> int:
     _start_ahead(args, log_level)
+    try:
+        return _run_to_the_end(args, settings, log_level)
+    finally:
+        launcher.end_ahead()
+
+
+def _run_to_the_end(args: EngineArgs, settings: "ServerSettings", log_level: str) -> int:
     import asyncio
 
     import uvloop

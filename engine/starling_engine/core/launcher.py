@@ -33,20 +33,27 @@ _ahead: list[subprocess.Popen[bytes]] = []
 def start_ahead() -> None:
     """Starts the process of the next core of this process. While its config is found, it imports torch.
 
-    It ends with this process, also if no core comes.
+    It ends with this process, also if no core comes: at once by `end_ahead`.
     """
     _ahead.append(_start_process(AHEAD))
 
 
-def _next_process() -> subprocess.Popen[bytes]:
-    """Returns one that was started ahead and still lives, or a new one."""
+def end_ahead() -> None:
+    """Ends the processes that were started ahead and not used."""
     while _ahead:
         process = _ahead.pop()
-        if process.poll() is None:
-            return process
+        process.kill()
+        process.wait()
         assert process.stdin is not None and process.stderr is not None
         process.stdin.close()
         process.stderr.close()
+
+
+def _next_process() -> subprocess.Popen[bytes]:
+    """Returns one that was started ahead, if it still lives, or a new one."""
+    if _ahead and _ahead[-1].poll() is None:
+        return _ahead.pop()
+    end_ahead()
     return _start_process()
 
 
