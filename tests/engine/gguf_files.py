@@ -176,6 +176,13 @@ def entry(name: str, kind: int, value: bytes) -> bytes:
     return text(name) + struct.pack("<I", kind) + value
 
 
+def typed_entry(name: str, value: str | float) -> bytes:
+    """Returns an entry of the type that a value has."""
+    if isinstance(value, str):
+        return entry(name, 8, text(value))
+    return entry(name, 4, struct.pack("<I", value)) if isinstance(value, int) else entry(name, 6, struct.pack("<f", value))
+
+
 def tensor(name: str, shape: tuple[int, ...], type_number: int = 0, offset: int = 0) -> bytes:
     """Returns the description of a tensor; `shape` in torch's order."""
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), type_number, offset)

@@ -113,7 +113,7 @@ def test_rows_of_a_gguf_file(block: BlockType) -> None:
 
 @pytest.mark.parametrize(("form", "bound"), [(INT8, 1 / 254), (INT4, 1 / 8)])
 def test_quantizing_is_off_by_half_a_step_at_most(form: Format, bound: float) -> None:
-    """It clamps, with 4 bits, the largest number of the other sign: by a whole step."""
+    """With 4 bits the largest number of the other sign is clamped: by a whole step."""
     weight = torch.randn(64, 256)
     weight[3, 32:64] = 0
     error = (quantize(weight, form).dequantized() - weight).unflatten(1, (-1, form.group))

@@ -31,7 +31,7 @@ NATS = {
     "F16": 0.005, "BF16": 0.001, "Q8_0": 0.01, "Q6_K": 0.02, "Q5_K": 0.03, "Q5_0": 0.05, "Q5_1": 0.05, "Q4_K": 0.1, "Q4_1": 0.15,
     "Q4_0": 0.15, "IQ4_NL": 0.15, "IQ4_XS": 0.15, "MXFP4": 0.4, "Q3_K": 0.4, "Q2_K": 1.5,
 }  # fmt: skip
-"""By how many nats a token a type may surprise more than bfloat16."""
+"""Bounds on the nats a token by which a type surprises more, or less, than bfloat16."""
 PROMPTS = ("The three primary colours are", "def fibonacci(n):\n", "Once upon a time, in 1998,", "Water boils at")
 CLOSE, CLOSE_ON_AVERAGE = 0.5, 0.08
 """Nats between our log p and llama.cpp's. Both round the rows that they multiply to 8 bits: either is 0.04 on average, and 0.2 at
@@ -72,7 +72,7 @@ def test_the_model_stays_as_good_as_its_bits_allow(type_name: str, files: dict[s
 
 
 def test_mixed_types_are_matrices_side_by_side(plain: float, tmp_path: Path) -> None:
-    """What Q4_K_M has: values and down in more bits. And a gate in another type than up, which no kernel joins."""
+    """Values and down have more bits, as in Q4_K_M, and the gate has another type than up, so that no kernel joins them."""
     types = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "ffn_gate": "Q5_K", "token_embd": "Q8_0"}
     write_gguf(tmp_path / "m.gguf", Path(MODEL), lambda name: next((t for part, t in types.items() if part in name), "Q4_K"))
     with model(tmp_path / "m.gguf") as llm:

@@ -16,7 +16,7 @@ from starling_engine.native.group_quantized import Format
 from starling_engine.weights.checkpoint import open_checkpoint
 
 from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
-from tests.engine.gguf_files import BY_32, BY_256, entry, header, quantize, tensor, text, write_gguf
+from tests.engine.gguf_files import BY_32, BY_256, entry, header, quantize, tensor, text, typed_entry, write_gguf
 from tests.engine.weights.test_loader import loaded
 
 LLAMA3 = {**VARIANTS["llama3.1"].changes["rope_parameters"], "original_max_position_embeddings": 8192}
@@ -28,6 +28,13 @@ SAME = {
     "qwen3-tied": VARIANTS["qwen3-tied"],
     "qwen3-moe": VARIANTS["qwen3-moe"],
 }
+
+
+def file_of(name: str, folder: Path) -> bytes:
+    """Writes a checkpoint into `folder`, and model.gguf of it; returns that file's bytes."""
+    write_checkpoint(folder, VARIANTS[name])
+    write_gguf(folder / "model.gguf", folder)
+    return (folder / "model.gguf").read_bytes()
 
 
 @pytest.mark.parametrize("type_name", ["F32", "BF16", "F16"])
@@ -64,7 +71,7 @@ def test_blocks_are_what_gguf_reads(type_name: str) -> None:
 @pytest.mark.parametrize("type_name", BY_32)
 @pytest.mark.parametrize("name", ["llama2", "qwen3-moe"])
 def test_a_quantized_model_is_that_of_its_numbers(name: str, type_name: str, tmp_path: Path) -> None:
-    """In float32 all is dequantized: the same as a file of those numbers, experts and queries in pairs included."""
+    """Numbers and codes agree in whole and in part, those of experts and of queries in pairs included."""
     write_checkpoint(tmp_path, Variant(VARIANTS[name].model_type, {**VARIANTS[name].changes, "moe_intermediate_size": 64}))
     write_gguf(tmp_path / "codes.gguf", tmp_path, lambda _: type_name)
     files = open_checkpoint(tmp_path / "codes.gguf")
@@ -179,9 +186,7 @@ def test_what_the_metadata_lacks_is_named(entries: bytes, message: str, tmp_path
 
 
 def test_a_tensor_of_another_shape_or_name_is_named(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, VARIANTS["qwen3"])
-    write_gguf(tmp_path / "model.gguf", tmp_path)
-    data = (tmp_path / "model.gguf").read_bytes()
+    data = file_of("qwen3", tmp_path)
     (tmp_path / "other.gguf").write_bytes(data.replace(b"blk.1.ffn_up", b"blk.1.ffn_ip"))
     with pytest.raises(WeightError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
         loaded(tmp_path / "other.gguf")
@@ -194,9 +199,7 @@ def test_a_tensor_of_another_shape_or_name_is_named(tmp_path: Path) -> None:
 
 
 def test_a_vector_in_codes_is_named(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, VARIANTS["qwen3"])
-    write_gguf(tmp_path / "model.gguf", tmp_path)
-    data = (tmp_path / "model.gguf").read_bytes()
+    data = file_of("qwen3", tmp_path)
     plain, coded = tensor("output_norm.weight", (64,)), tensor("output_norm.weight", (64,), 8)
     at = data.index(plain[:-12])
     (tmp_path / "model.gguf").write_bytes(data[:at] + coded[:-8] + data[at + len(coded) - 8 :])
@@ -205,9 +208,7 @@ def test_a_vector_in_codes_is_named(tmp_path: Path) -> None:
 
 
 def test_other_experts_than_the_config_has_are_named(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, VARIANTS["mixtral"])
-    write_gguf(tmp_path / "model.gguf", tmp_path)
-    data = (tmp_path / "model.gguf").read_bytes()
+    data = file_of("mixtral", tmp_path)
     count = text("llama.expert_count") + struct.pack("<II", 4, 4)
     assert count in data
     (tmp_path / "model.gguf").write_bytes(data.replace(count, count[:-4] + struct.pack("<I", 3)))
@@ -216,8 +217,7 @@ def test_other_experts_than_the_config_has_are_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changed_is_not_read(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, VARIANTS["qwen3"])
-    write_gguf(tmp_path / "model.gguf", tmp_path)
+    file_of("qwen3", tmp_path)
     files = open_checkpoint(tmp_path / "model.gguf")
     with (tmp_path / "model.gguf").open("ab") as file:
         file.write(b"more")
@@ -239,18 +239,10 @@ ROPES = {
 @pytest.mark.parametrize("name", ROPES)
 def test_a_scaling_of_rope_is_read(name: str, tmp_path: Path) -> None:
     fields, expected = ROPES[name]
-    kinds = {float: (6, "<f"), int: (4, "<I")}
-    entries = [ARCHITECTURE]
     sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
-    for key, value in {**dict.fromkeys(sizes, 64), "attention.layer_norm_rms_epsilon": 1e-5, "attention.key_length": 64}.items():
-        kind, letter = kinds[type(value)]
-        entries.append(entry(f"llama.{key}", kind, struct.pack(letter, value)))
-    for key, value in fields.items():
-        if isinstance(value, str):
-            entries.append(entry(f"llama.rope.{key}", 8, text(value)))
-        else:
-            kind, letter = kinds[type(value)]
-            entries.append(entry(f"llama.rope.{key}", kind, struct.pack(letter, value)))
+    needed = {**dict.fromkeys(sizes, 64), "attention.layer_norm_rms_epsilon": 1e-5, "attention.key_length": 64}
+    written = {**needed, **{f"rope.{key}": value for key, value in fields.items()}}
+    entries = [ARCHITECTURE, *(typed_entry(f"llama.{key}", value) for key, value in written.items())]
     (tmp_path / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
     assert load_model_config(tmp_path / "model.gguf").rope.scaling == expected
 
