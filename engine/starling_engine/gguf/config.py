@@ -7,7 +7,7 @@ from typing import Any
 
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.reader import GgufFile
-from starling_engine.gguf.tokenizer import end_token_ids
+from starling_engine.gguf.vocabulary import end_token_ids
 
 DEFAULT_THETA = 10000.0
 ROPE_FACTORS = "rope_freqs.weight"

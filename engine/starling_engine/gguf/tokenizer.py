@@ -11,12 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.reader import GgufFile
-
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-"""Types of tokens."""
-
-_ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<｜end▁of▁sentence｜>")
-"""Control tokens that end an answer, whichever of them the file names as its end."""
+from starling_engine.gguf.vocabulary import CONTROL, NORMAL, USER_DEFINED, token_id, token_types, tokenizer_field
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -64,7 +59,7 @@ def read_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str], dict
     Raises UnsupportedModel for a kind of tokenizer, or a rule for splitting, that is unknown; ModelError for what is damaged.
     """
     tokens = _texts(file, "tokens")
-    kind = _get(file, "model")
+    kind = tokenizer_field(file, "model")
     if kind == "gpt2":
         backend = _byte_level(file, tokens)
     elif kind == "llama":
@@ -73,24 +68,14 @@ def read_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str], dict
         raise UnsupportedModel(
             f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; supported: gpt2, llama. Or {_INSTEAD}"
         )
-    _add_tokens(backend, tokens, _types(file))
-    named = {name: tokens[id_] for name, key in _NAMED.items() if (id_ := _token_id(file, key, len(tokens))) is not None}
+    _add_tokens(backend, tokens, token_types(file))
+    named = {name: tokens[id_] for name, key in _NAMED.items() if (id_ := token_id(file, key, len(tokens))) is not None}
     backend.post_processor = _ends(file, backend, named, kind)
     return backend, named, {"chat_template": _templates(file)}
 
 
-def end_token_ids(file: GgufFile) -> list[int]:
-    """Returns the ids of the tokens that end an answer: those that the file names, and the usual ones among its control tokens."""
-    count = file.count_of("tokenizer.ggml.tokens")
-    control = [id_ for id_, type_ in enumerate(_types(file)[:count]) if type_ == _CONTROL]
-    spelled = zip(control, file.texts_at("tokenizer.ggml.tokens", control), strict=False)
-    usual = [id_ for id_, token in spelled if token in _ENDS_OF_TURNS]
-    named = [_token_id(file, key, count) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    return list(dict.fromkeys([id_ for id_ in named if id_ is not None] + usual))
-
-
 def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
-    pre = _get(file, "pre")
+    pre = tokenizer_field(file, "pre")
     if pre not in _SPLITS:
         known = ", ".join(sorted(_SPLITS))
         raise UnsupportedModel(f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported; supported: {known}. Or {_INSTEAD}")
@@ -103,13 +88,13 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
 
 
 def _sentence_piece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
-    scores, types = _get(file, "scores"), _types(file)
+    scores, types = tokenizer_field(file, "scores"), token_types(file)
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.scores does not hold a number for each token")
     normal = {
-        token: id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ in (_NORMAL, _USER_DEFINED)
+        token: id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ in (NORMAL, USER_DEFINED)
     }
-    unknown = _token_id(file, "unknown_token_id", len(tokens))
+    unknown = token_id(file, "unknown_token_id", len(tokens))
     options = {} if unknown is None else {"unk_token": tokens[unknown], "fuse_unk": True}
     backend = Tokenizer(_bpe(file, tokens, list(_merges(normal, scores)), byte_fallback=True, **options))
     prefix = [normalizers.Prepend("▁")] if file.get("tokenizer.ggml.add_space_prefix") is not False else []
@@ -140,15 +125,15 @@ def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> Iterator[
 def _add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
     """Marks the tokens that are found as they are in a text, before it is split."""
     typed = list(zip(tokens, types, strict=False))
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token, type_ in typed if type_ == _CONTROL])
-    backend.add_tokens([AddedToken(token, normalized=False) for token, type_ in typed if type_ == _USER_DEFINED])
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token, type_ in typed if type_ == CONTROL])
+    backend.add_tokens([AddedToken(token, normalized=False) for token, type_ in typed if type_ == USER_DEFINED])
 
 
 def _ends(file: GgufFile, backend: Tokenizer, named: Mapping[str, str], kind: str) -> Any:
     """Returns what puts BOS before a prompt, and EOS behind it, where the file wants that."""
     wants_bos = file.get("tokenizer.ggml.add_bos_token")
     if wants_bos is None:
-        wants_bos = kind == "llama" or _get(file, "pre") in _WHOLE_WORDS
+        wants_bos = kind == "llama" or tokenizer_field(file, "pre") in _WHOLE_WORDS
     wants_eos = file.get("tokenizer.ggml.add_eos_token") or False
     before = [named["bos_token"]] if wants_bos and "bos_token" in named else []
     after = [named["eos_token"]] if wants_eos and "eos_token" in named else []
@@ -169,23 +154,8 @@ def _templates(file: GgufFile) -> list[dict[str, str]]:
     return [{"name": name, "template": template} for name, template in found.items() if isinstance(template, str)]
 
 
-def _get(file: GgufFile, name: str) -> Any:
-    return file.get(f"tokenizer.ggml.{name}")
-
-
-def _types(file: GgufFile) -> list[Any]:
-    found = _get(file, "token_type")
-    return found if isinstance(found, list) else []
-
-
 def _texts(file: GgufFile, name: str) -> list[str]:
-    found = _get(file, name)
+    found = tokenizer_field(file, name)
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise ModelError(f"{file.path}: tokenizer.ggml.{name} is missing or no list of strings; {_INSTEAD}")
     return found
-
-
-def _token_id(file: GgufFile, name: str, count: int) -> int | None:
-    id_ = _get(file, name)
-    # Converters write a number of 32 bits where there is no such token.
-    return id_ if isinstance(id_, int) and 0 <= id_ < count else None

@@ -1,0 +1,39 @@
+"""The vocabulary of a GGUF file as its metadata has it: ids and types of tokens. It needs no library."""
+
+from typing import Any
+
+from starling_engine.gguf.reader import GgufFile
+
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+"""Types of tokens."""
+
+_ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<｜end▁of▁sentence｜>")
+"""Control tokens that end an answer, whichever of them the file names as its end."""
+
+
+def end_token_ids(file: GgufFile) -> list[int]:
+    """Returns the ids of the tokens that end an answer: those that the file names, and the usual ones among its control tokens."""
+    count = file.count_of("tokenizer.ggml.tokens")
+    control = [id_ for id_, type_ in enumerate(token_types(file)[:count]) if type_ == CONTROL]
+    spelled = zip(control, file.texts_at("tokenizer.ggml.tokens", control), strict=False)
+    usual = [id_ for id_, token in spelled if token in _ENDS_OF_TURNS]
+    named = [token_id(file, key, count) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    return list(dict.fromkeys([id_ for id_ in named if id_ is not None] + usual))
+
+
+def tokenizer_field(file: GgufFile, name: str) -> Any:
+    """Returns a value of the metadata by its name behind "tokenizer.ggml.", None where there is none."""
+    return file.get(f"tokenizer.ggml.{name}")
+
+
+def token_types(file: GgufFile) -> list[Any]:
+    """Returns the type of each token, empty where the file does not say."""
+    found = tokenizer_field(file, "token_type")
+    return found if isinstance(found, list) else []
+
+
+def token_id(file: GgufFile, name: str, count: int) -> int | None:
+    """Returns the id in the field `name` of a vocabulary of `count` tokens, None where there is no such token."""
+    id_ = tokenizer_field(file, name)
+    # Converters write a number of 32 bits where there is no such token.
+    return id_ if isinstance(id_, int) and 0 <= id_ < count else None
