@@ -91,9 +91,7 @@ def _sentence_piece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     scores, types = tokenizer_field(file, "scores"), token_types(file)
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.scores does not hold a number for each token")
-    normal = {
-        token: id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ in (NORMAL, USER_DEFINED)
-    }
+    normal = {token: id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ in (NORMAL, USER_DEFINED)}
     unknown = token_id(file, "unknown_token_id", len(tokens))
     options = {} if unknown is None else {"unk_token": tokens[unknown], "fuse_unk": True}
     backend = Tokenizer(_bpe(file, tokens, list(_merges(normal, scores)), byte_fallback=True, **options))
