@@ -112,6 +112,9 @@ def _quantization(args: EngineArgs, model: ModelConfig, path: Path) -> str | Non
     name = args.quantization
     if name is not None and is_gguf(path):
         raise ConfigError(f"{name} is not possible: the weights of a GGUF file are what they are; leave it out", "quantization")
+    if name is not None and model.quantization is not None:
+        method = model.quantization.method
+        raise ConfigError(f"{name} is not possible: the checkpoint is quantized already ({method}); leave it out", "quantization")
     if name is not None and (model.mla or model.moe):
         what = "latent attention (MLA), which is" if model.mla else "experts, which are"
         raise ConfigError(f"{name} is not possible: this model has {what} not quantized yet; leave it out", "quantization")

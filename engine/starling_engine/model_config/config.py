@@ -11,6 +11,7 @@ from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.model_config.moe import MoeConfig
+from starling_engine.model_config.quantization import QuantizationConfig, read_config_json, read_quantization
 from starling_engine.model_config.registry import find_definition
 from starling_engine.model_config.rope import RopeConfig, read_rope
 
@@ -29,6 +30,7 @@ class ModelConfig:
     qkv_bias, o_bias    biases of the attention's projections (with `mla` qkv_bias: of those that compress)
     mlp_bias            biases of the MLP's projections
     qk_norm             RMSNorm of each query and key head before rotation
+    quantization        how the checkpoint has quantized its weights, where it has
     num_draft_layers    layers for drafts that a checkpoint may hold behind the last one; not loaded
     generation_defaults sampling parameters that the model's authors recommend, by OpenAI's names
     """
@@ -57,6 +59,7 @@ class ModelConfig:
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    quantization: QuantizationConfig | None
     generation_defaults: dict[str, float]
 
     @property
@@ -73,7 +76,7 @@ def load_model_config(path: Path) -> ModelConfig:
     """
     if is_gguf(path):
         return read_gguf_config(open_gguf(path))
-    config = Fields.read(path / "config.json")
+    config = read_config_json(path)
     generation = path / "generation_config.json"
     extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)
     return parse_model_config(config, extra)
@@ -89,7 +92,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
 def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     """Does the same as `load_model_config`, from the fields of the two files."""
     definition = find_definition(config.texts("architectures"))
-    _refuse_quantized(config)
+    quantization = read_quantization(config)
     num_layers = config.integer("num_hidden_layers")
     num_heads, num_kv_heads = _read_heads(config)
     rope = read_rope(config, definition.rope_theta)
@@ -118,29 +121,12 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         mla=mla,
         num_draft_layers=traits.num_draft_layers,
         moe=definition.moe(config, num_layers),
-        dtype=_read_dtype(config),
+        dtype=_read_dtype(config, is_quantized=quantization is not None),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_read_eos(config, generation),
+        quantization=quantization,
         generation_defaults=_read_generation_defaults(generation),
     )
-
-
-def _refuse_quantized(config: Fields) -> None:
-    """Raises UnsupportedModel for quantized weights.
-
-    llm-compressor writes a quantization_config also where it has only measured scales of a cache in fp8: that is allowed.
-    """
-    if not config.has("quantization_config"):
-        return
-    quantization = config.child("quantization_config")
-    method, cache = quantization.get("quant_method"), quantization.child("kv_cache_scheme")
-    per_tensor = (cache.get("type"), cache.get("num_bits"), cache.get("strategy")) == ("float", 8, "tensor")
-    if method != "compressed-tensors" or not per_tensor or quantization.get("config_groups"):
-        raise UnsupportedModel(f"{quantization.source}: quantized weights ({method}) are not supported")
-    if quantization.get("transform_config"):
-        raise UnsupportedModel(f"{quantization.source}: transform_config (rotations at run time) is not supported")
-    if not cache.boolean("symmetric", True):
-        raise UnsupportedModel(f"{cache.source}: symmetric false (zero points) is not supported; supported: true")
 
 
 def _read_heads(config: Fields) -> tuple[int, int]:
@@ -176,12 +162,15 @@ def _read_activation(config: Fields) -> str:
     return name
 
 
-def _read_dtype(config: Fields) -> str:
-    """Reads `dtype` of transformers 5, or `torch_dtype` of 4. Without either the weights are float32."""
+def _read_dtype(config: Fields, *, is_quantized: bool) -> str:
+    """Reads `dtype` of transformers 5, or `torch_dtype` of 4. Without either the weights are float32.
+
+    Quantized weights, which often name float16, are computed in bfloat16: the kernels for their codes are.
+    """
     name = config.text("dtype", config.text("torch_dtype", "float32")).removeprefix("torch.")
     if name not in DTYPES:
         raise UnsupportedModel(f"{config.source}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
-    return name
+    return "bfloat16" if is_quantized else name
 
 
 def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self._values = values
+        self.values = values
         self.source = source
 
     @classmethod
@@ -31,15 +31,19 @@ class Fields:
             raise ModelError(f"{path} must hold a JSON object, not a {type(values).__name__}")
         return cls(values, path.name)
 
+    def with_value(self, name: str, value: object) -> "Fields":
+        """Returns these fields with one more."""
+        return Fields({**self.values, name: value}, self.source)
+
     def has(self, name: str) -> bool:
-        return self._values.get(name) is not None
+        return self.values.get(name) is not None
 
     def get(self, name: str) -> Any:
         """Returns the raw value; None when absent."""
-        return self._values.get(name)
+        return self.values.get(name)
 
     def names(self) -> list[str]:
-        return [name for name in self._values if self.has(name)]
+        return [name for name in self.values if self.has(name)]
 
     def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
         value = self._value(name, default)
@@ -69,28 +73,28 @@ class Fields:
 
     def child(self, name: str) -> "Fields":
         """Returns the object under `name`; empty when absent."""
-        value = self._values.get(name) or {}
+        value = self.values.get(name) or {}
         if not isinstance(value, dict):
             raise self.error(name, "must be an object")
         return Fields(value, f"{self.source}: {name}")
 
     def texts(self, name: str) -> list[str]:
         """Returns a list of strings; empty when absent."""
-        value = self._values.get(name) or []
+        value = self.values.get(name) or []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(name, "must be a list of strings")
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
         """Returns a list of integers of at least 0; empty when absent."""
-        value = self._values.get(name) or []
+        value = self.values.get(name) or []
         if not isinstance(value, list) or any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in value):
             raise self.error(name, "must be a list of integers of at least 0")
         return tuple(value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Returns one id or a list of them; empty when absent."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ids):
             raise self.error(name, "must be a token id or a list of token ids")
@@ -99,8 +103,8 @@ class Fields:
     def error(self, name: str, rule: str) -> ModelError:
         if not self.has(name):
             return ModelError(f"{self.source}: {name} is missing; it {rule}")
-        return ModelError(f"{self.source}: {name} {rule}, got {self._values[name]!r}")
+        return ModelError(f"{self.source}: {name} {rule}, got {self.values[name]!r}")
 
     def _value(self, name: str, default: object) -> Any:
-        value = self._values.get(name)
+        value = self.values.get(name)
         return default if value is None else value

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from starling_engine.gguf.reader import BlockType
-from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized
+from starling_engine.native.group_quantized import E2M1, INT4, INT8, Format, GroupQuantized
 
 AT_ONCE = 1 << 20
 """Elements that are converted at a time: what is made of them on the way stays in the caches."""
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the numbers of MXFP4 (OCP Microscaling Formats 1.0), whose scales are halved for it."""
-
 Blocks = tuple[Tensor, Tensor, Tensor | None]
 """codes [R, elements] uint8, scales [R, groups] fp16 or fp32, minima the same or None, of R blocks."""
 
@@ -116,7 +113,7 @@ def _mxfp4(raw: Tensor) -> Blocks:
     return _halves(raw[:, 1:]), torch.exp2(raw[:, :1].float() - 128), None
 
 
-_TABLE_IQ4, _TABLE_E2M1 = Format(4, table=_IQ4), Format(4, table=_E2M1)
+_TABLE_IQ4, _TABLE_E2M1 = Format(4, table=_IQ4), Format(4, table=E2M1)
 _TYPES: dict[str, tuple[Format, Callable[[Tensor], Blocks]]] = {
     "Q4_0": (INT4, _q4_0),
     "Q4_1": (Format(4, minima=True), _q4_1),

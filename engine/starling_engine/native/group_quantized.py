@@ -47,6 +47,10 @@ INT4 = Format(4, zero=8)
 """llama.cpp's Q4_0."""
 
 
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Table of floats in 4 bits (OCP Microscaling Formats 1.0), all twice as large, since it holds whole numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupQuantized:
     """A matrix [N, K]: scale * what its codes stand for, plus the group's minimum where its format has one.
@@ -61,13 +65,21 @@ class GroupQuantized:
     minima: Tensor | None = None
 
     def dequantized(self) -> Tensor:
-        """Returns the matrix in float32."""
-        form = self.format
-        numbers = self.codes.float() - form.zero if form.table is None else torch.tensor(form.table).float()[self.codes.long()]
-        values = _grouped(numbers, form.group) * self.scales.float()[:, :, None]
+        """Returns the matrix in float32. Needs little memory besides."""
+        n, k = self.codes.shape
+        values = torch.empty(n, k)
+        step = max(1, AT_ONCE // k)
+        for start in range(0, n, step):
+            self._dequantize(slice(start, start + step), values)
+        return values
+
+    def _dequantize(self, rows: slice, out: Tensor) -> None:
+        form, codes = self.format, self.codes[rows]
+        numbers = codes.float() - form.zero if form.table is None else torch.tensor(form.table).float()[codes.int()]
+        values = _grouped(numbers, form.group).mul_(self.scales[rows].float()[:, :, None])
         if self.minima is not None:
-            values += self.minima.float()[:, :, None]
-        return values.flatten(1)
+            values += self.minima[rows].float()[:, :, None]
+        out[rows] = values.flatten(1)
 
     def columns(self, part: slice) -> "GroupQuantized":
         """Returns some columns, cut between groups."""

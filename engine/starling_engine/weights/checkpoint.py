@@ -3,19 +3,28 @@
 from pathlib import Path
 
 from starling_engine.gguf.reader import is_gguf
+from starling_engine.model_config.quantization import CONFIG, QuantizationConfig, read_config_json, read_quantization
 from starling_engine.native.group_quantized import Format
 from starling_engine.weights.gguf_source import GgufWeights
+from starling_engine.weights.quantized.source import QuantizedWeights
 from starling_engine.weights.safetensors_source import SafetensorsWeights
 from starling_engine.weights.source import WeightFiles
 
 
 def open_checkpoint(path: Path) -> WeightFiles:
     """Reads the headers of the model at `path`, a folder or a GGUF file. Raises WeightError, or ModelError, for what is damaged."""
-    return GgufWeights(path) if is_gguf(path) else SafetensorsWeights(path)
+    if is_gguf(path):
+        return GgufWeights(path)
+    quantization = _quantization(path)
+    return SafetensorsWeights(path) if quantization is None else QuantizedWeights(path, quantization)
 
 
 def stored_formats(path: Path) -> dict[str, Format]:
     """Returns how codes are read, by the names of the matrices that are quantized in the files."""
-    if not is_gguf(path):
+    if not is_gguf(path) and _quantization(path) is None:
         return {}
     return {name: info.form for name, info in open_checkpoint(path).tensors.items() if info.form is not None}
+
+
+def _quantization(folder: Path) -> QuantizationConfig | None:
+    return read_quantization(read_config_json(folder)) if (folder / CONFIG).exists() else None

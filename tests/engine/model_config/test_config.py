@@ -14,6 +14,7 @@ from starling_engine.kv.spec import KVSpec, WindowSpec
 from starling_engine.model_config.config import ModelConfig, load_model_config, parse_model_config
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.moe import MoeConfig, Routing, checked
+from starling_engine.model_config.quantization import WeightScheme
 from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, YarnScaling
 
 SMALL: dict[str, Any] = {
@@ -28,7 +29,15 @@ SMALL: dict[str, Any] = {
 }
 
 SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+
+
 KV_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": SCHEME}
+
+
+def weights(**scheme: object) -> dict[str, Any]:
+    """A config of compressed-tensors with one group."""
+    group = {"targets": ["Linear"], "weights": scheme}
+    return {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}}
 
 
 def parse(generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
@@ -280,10 +289,20 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
             {"rope_parameters": {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e6}}},
             ["rope_parameters", "layer types"],
         ),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
-        ({"quantization_config": {**KV_ONLY, "config_groups": {"group_0": {}}}}, ["compressed-tensors"]),
-        ({"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "strategy": "attn_head"}}}, ["compressed-tensors"]),
-        ({"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "type": "int"}}}, ["compressed-tensors"]),
+        ({"quantization_config": {"quant_method": "hqq"}}, ["quantization_config: quant_method 'hqq'", "supported: gptq, awq"]),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, ["version 'gemv'", "gemm"]),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 5}}, ["bits 5", "2, 3, 4, 8"]),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}}, ["'marlin'", "gptq_v2"]),
+        ({"quantization_config": {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}}, ["mx_fp", "int"]),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, ["quant_algo 'w4a8_awq'", "nvfp4"]),
+        (weights(num_bits=4, type="int", actorder="group"), ["group_0: weights: actorder 'group'", "static"]),
+        (weights(num_bits=6, type="float"), ["group_0: weights: num_bits 6", "4, 8"]),
+        ({"quantization_config": {**KV_ONLY, "sparsity_config": {"format": "sparse-24-bitmask"}}}, ["sparse-24-bitmask", "dense"]),
+        (
+            {"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "strategy": "attn_head"}}},
+            ["kv_cache_scheme", "tensor"],
+        ),
+        ({"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "type": "int"}}}, ["kv_cache_scheme", "float"]),
         (
             {"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "symmetric": False}}},
             ["config.json: quantization_config: kv_cache_scheme: symmetric", "true"],
@@ -331,3 +350,48 @@ def test_a_config_is_read_and_memory_planned_without_torch() -> None:
     modules = "starling_engine.model_config.config, starling_engine.kv.layer_specs, starling_engine.ledger"
     code = f"import sys; import {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def schemes(config: dict[str, Any], *modules: str) -> list[WeightScheme | None]:
+    quantization = parse(quantization_config=config).quantization
+    assert quantization is not None
+    return [quantization.scheme_of(module) for module in modules]
+
+
+def test_a_module_has_the_scheme_of_the_first_rule_that_names_it() -> None:
+    four, eight = {"num_bits": 4, "type": "int", "symmetric": False}, {"num_bits": 8, "type": "int"}
+    groups = {
+        "group_0": {"targets": [r"re:.*\.down_proj$", "model.layers.0.mlp.up_proj"], "weights": eight},
+        "group_1": {"targets": ["Linear"], "weights": four},
+        "group_2": {"targets": ["Linear"], "weights": None, "input_activations": eight},
+    }
+    found = schemes(
+        {"quant_method": "compressed-tensors", "config_groups": groups},
+        *("model.layers.3.mlp.down_proj", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"),
+    )
+    assert found == [WeightScheme(8), WeightScheme(8), WeightScheme(4, symmetric=False)]
+    only = {"group_0": groups["group_0"]}
+    assert schemes({"quant_method": "compressed-tensors", "config_groups": only}, "model.layers.1.mlp.up_proj") == [None]
+
+
+def test_gptq_and_auto_round_may_have_modules_of_their_own() -> None:
+    gptq = {"quant_method": "gptq", "bits": 4, "dynamic": {r"+:.*\.0\..*": {"bits": 8}, r"-:.*\.1\..*": {}}}
+    assert schemes(gptq, "layers.0.up", "layers.2.up") == [WeightScheme(8, zero_shift=1), WeightScheme(4, zero_shift=1)]
+    rounded = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:gptqmodel", "sym": False}
+    rounded["extra_config"] = {"lm_head": {"bits": 8}, r".*\.0\..*": {"sym": True}}
+    expected = [WeightScheme(8, symmetric=False), WeightScheme(4), WeightScheme(4, symmetric=False)]
+    assert schemes(rounded, "lm_head", "layers.0.up", "layers.1.up") == expected
+
+
+def test_a_bad_field_of_a_quantization_config_is_named() -> None:
+    for config, message in (
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:[": {}}}, r"dynamic must hold regular expressions \('\['"),
+        ({"quant_method": "gptq"}, "quantization_config: bits is missing"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two integers above 0"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            parse(quantization_config=config)
+
+
+def test_quantized_weights_are_computed_in_bfloat16() -> None:
+    assert parse(dtype="float16", quantization_config={"quant_method": "awq", "bits": 4}).dtype == "bfloat16"

@@ -1,0 +1,81 @@
+"""Floats in 8 and 4 bits in a checkpoint: FP8, MXFP8, NVFP4, MXFP4."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from starling_engine.errors import WeightError
+from starling_engine.model_config.quantization import WeightScheme
+from starling_engine.native.group_quantized import E2M1, Format, GroupQuantized
+from starling_engine.weights.quantized.integers import scales_of
+from starling_engine.weights.quantized.matrix import Endings, QuantizedMatrix, Read, nibbles
+
+_SCALES = ("weight_scale_inv", "weight_scale")
+"""Endings of what FP8 numbers are multiplied by; DeepSeek's means the scale, too, whatever its name says."""
+
+
+class Float8Matrix(QuantizedMatrix):
+    """weight [N, K] float8_e4m3fn, with one scale, or one for each row, group of columns, or block of rows and columns."""
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
+        super().__init__(module, tensors, scheme)
+        n, k = self._shape_of("weight")
+        self._scale = next((each for each in _SCALES if each in tensors), _SCALES[-1])
+        shape = self._shape_of(self._scale)
+        rows, columns = scheme.block or (1, 1)
+        if scheme.block is not None:
+            self._check(self._scale, (-(-n // rows), -(-k // columns)))
+        elif math.prod(shape) != 1 and (len(shape) > 2 or shape[0] != n or (len(shape) == 2 and k % shape[1])):
+            raise WeightError(
+                f"checkpoint: {module}.{self._scale} {list(shape)} has the wrong shape (expected one scale, or some for each row)"
+            )
+        self._describe("float8_e4m3fn", (n, k), 8, 0)
+
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        numbers = read("weight", (rows,)).float()
+        n, k = numbers.shape
+        if self.scheme.block is None:
+            scales = _as_float(scales_of(read, self._scale, rows, n))
+            return (numbers.view(n, scales.shape[1], -1) * scales[:, :, None]).flatten(1)
+        height, width = self.scheme.block
+        start = rows.indices(self.shape[0])[0]
+        which = torch.arange(start, start + n) // height
+        return numbers * _as_float(read(self._scale, ()))[which].repeat_interleave(width, 1)[:, :k]
+
+
+class Float4Matrix(QuantizedMatrix):
+    """Floats in 4 bits (e2m1), two in a byte, with a scale for each 16 (NVFP4) or 32 columns (MXFP4).
+
+    weight_packed, or weight of ModelOpt, [N, K / 2] uint8; weight_scale [N, G] float8_e4m3fn, or exponents in uint8 (MXFP4).
+    NVFP4 has one scale more: weight_global_scale divides, weight_scale_2 of ModelOpt multiplies.
+    """
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
+        super().__init__(module, tensors, scheme)
+        self._codes = "weight_packed" if "weight_packed" in tensors else "weight"
+        n, half = self._shape_of(self._codes)
+        groups = self._shape_of("weight_scale")[-1]
+        self._check("weight_scale", (n, groups))
+        is_mx = tensors["weight_scale"].dtype == "U8"
+        self._describe("mxfp4" if is_mx else "nvfp4", (n, 2 * half), 4, groups)
+        self._group = self._groups("weight_scale", groups)
+        if self._group % 16 == 0:
+            self.form = Format(4, 16 if self._group % 32 else 32, table=E2M1)
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        codes = nibbles(read(self._codes, (rows,)))
+        scales = _as_float(read("weight_scale", (rows,))) / 2  # the table has numbers twice as large
+        if "weight_scale_2" in self.tensors:
+            scales = scales * read("weight_scale_2", ()).float()
+        elif "weight_global_scale" in self.tensors:
+            scales = scales / read("weight_global_scale", ()).float()
+        return GroupQuantized(codes, scales, Format(4, self._group, table=E2M1))
+
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        return self.codes(read, rows).dequantized()
+
+
+def _as_float(scales: Tensor) -> Tensor:
+    """Reads exponents (e8m0) where scales are bytes."""
+    return torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()

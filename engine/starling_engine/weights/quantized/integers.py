@@ -1,0 +1,139 @@
+"""Whole numbers in a checkpoint: of GPTQ, AWQ and compressed-tensors."""
+
+import torch
+from torch import Tensor
+
+from starling_engine.errors import WeightError
+from starling_engine.model_config.quantization import WeightScheme
+from starling_engine.native.group_quantized import GroupQuantized
+from starling_engine.weights.quantized.matrix import Endings, IntegerMatrix, Read, nibbles, unpack
+
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
+"""Place of each of eight columns among the nibbles of a word."""
+
+
+class GptqMatrix(IntegerMatrix):
+    """GPTQ's tensors, which AutoRound writes, too: codes packed along columns, zero points along rows, all transposed.
+
+    qweight [K bits / 32, N] int32, scales [G, N], qzeros [G, N bits / 32] int32, g_idx [K] int32 (the group of each column)
+    """
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
+        super().__init__(module, tensors, scheme)
+        words, n = self._shape_of("qweight")
+        bits, groups = scheme.bits, self._shape_of("scales")[0]
+        self._describe(f"{bits} bits of GPTQ", (n, words * 32 // bits), bits, groups)
+        self._check("scales", (groups, n))
+        self._check("qzeros", (groups, n * bits // 32))
+        if "g_idx" in tensors:
+            self._check("g_idx", (self.shape[1],))
+        self._set_form(self._groups("scales", groups))
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        bits = self.scheme.bits
+        codes = unpack(read("qweight", (slice(None), rows)).T, bits)
+        scales = read("scales", (slice(None), rows)).T
+        zeros = (unpack(read("qzeros", ()), bits)[:, rows].to(torch.int16) + self.scheme.zero_shift).T
+        middle = 1 << bits - 1
+        if self.scheme.symmetric and not bool((zeros == middle).all()):
+            raise WeightError(f"checkpoint: {self.module}.qzeros has zero points, but the config says sym: true")
+        return self._matrix(codes, scales, None if self.scheme.symmetric else zeros)
+
+
+class OrderedGptqMatrix(GptqMatrix):
+    """GPTQ's tensors where columns of a group are not neighbours (desc_act): kernels cannot read these codes."""
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
+        super().__init__(module, tensors, scheme)
+        self.form = None
+
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        matrix = self.codes(read, rows)
+        group_of = read("g_idx", ()).long()
+        if not bool(((group_of >= 0) & (group_of < matrix.scales.shape[1])).all()):
+            raise WeightError(f"checkpoint: {self.module}.g_idx names groups that it does not have")
+        values = (matrix.codes.float() - matrix.format.zero) * matrix.scales[:, group_of]
+        return values if matrix.minima is None else values + matrix.minima[:, group_of]
+
+
+class AwqMatrix(IntegerMatrix):
+    """AWQ's tensors ("gemm"): codes and zero points packed along rows in an order of their own, all transposed.
+
+    qweight [K, N / 8] int32, scales [G, N], qzeros [G, N / 8] int32
+    """
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
+        super().__init__(module, tensors, scheme)
+        k, words = self._shape_of("qweight")
+        groups = self._shape_of("scales")[0]
+        self._describe("4 bits of AWQ", (8 * words, k), 4, groups)
+        self._check("scales", (groups, 8 * words))
+        self._check("qzeros", (groups, words))
+        self._set_form(self._groups("scales", groups))
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        start, stop, _ = rows.indices(self.shape[0])
+        words = slice(start // 8, -(-stop // 8))
+        inner = slice(start - 8 * words.start, stop - 8 * words.start)
+        codes, zeros = (_awq_codes(read(ending, (slice(None), words)))[inner] for ending in ("qweight", "qzeros"))
+        return self._matrix(codes.contiguous(), read("scales", (slice(None), rows)).T, zeros)
+
+
+def _awq_codes(words: Tensor) -> Tensor:
+    """[R, W] int32 -> [8 W, R] uint8."""
+    codes = nibbles(words.contiguous().view(torch.uint8)).view(words.shape[0], -1, 8)
+    return codes[:, :, _AWQ_ORDER].flatten(1).T
+
+
+class PackedMatrix(IntegerMatrix):
+    """pack-quantized of compressed-tensors: weight_packed [N, K bits / 32] int32, weight_zero_point packed along rows."""
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
+        super().__init__(module, tensors, scheme)
+        n, words = self._shape_of("weight_packed")
+        groups = self._shape_of("weight_scale")[-1] if len(self._shape_of("weight_scale")) == 2 else 1
+        self._describe(f"{scheme.bits} bits", (n, words * 32 // scheme.bits), scheme.bits, groups)
+        self._check("weight_scale", (n, groups), (1,))
+        if not scheme.symmetric:
+            self._check("weight_zero_point", (-(-n * scheme.bits // 32), groups))
+        self._set_form(self._groups("weight_scale", groups))
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        bits = self.scheme.bits
+        zeros = None
+        if not self.scheme.symmetric:
+            zeros = unpack(read("weight_zero_point", ()).T, bits)[:, rows].T
+        codes = unpack(read("weight_packed", (rows,)), bits)
+        return self._matrix(codes, scales_of(read, "weight_scale", rows, codes.shape[0]), zeros)
+
+
+class PlainMatrix(IntegerMatrix):
+    """int-quantized of compressed-tensors: weight [N, K] int8, weight_zero_point int8 like the scales.
+
+    Activations are rounded to 8 bits by groups, whatever the config says: that is finer than for a whole row, or for all.
+    """
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
+        super().__init__(module, tensors, scheme)
+        n, k = self._shape_of("weight")
+        groups = self._shape_of("weight_scale")[-1] if len(self._shape_of("weight_scale")) == 2 else 1
+        self._describe("int8", (n, k), 8, groups)
+        self._check("weight_scale", (n, groups), (1,))
+        if not scheme.symmetric:
+            self._check("weight_zero_point", self._shape_of("weight_scale"))
+        self._set_form(self._groups("weight_scale", groups))
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        # Codes of fewer bits lie around 0 in a byte, too.
+        middle = 1 << self.scheme.bits - 1
+        codes = read("weight", (rows,)).contiguous().view(torch.uint8) + middle
+        n, zeros = codes.shape[0], None
+        if not self.scheme.symmetric:
+            zeros = scales_of(read, "weight_zero_point", rows, n).to(torch.int16) + middle
+        return self._matrix(codes, scales_of(read, "weight_scale", rows, n), zeros)
+
+
+def scales_of(read: Read, ending: str, rows: slice, n: int) -> Tensor:
+    """Returns [n, groups] of a tensor that has a scale, or one for each row, or for each group of each row."""
+    whole = read(ending, ())
+    return whole.reshape(1, -1).expand(n, -1) if whole.numel() == 1 else whole.reshape(whole.shape[0], -1)[rows]

@@ -1,0 +1,138 @@
+"""A matrix that a safetensors checkpoint keeps as several tensors of a module: codes, scales, zero points."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from starling_engine.errors import WeightError
+from starling_engine.model_config.quantization import WeightScheme
+from starling_engine.native.group_quantized import Format, GroupQuantized
+from starling_engine.weights.source import Index, TensorInfo
+
+Read = Callable[[str, Index], Tensor]
+"""Reads a part of one of the module's tensors, by its ending."""
+Endings = Mapping[str, TensorInfo]
+"""The module's tensors that belong to the matrix, by what follows the module's name."""
+
+_KERNELS = ((2, 16), (4, 32), (4, 16), (5, 32), (6, 16), (8, 32))
+"""Bits and groups of the formats that kernels multiply, the best one first."""
+
+
+class QuantizedMatrix(ABC):
+    """A matrix [N, K].
+
+    form   how kernels read its codes; None where they cannot, and numbers are taken
+    """
+
+    shape: tuple[int, int]
+    element_bytes: float
+    form: Format | None = None
+    label: str
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
+        """Raises WeightError naming the module, where its tensors do not fit together."""
+        self.module = module
+        self.tensors = tensors
+        self.scheme = scheme
+
+    @abstractmethod
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        """Returns rows [R, K] in float32."""
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        """Returns rows with codes that have zeros as in `form`. Groups may be larger, and scales and minima are in float32."""
+        raise NotImplementedError(f"{self.module}: {self.label} has no codes")
+
+    def _describe(self, label: str, shape: tuple[int, int], bits: float, groups: int) -> None:
+        """Sets what the headers tell. `groups` are the scales of a row, of two bytes."""
+        self.label, self.shape = label, shape
+        self.element_bytes = bits / 8 + 2 * groups / shape[1]
+
+    def _shape_of(self, ending: str) -> tuple[int, ...]:
+        if ending not in self.tensors:
+            raise WeightError(f"checkpoint: {self.module}.{ending} is missing")
+        return self.tensors[ending].shape
+
+    def _check(self, ending: str, *expected: tuple[int, ...]) -> tuple[int, ...]:
+        shape = self._shape_of(ending)
+        if shape not in expected:
+            wanted = " or ".join(str(list(each)) for each in expected)
+            raise WeightError(f"checkpoint: {self.module}.{ending} {list(shape)} has the wrong shape (expected {wanted})")
+        return shape
+
+    def _groups(self, ending: str, groups: int) -> int:
+        """Returns the columns of each of a row's `groups`. Raises WeightError where they are not alike."""
+        columns = self.shape[1] if hasattr(self, "shape") else 0
+        if not groups or columns % groups:
+            raise WeightError(f"checkpoint: {self.module}.{ending} has {groups} groups for {columns} columns")
+        return columns // groups
+
+
+class IntegerMatrix(QuantizedMatrix):
+    """Whole numbers with a scale, and maybe a zero point, for each group of columns of a row."""
+
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        return self.codes(read, rows).dequantized()
+
+    def _set_form(self, group: int) -> None:
+        bits, symmetric = self.scheme.bits, self.scheme.symmetric
+        self.group = group
+        self.form = next(
+            (
+                Format(kept, columns, 128 if kept == 8 else (1 << bits - 1) * symmetric, minima=not symmetric)
+                for kept, columns in _KERNELS
+                if kept >= bits and group % columns == 0
+            ),
+            None,
+        )
+
+    def _matrix(self, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> GroupQuantized:
+        """codes [R, K] uint8 from 0 on; scales, zeros [R, groups], zeros None where the code in the middle is 0 everywhere."""
+        kept = 8 if self.form is None else self.form.bits
+        middle = 1 << self.scheme.bits - 1
+        if kept == 8:
+            codes = codes + (128 - middle)
+            zero = 128
+        else:
+            zero = 0 if zeros is not None else middle
+        scales = scales.float()
+        minima = None if zeros is None else -scales * (zeros.float() - (middle if kept == 8 else 0))
+        return GroupQuantized(codes, scales, Format(kept, self.group, zero, minima=minima is not None), minima)
+
+
+def for_kernels(matrix: GroupQuantized, form: Format, name: str) -> GroupQuantized:
+    """Returns the same codes with groups of the format's size, and scales in float16.
+
+    Raises WeightError where float16 cannot hold them.
+    """
+    repeats = matrix.format.group // form.group
+    scales, minima = (
+        None if each is None else each.half().repeat_interleave(repeats, 1) for each in (matrix.scales, matrix.minima)
+    )
+    assert scales is not None
+    if not all(each is None or bool(each.isfinite().all()) for each in (scales, minima)):
+        raise WeightError(f"{name} has scales that float16 cannot hold")
+    return GroupQuantized(matrix.codes.contiguous(), scales, form, minima)
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Reads codes that lie one behind the other in the bits of a row, the lowest first: [R, W] int32 -> [R, 32 W / bits] uint8."""
+    raw = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return raw
+    if bits in (2, 4):
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        return (raw[:, :, None] >> shifts & (1 << bits) - 1).flatten(1)
+    # 32 codes fill as many words as they have bits.
+    grouped = words.contiguous().view(words.shape[0], -1, bits).long() & 0xFFFFFFFF
+    starts = torch.arange(0, 32 * bits, bits)
+    first, offset = starts // 32, starts % 32
+    beyond = grouped[:, :, (first + 1).clamp(max=bits - 1)] << 32 - offset
+    return ((grouped[:, :, first] >> offset | beyond) & (1 << bits) - 1).to(torch.uint8).flatten(1)
+
+
+def nibbles(raw: Tensor) -> Tensor:
+    """[R, C] uint8 -> [R, 2 C]: the low four bits of each byte, then its high ones."""
+    return torch.stack([raw & 15, raw >> 4], 2).flatten(1)

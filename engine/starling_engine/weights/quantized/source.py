@@ -1,0 +1,155 @@
+"""A folder of safetensors whose weights are quantized, as a source: one tensor `weight` in place of those that it is kept as."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from starling_engine.errors import WeightError
+from starling_engine.model_config.quantization import QuantizationConfig, WeightScheme
+from starling_engine.native.group_quantized import GroupQuantized
+from starling_engine.weights.quantized.bitsandbytes import STATE, RowsMatrix, TableMatrix
+from starling_engine.weights.quantized.floats import Float4Matrix, Float8Matrix
+from starling_engine.weights.quantized.integers import AwqMatrix, GptqMatrix, OrderedGptqMatrix, PackedMatrix, PlainMatrix
+from starling_engine.weights.quantized.matrix import QuantizedMatrix, for_kernels
+from starling_engine.weights.safetensors_source import SafetensorsWeights
+from starling_engine.weights.source import Index, TensorInfo, TensorReader
+
+_ENDINGS = (
+    *("qweight", "qzeros", "scales", "g_idx"),
+    *("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
+    *("weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "activation_scale"),
+    *("SCB", "weight_format", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"),
+)
+"""Endings of the tensors of a quantized matrix. Scales of inputs are not read: activations are rounded as they come, or not."""
+_QUANTIZED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "weight.absmax")
+"""A module that has one of them is quantized."""
+
+
+class QuantizedWeights:
+    """Raises WeightError as `SafetensorsWeights`, and where the tensors of a quantized matrix do not fit together."""
+
+    def __init__(self, folder: Path, config: QuantizationConfig) -> None:
+        self._files = SafetensorsWeights(folder)
+        self._matrices: dict[str, QuantizedMatrix] = {}
+        self.tensors: dict[str, TensorInfo] = dict(self._files.tensors)
+        for module, parts in _modules(self._files.tensors).items():
+            if any(each in parts for each in _QUANTIZED):
+                self._add(module, parts, config)
+
+    def _add(self, module: str, parts: Mapping[str, TensorInfo], config: QuantizationConfig) -> None:
+        scheme = config.scheme_of(module)
+        if scheme is None:
+            raise WeightError(f"checkpoint: {module} is quantized, but no target of quantization_config names it")
+        matrix = self._matrix(module, parts, scheme)
+        for ending in parts:
+            del self.tensors[f"{module}.{ending}"]
+        file = next(info.file for ending, info in parts.items() if ending.endswith(("weight", "packed")))
+        self._matrices[f"{module}.weight"] = matrix
+        self.tensors[f"{module}.weight"] = TensorInfo(file, matrix.shape, matrix.label, matrix.element_bytes, matrix.form)
+
+    def _matrix(self, module: str, parts: Mapping[str, TensorInfo], scheme: WeightScheme) -> QuantizedMatrix:
+        kind: Callable[[str, Mapping[str, TensorInfo], WeightScheme], QuantizedMatrix] | None
+        if "qweight" in parts:
+            kind = self._of_int32(module, parts)
+        elif "weight.absmax" in parts:
+            return TableMatrix(module, parts, scheme, self._state(module, parts))
+        else:
+            ending = "weight_packed" if "weight_packed" in parts else "weight"
+            kind = _KINDS.get((ending, parts[ending].dtype if ending in parts else ""))
+            if kind is PlainMatrix and "SCB" in parts:
+                kind = RowsMatrix
+        if kind is None:
+            found = ", ".join(f"{ending} ({info.dtype})" for ending, info in parts.items())
+            raise WeightError(f"checkpoint: {module} is quantized in a way that is not known: {found}")
+        return kind(module, parts, scheme)
+
+    def _of_int32(self, module: str, parts: Mapping[str, TensorInfo]) -> type[QuantizedMatrix]:
+        """Returns whose tensors they are: AWQ packs along rows, GPTQ along columns."""
+        if "scales" in parts and parts["qweight"].shape[-1] != parts["scales"].shape[-1]:
+            return AwqMatrix
+        if "g_idx" not in parts:
+            return GptqMatrix
+        group_of = self._read(f"{module}.g_idx")
+        return GptqMatrix if bool((group_of.diff() >= 0).all()) else OrderedGptqMatrix
+
+    def _state(self, module: str, parts: Mapping[str, TensorInfo]) -> Tensor:
+        name = next((ending for ending in parts if ending.startswith(STATE)), None)
+        if name is None:
+            raise WeightError(f"checkpoint: {module}.{STATE}nf4 is missing")
+        return self._read(f"{module}.{name}")
+
+    def _read(self, name: str) -> Tensor:
+        with self._files.open(self._files.tensors[name].file) as file:
+            return file.read(name, ()).clone()
+
+    @contextmanager
+    def open(self, file: Path) -> Iterator["_Reader"]:
+        """See `WeightFiles`. Other files are opened as they are needed: a matrix may lie in two."""
+        with ExitStack() as stack:
+            opened: dict[Path, TensorReader] = {file: stack.enter_context(self._files.open(file))}
+            yield _Reader(self._files, self._matrices, stack, opened)
+
+
+class _Reader:
+    def __init__(
+        self, files: SafetensorsWeights, matrices: Mapping[str, QuantizedMatrix], stack: ExitStack, opened: dict[Path, TensorReader]
+    ) -> None:
+        self._files = files
+        self._matrices = matrices
+        self._stack = stack
+        self._opened = opened
+
+    def read(self, name: str, index: Index) -> Tensor:
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            return self._read(name, index)
+        rows, columns = _parts(index)
+        return matrix.numbers(self._of(matrix), rows)[:, columns]
+
+    def read_codes(self, name: str, index: Index) -> GroupQuantized:
+        matrix = self._matrices[name]
+        assert matrix.form is not None, "has no codes that kernels know"
+        rows, columns = _parts(index)
+        return for_kernels(matrix.codes(self._of(matrix), rows), matrix.form, name).columns(columns)
+
+    def _of(self, matrix: QuantizedMatrix) -> Callable[[str, Index], Tensor]:
+        return lambda ending, index: self._read(f"{matrix.module}.{ending}", index)
+
+    def _read(self, name: str, index: Index) -> Tensor:
+        file = self._files.tensors[name].file
+        if file not in self._opened:
+            self._opened[file] = self._stack.enter_context(self._files.open(file))
+        return self._opened[file].read(name, index)
+
+
+def _parts(index: Index) -> tuple[slice, slice]:
+    """Returns rows and columns of a part of a matrix."""
+    rows, columns = (*index, slice(None), slice(None))[:2]
+    assert isinstance(rows, slice) and isinstance(columns, slice), "a matrix is not taken by single rows"
+    return rows, columns
+
+
+def _modules(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, TensorInfo]]:
+    """Returns, by module, the tensors that may belong to a quantized matrix, by their endings."""
+    found: dict[str, dict[str, TensorInfo]] = {}
+    for name, info in tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            found.setdefault(match["module"], {})[match["ending"]] = info
+    return found
+
+
+_NAME = re.compile(rf"(?P<module>.+?)\.(?P<ending>{'|'.join(map(re.escape, _ENDINGS))}|{re.escape(STATE)}\w+)")
+
+_KINDS: dict[tuple[str, str], type[QuantizedMatrix]] = {
+    ("weight_packed", "I32"): PackedMatrix,
+    ("weight_packed", "U8"): Float4Matrix,
+    ("weight", "U8"): Float4Matrix,
+    ("weight", "I8"): PlainMatrix,
+    ("weight", "F8_E4M3"): Float8Matrix,
+}
+"""Kinds of matrices by the tensor of their codes, and its dtype."""

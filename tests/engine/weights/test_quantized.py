@@ -1,0 +1,222 @@
+"""Quantized checkpoints: their numbers are what the tools that wrote them read, in whole and in part, and damage is named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from starling_engine.errors import WeightError
+from starling_engine.native.group_quantized import Format
+from starling_engine.weights.checkpoint import open_checkpoint, stored_formats
+from transformers import AutoModelForCausalLM
+
+from tests.engine.checkpoints import Variant, edit_json, write_checkpoint
+from tests.engine.quantized_checkpoints import (
+    Tensors,
+    Writer,
+    auto_round,
+    bitsandbytes,
+    compressed,
+    fp8_blocks,
+    model_opt,
+    write_quantized,
+)
+from tests.engine.real_engine import MODEL
+from tests.engine.weights.test_loader import PROMPT, loaded
+
+SHAPE = Variant("qwen3", {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32})
+WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
+    "W4A16": (partial(compressed, "W4A16"), (4, 32)),
+    "W4A16_ASYM": (partial(compressed, "W4A16_ASYM"), (4, 32)),
+    "W3A16": (partial(compressed, "W3A16"), (4, 32)),
+    "W8A16": (partial(compressed, "W8A16"), (8, 32)),
+    "W8A8": (partial(compressed, "W8A8"), (8, 32)),
+    "W4A8": (partial(compressed, "W4A8"), (4, 32)),
+    "FP8": (partial(compressed, "FP8"), None),
+    "FP8_DYNAMIC": (partial(compressed, "FP8_DYNAMIC"), None),
+    "FP8_BLOCK": (partial(compressed, "FP8_BLOCK"), None),
+    "NVFP4": (partial(compressed, "NVFP4"), (4, 16)),
+    "MXFP4A16": (partial(compressed, "MXFP4A16"), (4, 32)),
+    "MXFP8A16": (partial(compressed, "MXFP8A16"), None),
+    "gptq": (partial(auto_round, "auto_gptq", 4, symmetric=True), (4, 32)),
+    "gptq asymmetric": (partial(auto_round, "auto_gptq", 2, symmetric=False), (2, 16)),
+    "gptq in 3 bits": (partial(auto_round, "auto_gptq", 3, symmetric=True), (4, 32)),
+    "gptq in 8 bits": (partial(auto_round, "auto_gptq", 8, symmetric=True, group=128), (8, 32)),
+    "awq": (partial(auto_round, "auto_awq", 4, symmetric=False, group=64), (4, 32)),
+    "auto-round": (partial(auto_round, "auto_round:gptqmodel", 4, symmetric=True), (4, 32)),
+    "nf4": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"), None),
+    "fp4 twice": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_use_double_quant=True), None),
+    "LLM.int8": (partial(bitsandbytes, load_in_8bit=True), (8, 32)),
+    "fp8": (lambda: fp8_blocks, None),
+    "modelopt": (lambda: model_opt, (4, 16)),
+}
+"""What writes each kind, and bits and groups of the codes that kernels get; None where they get numbers."""
+ROUNDED = 2**-8
+"""Other tools compute numbers in the 8 bits of bfloat16, or in float16; ours are exact."""
+
+Written = dict[str, tuple[Path, Tensors]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return _Written(tmp_path_factory.mktemp("quantized"))
+
+
+class _Written(Written):
+    """Checkpoints of each kind, and their numbers, written when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        write_checkpoint(folder / "plain", SHAPE)
+        for each in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(Path(MODEL) / each, folder / "plain")
+
+    def __missing__(self, kind: str) -> tuple[Path, Tensors]:
+        target = self._folder / kind
+        target.mkdir()
+        self[kind] = found = target, write_quantized(WRITERS[kind][0], self._folder / "plain", target)
+        return found
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_numbers_are_those_of_the_tool_that_wrote_them(kind: str, written: Written) -> None:
+    folder, expected = written[kind]
+    files, form = open_checkpoint(folder), WRITERS[kind][1]
+    names = [f"model.layers.{n}.{each}.weight" for n in range(3) for each in ("self_attn.k_proj", "mlp.up_proj", "mlp.down_proj")]
+    with files.open(folder / "model.safetensors") as file:
+        for name in names:
+            numbers, found = file.read(name, ()), files.tensors[name]
+            top = numbers.abs().max().item()
+            torch.testing.assert_close(numbers, expected[name], rtol=0, atol=ROUNDED * top)
+            rows, columns = slice(16, 48), slice(64, 128)
+            assert torch.equal(file.read(name, (rows, columns)), numbers[rows, columns])
+            assert found.shape == numbers.shape and (found.form and (found.form.bits, found.form.group)) == form
+            if found.form is not None:
+                codes = file.read_codes(name, ())
+                torch.testing.assert_close(codes.dequantized(), numbers, rtol=0, atol=1e-3 * top)
+                assert codes.format == found.form and int(codes.codes.max()) < 1 << found.form.bits
+                part = file.read_codes(name, (rows, columns))
+                assert torch.equal(part.dequantized(), codes.dequantized()[rows, columns])
+    assert stored_formats(folder).keys() == {name for name, info in files.tensors.items() if info.form is not None}
+
+
+@pytest.mark.parametrize("kind", ["W4A16", "fp8", "modelopt"])
+def test_a_whole_model_is_that_of_its_numbers(kind: str, written: Written) -> None:
+    folder, numbers = written[kind]
+    plain = folder.parent / "plain"
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    model.load_state_dict({name: tensor for name, tensor in numbers.items() if name in model.state_dict()}, strict=False)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0, -1]
+    torch.testing.assert_close(
+        loaded(folder).flatten()[-expected.numel() :], expected, rtol=0, atol=2e-2 * expected.abs().max().item()
+    )
+
+
+def test_columns_in_another_order_are_numbers(written: Written, tmp_path: Path) -> None:
+    """GPTQ with desc_act: the groups of columns are mixed."""
+    folder, expected = written["gptq"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.up_proj"
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
+    # The matrix with its columns mixed is the same codes in another order, each with the group that it had.
+    bits = torch.arange(0, 32, 4)
+    codes = (tensors[f"{name}.qweight"][:, None, :] >> bits[:, None] & 15).flatten(0, 1)[order]
+    tensors[f"{name}.qweight"] = (codes.view(-1, 8, codes.shape[1]).long() << bits[:, None]).sum(1).to(torch.int32)
+    tensors[f"{name}.g_idx"] = (order // 32).to(torch.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    files = open_checkpoint(tmp_path)
+    assert files.tensors[f"{name}.weight"].form is None
+    with files.open(tmp_path / "model.safetensors") as file:
+        found = file.read(f"{name}.weight", ())
+        torch.testing.assert_close(found, expected[f"{name}.weight"][:, order], rtol=0, atol=ROUNDED * found.abs().max().item())
+        tensors[f"{name}.g_idx"][0] = 4
+    save_file(tensors, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file, pytest.raises(WeightError, match=r"up_proj.g_idx"):
+        file.read(f"{name}.weight", ())
+
+
+def test_a_matrix_may_lie_in_two_files(written: Written, tmp_path: Path) -> None:
+    folder, _ = written["W4A16"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    parts = {name: "b" if name.endswith("scale") else "a" for name in tensors}
+    for part in ("a", "b"):
+        save_file({name: tensor for name, tensor in tensors.items() if parts[name] == part}, tmp_path / f"{part}.safetensors")
+    index = {"weight_map": {name: f"{part}.safetensors" for name, part in parts.items()}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(loaded(tmp_path), loaded(folder))
+
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+def cut(tensors: Tensors, ending: str) -> None:
+    tensors[f"{UP}.{ending}"] = tensors[f"{UP}.{ending}"][:-1].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("W4A16", lambda t: t.pop(f"{UP}.weight_scale"), "up_proj.weight_scale is missing"),
+        ("W4A16", lambda t: cut(t, "weight_scale"), r"up_proj.weight_scale \[383, 1\] has the wrong shape \(expected \[384, 1\]"),
+        ("W4A16", lambda t: cut(t, "weight_packed"), "weight_scale .* has the wrong shape"),
+        ("W4A16_ASYM", lambda t: t.pop(f"{UP}.weight_zero_point"), "weight_zero_point is missing"),
+        (
+            "W8A8",
+            lambda t: t.update({f"{UP}.weight": torch.zeros(384, 128)}),
+            "is quantized in a way that is not known: weight .F32",
+        ),
+        ("FP8_DYNAMIC", lambda t: cut(t, "weight_scale"), r"weight_scale \[383, 1\] has the wrong shape"),
+        ("fp8", lambda t: cut(t, "weight_scale_inv"), r"weight_scale_inv \[2, 1\] has the wrong shape \(expected \[3, 1\]\)"),
+        ("gptq", lambda t: cut(t, "scales"), r"qzeros \[4, 48\] has the wrong shape"),
+        ("gptq", lambda t: cut(t, "g_idx"), r"g_idx \[127\] has the wrong shape"),
+        ("awq", lambda t: cut(t, "qzeros"), "qzeros .* has the wrong shape"),
+        ("nf4", lambda t: cut(t, "weight.absmax"), r"weight.absmax .* has the wrong shape"),
+        ("nf4", lambda t: t.pop(f"{UP}.weight.quant_state.bitsandbytes__nf4"), "quant_state.bitsandbytes__nf4 is missing"),
+        ("nf4", lambda t: cut(t, "weight.quant_state.bitsandbytes__nf4"), "quant_state that cannot be read"),
+        ("LLM.int8", lambda t: cut(t, "SCB"), r"SCB \[383\] has the wrong shape"),
+        ("NVFP4", lambda t: cut(t, "weight_scale"), r"weight_scale \[383, 8\] has the wrong shape"),
+    ],
+)
+def test_damage_is_named(kind: str, change: Callable[[Tensors], object], message: str, written: Written, tmp_path: Path) -> None:
+    shutil.copytree(written[kind][0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_zero_points_that_should_not_be_are_an_error(written: Written, tmp_path: Path) -> None:
+    shutil.copytree(written["gptq asymmetric"][0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    edit_json(tmp_path / "config.json", {"quantization_config": {**config, "sym": True}})
+    with pytest.raises(WeightError, match=r"proj.qzeros has zero points, but the config says sym: true"):
+        loaded(tmp_path)
+
+
+def test_scales_that_float16_cannot_hold_are_an_error(written: Written, tmp_path: Path) -> None:
+    shutil.copytree(written["W4A16"][0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"{UP}.weight_scale"][3] = 1e5
+    save_file(tensors, tmp_path / "model.safetensors")
+    message = r"up_proj.weight has scales that float16 cannot hold"
+    with open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file, pytest.raises(WeightError, match=message):
+        file.read_codes(f"{UP}.weight", ())
+
+
+def test_groups_that_no_kernel_has_are_numbers(written: Written, tmp_path: Path) -> None:
+    """Groups of 8 columns: numbers, as the config of the tool allows."""
+    shutil.copytree(written["W8A8"][0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"{UP}.weight_scale"] = tensors[f"{UP}.weight_scale"].expand(-1, 16).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert f"{UP}.weight" not in stored_formats(tmp_path)
+    assert stored_formats(tmp_path)["model.layers.0.mlp.up_proj.weight"] == Format(8, 32, zero=128)
+    assert torch.equal(loaded(tmp_path), loaded(written["W8A8"][0]))
