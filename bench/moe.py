@@ -1,8 +1,8 @@
-"""Times a layer's experts on the native grouped kernel against the torch fallback, on the shape of Qwen3-30B-A3B.
+"""Times a layer's experts on the native grouped kernels, also in 8 and 4 bits, against the torch fallback: Qwen3-30B-A3B's shape.
 
     python bench/moe.py [--experts 64] [--seconds 0.5] [--threads 2]
 
-Fewer experts than the model's 128, so that both forms of them fit in 3 GB; a token still goes to 8. Both sides run in turns, and
+Fewer experts than the model's 128, so that all forms of them fit in 4 GB; a token still goes to 8. The sides run in turns, and
 each number is the best of many runs. GB/s counts the weights of the experts in use, read once; GFLOP/s counts multiplications and
 additions. Every run has its own routes, drawn evenly, so that no cache holds the weights of the next.
 """
@@ -15,6 +15,8 @@ from native_kernels import Clock, memory_bandwidth
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape, group_by_slot
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
+from starling_engine.layers.experts_quantized import QuantizedExperts
+from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.layers.router import route
 from starling_engine.model_config.moe import Routing
 from starling_engine.topology.shard import Share
@@ -55,15 +57,18 @@ def main() -> None:
     shape = ExpertsShape(arguments.experts, arguments.experts, HIDDEN, Share.all(SIZE))
     routing = Routing(num_experts=arguments.experts, top_k=TOP_K, renormalize=True)
     native, dense = build(NativeExperts(), shape), build(DenseExperts(), shape)
+    quantized = {name: build(QuantizedExperts(form, form, online=True), shape) for name, form in ONLINE.items()}
     print(memory_bandwidth(clock))
     for tokens in (1, 2, 8, 32, 128, 512, 2048):
         x, routes = torch.randn(tokens, HIDDEN).to(BF16), draw(tokens, routing)
         used = sum(len(ids.unique()) for ids, _ in routes) / DRAWS
         ours, theirs = time_layer(clock, native, x, routes), time_layer(clock, dense, x, routes)
+        faster = {name: ours / time_layer(clock, layer, x, routes) for name, layer in quantized.items()}
         work = 3 * HIDDEN * SIZE * 2
         print(
             f"{tokens} tokens, {used:.0f} experts: native {ours * 1e3:.2f} ms, {used * work / ours / 1e9:.1f} GB/s, "
-            f"{tokens * TOP_K * work / ours / 1e9:.0f} GFLOP/s | torch {theirs * 1e3:.2f} ms, {theirs / ours:.1f} times as long",
+            f"{tokens * TOP_K * work / ours / 1e9:.0f} GFLOP/s | torch {theirs * 1e3:.2f} ms, {theirs / ours:.1f} times as long | "
+            + ", ".join(f"{name} {ratio:.2f} times as fast" for name, ratio in faster.items()),
             flush=True,
         )
     ids, _ = draw(1, routing)[0]

@@ -46,6 +46,8 @@ CASES: dict[str, Callable[[], None]] = {
     "broken logits, greedy": kernels.test_greedy_sees_what_is_not_a_number_wherever_it_lies,
     **{name: partial(quantized.test_a_linear, 9, 50, 96, form, bias=True, out_dtype=FP32) for name, form in quantized.KEPT.items()},
     "gated in 4 bits": partial(quantized.test_a_gated_linear, 9, 112, 320, quantized.KEPT["4 bits and minima"]),
+    "experts in 4 bits": partial(quantized.test_experts, 112, [3, 0, 1, 70], quantized.KEPT["4 bits and minima"], gated=True),
+    "sum of experts in 6 bits": partial(quantized.test_a_sum_of_experts, [3, 0, 1, 70], quantized.KEPT["6 bits by 16"]),
     "embedding in 6 bits": partial(quantized.test_an_embedding_is_the_row, quantized.KEPT["6 bits by 16"]),
     "rows of Q5_K": partial(quantized.test_rows_of_a_gguf_file, BLOCK_TYPES[13]),
     "rows of Q3_K": partial(quantized.test_rows_of_a_gguf_file, BLOCK_TYPES[11]),

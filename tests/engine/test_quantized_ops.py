@@ -10,6 +10,7 @@ from starling_engine.native import load
 from starling_engine.native import quantized_ops as ops
 from starling_engine.native.gguf_blocks import FORMATS, read_blocks
 from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize
+from starling_engine.native.quantized_ops import PackedQuantized
 
 from tests.engine.instruction_sets import every_set, using
 
@@ -72,6 +73,47 @@ def test_a_gated_linear(m: int, n: int, k: int, form: Format) -> None:
     actual = ops.quantized_linear(x, ops.pack_quantized(weight, gated=True), b, FP32)
     expected = reference.quantized_linear(x, weight, b, FP32, gated=True)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+def packed_experts(count: int, n: int, k: int, form: Format, *, gated: bool = False) -> PackedQuantized:
+    packed = ops.empty_quantized_experts(count, n, k, form, gated=gated)
+    for index in range(count):
+        ops.pack_quantized_expert(matrix(n, k, form), packed, index)
+    return packed
+
+
+PAIRS = [[0, 0], [1], [3, 0, 1, 70], [0, 2, 0], [9, 9, 9, 9, 9, 9]]
+
+
+@every_format
+@pytest.mark.parametrize("counts", PAIRS, ids=str)
+@pytest.mark.parametrize(("n", "gated"), [(112, True), (50, False)])
+def test_experts(n: int, counts: list[int], form: Format, *, gated: bool) -> None:
+    """The same sums as one linear for each expert, to the bit."""
+    pairs, num_tokens, k = sum(counts), max(5, sum(counts) // 3), 192
+    packed = packed_experts(len(counts), n, k, form, gated=gated)
+    x, tokens, starts = torch.randn(num_tokens, 2 * k).to(BF16)[:, k:], torch.randint(0, num_tokens, (pairs,)), _starts(counts)
+    actual = ops.grouped_quantized_linear(x, tokens, starts, packed)
+    each = [ops.quantized_linear(piece, packed.expert(e)) for e, piece in enumerate(x[tokens].split(counts))]
+    assert torch.equal(actual, torch.cat(each)) and actual.shape == (pairs, packed.width)
+
+
+@every_format
+@pytest.mark.parametrize("counts", PAIRS, ids=str)
+def test_a_sum_of_experts(counts: list[int], form: Format) -> None:
+    pairs, num_tokens, n, k = sum(counts), max(5, *counts), 100, 96
+    packed = packed_experts(len(counts), n, k, form)
+    x, weights = torch.randn(pairs, k).to(BF16), torch.rand(pairs)
+    # A token goes to an expert once at most, and some go nowhere.
+    tokens = torch.cat([torch.randperm(num_tokens)[:count] for count in counts])
+    actual = ops.grouped_quantized_sum(x, tokens, weights, _starts(counts), packed, num_tokens)
+    each = [ops.quantized_linear(piece, packed.expert(e), out_dtype=FP32) for e, piece in enumerate(x.split(counts))]
+    expected = torch.zeros(num_tokens, n).index_add_(0, tokens, torch.cat(each) * weights[:, None])
+    torch.testing.assert_close(actual.float(), expected, rtol=1e-2, atol=1e-5 * expected.abs().max().item())
+
+
+def _starts(counts: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *counts]).cumsum(0)
 
 
 def test_rows_may_be_strided_and_of_any_size() -> None:

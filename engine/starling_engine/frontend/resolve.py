@@ -115,9 +115,6 @@ def _quantization(args: EngineArgs, model: ModelConfig, path: Path) -> str | Non
     if name is not None and model.quantization is not None:
         method = model.quantization.method
         raise ConfigError(f"{name} is not possible: the checkpoint is quantized already ({method}); leave it out", "quantization")
-    if name is not None and (model.mla or model.moe):
-        what = "latent attention (MLA), which is" if model.mla else "experts, which are"
-        raise ConfigError(f"{name} is not possible: this model has {what} not quantized yet; leave it out", "quantization")
     return name
 
 

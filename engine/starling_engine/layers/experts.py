@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from starling_engine.errors import ConfigError
+from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import Alias, WeightSlot, part_slot
 
@@ -44,12 +45,14 @@ class ExpertsShape:
 class ExpertPart:
     """One tensor that a method loads for each expert: matrix `projection`, named `name` after the module ("weight").
 
-    `shares` are the parts that it takes of the dimensions of the checkpoint's tensor.
+    `shares`, `element_bytes` and `codes` as in `LinearPart`.
     """
 
     projection: Projection
     name: str
     shares: tuple[Share, ...]
+    element_bytes: float | None = None
+    codes: bool = False
 
 
 class ExpertsMethod(Protocol):
@@ -91,8 +94,13 @@ class ExpertsMethod(Protocol):
         ...
 
 
-ExpertsSelector = Callable[[ExpertsShape], ExpertsMethod]
-"""Chooses the method of one layer's experts."""
+@runtime_checkable
+class TakesCodes(Protocol):
+    """A method whose parts have `codes`."""
+
+    def load_codes(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
+        """Does as `load_part` with a matrix that the checkpoint has quantized."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,15 @@ class ExpertNames:
     prefix: str
     projections: tuple[str, str, str]
     fused: str
+
+    def weight(self, expert: int, projection: Projection, kind: str = "weight") -> str:
+        """Returns the name of an expert's tensor."""
+        gate, up, down = self.projections
+        return f"{self.prefix}.{expert}.{({'gate': gate, 'up': up, 'down': down})[projection]}.{kind}"
+
+
+ExpertsSelector = Callable[[ExpertsShape, ExpertNames], ExpertsMethod]
+"""Chooses the method of one layer's experts."""
 
 
 class Experts:
@@ -146,7 +163,7 @@ class Experts:
                 raise ConfigError(f"no free slot for expert {expert}: all {self.shape.num_slots} of the rank are taken")
             self._reserved[expert] = self._free.pop()
             self._missing[expert] = len(self._parts)
-        return {self._name(expert, part): self._slot(expert, part) for part in self._parts}
+        return {self._names.weight(expert, part.projection, part.name): self._slot(expert, part) for part in self._parts}
 
     def drop(self, expert: int) -> None:
         """Frees its slot, whether it is loaded or not. No token may be sent to it any more."""
@@ -207,13 +224,10 @@ class Experts:
         copied = _as_bytes(self.method.memory(slot))[part][start:stop].cpu().numpy().copy()
         return copied if self._loaded.get(expert) == number else None
 
-    def _name(self, expert: int, part: ExpertPart) -> str:
-        gate, up, down = self._names.projections
-        module = {"gate": gate, "up": up, "down": down}[part.projection]
-        return f"{self._names.prefix}.{expert}.{module}.{part.name}"
-
     def _slot(self, expert: int, part: ExpertPart) -> WeightSlot:
-        return part_slot(part.shares, partial(self._load, expert, part), self._alias(expert, part))
+        load = partial(self._load, expert, part)
+        load_codes = partial(self._load_codes, expert, part) if part.codes else None
+        return part_slot(part.shares, load, self._alias(expert, part), part.element_bytes, load_codes)
 
     def _alias(self, expert: int, part: ExpertPart) -> Alias:
         shape, fused = self.shape, self._names.fused
@@ -225,6 +239,14 @@ class Experts:
 
     def _load(self, expert: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         self.method.load_part(self._reserved[expert], part, tensor)
+        self._loaded_one(expert)
+
+    def _load_codes(self, expert: int, part: ExpertPart, matrix: GroupQuantized) -> None:
+        assert isinstance(self.method, TakesCodes), "its parts have codes"
+        self.method.load_codes(self._reserved[expert], part, matrix)
+        self._loaded_one(expert)
+
+    def _loaded_one(self, expert: int) -> None:
         self._missing[expert] -= 1
         if not self._missing[expert]:
             self.mark_loaded(expert)

@@ -2,20 +2,33 @@
 
 import functools
 import logging
+from collections.abc import Mapping
 
 import torch
 
 from starling_engine import native
-from starling_engine.layers.experts import ExpertsMethod, ExpertsSelector, ExpertsShape
+from starling_engine.errors import ConfigError
+from starling_engine.layers.experts import ExpertNames, ExpertsMethod, ExpertsSelector, ExpertsShape, Projection
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
+from starling_engine.layers.experts_quantized import QuantizedExperts
+from starling_engine.layers.linear_quantized import ONLINE
+from starling_engine.layers.linear_select import NOTHING_STORED, can_multiply_codes
+from starling_engine.native.group_quantized import Format
 from starling_engine.platforms.triton_support import triton_runs, why_not_triton
 
 logger = logging.getLogger("starling.layers")
 
+_PROJECTIONS: tuple[Projection, ...] = ("gate", "up", "down")
 
-def select_experts_method(dtype: torch.dtype, device: torch.device) -> ExpertsSelector:
-    """Returns the selector for a model of `dtype` on `device`. Logs the choice for each shape once, with the reason."""
+
+def select_experts_method(
+    dtype: torch.dtype, device: torch.device, quantization: str | None = None, stored: Mapping[str, Format] = NOTHING_STORED
+) -> ExpertsSelector:
+    """Returns the selector for a model of `dtype` on `device`. Logs the choice for each shape once, with the reason.
+
+    Arguments and errors as in `select_linear_method`, which checks the device.
+    """
 
     @functools.cache
     def choose(shape: ExpertsShape) -> type[ExpertsMethod]:
@@ -23,10 +36,51 @@ def select_experts_method(dtype: torch.dtype, device: torch.device) -> ExpertsSe
         logger.info("experts: %s (%s)", method.name, reason)
         return method
 
-    def select(shape: ExpertsShape) -> ExpertsMethod:
+    def select(shape: ExpertsShape, names: ExpertNames) -> ExpertsMethod:
+        if quantization is not None:
+            return _online(quantization, shape)
+        if stored and can_multiply_codes(dtype, device) and (forms := _stored_formats(shape, names, stored)) is not None:
+            return QuantizedExperts(*forms, online=False)
         return choose(shape)()
 
     return select
+
+
+def _online(name: str, shape: ExpertsShape) -> QuantizedExperts:
+    form = ONLINE[name]
+    if shape.hidden_size % form.group or shape.intermediate_size % form.group:
+        what = f"experts ({shape.intermediate_size} x {shape.hidden_size} on a rank)"
+        raise ConfigError(
+            f"{name} is not possible for {what}: it wants rows and columns in multiples of {form.group}", "quantization"
+        )
+    return QuantizedExperts(form, form, online=True)
+
+
+def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str, Format]) -> tuple[Format, Format] | None:
+    """Returns the formats of gate and up, and of down, where kernels can multiply the codes of all experts of the layer."""
+    found = {
+        projection: {stored.get(names.weight(expert, projection)) for expert in range(shape.num_experts)}
+        for projection in _PROJECTIONS
+    }
+    gate_up, downs = found["gate"] | found["up"], found["down"]
+    if gate_up == {None} and downs == {None}:
+        return None
+    share = shape.intermediate
+    if len(gate_up) == len(downs) == 1:
+        (gate,), (down,) = gate_up, downs
+        # The kernel takes eight gates at a time.
+        if gate and down and _whole(gate, 0, shape.hidden_size) and _whole(down, share.start, share.size) and share.size % 8 == 0:
+            return gate, down
+    logger.warning(
+        "dequantized, since their forms or a rank's columns do not suit the kernels: experts %s (%d x %d)",
+        *(names.prefix, share.size, shape.hidden_size),
+    )
+    return None
+
+
+def _whole(form: Format, start: int, columns: int) -> bool:
+    """Returns whether columns are whole groups."""
+    return start % form.group == 0 and columns % form.group == 0
 
 
 def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tuple[type[ExpertsMethod], str]:

@@ -48,16 +48,19 @@ def select_linear_method(
     return _select_stored(stored, dtype, device, select_plain) if stored else select_plain
 
 
+def can_multiply_codes(dtype: torch.dtype, device: torch.device) -> bool:
+    """Returns whether there are kernels for a checkpoint's codes, in a model of `dtype`."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and native.load() is not None
+
+
 def _select_stored(
     stored: Mapping[str, Format], dtype: torch.dtype, device: torch.device, otherwise: MethodSelector
 ) -> MethodSelector:
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        logger.warning("quantized weights are dequantized: kernels are for bfloat16 on a CPU, this is %s on %s", dtype, device.type)
+    if not can_multiply_codes(dtype, device):
+        why = f"kernels are native ones, for bfloat16 on a CPU; this is {dtype} on {device.type}"
+        logger.warning("quantized weights are dequantized: %s", why)
         return otherwise
-    if native.load() is None:
-        logger.warning("quantized weights are dequantized: there are no native kernels here")
-        return otherwise
-    logger.info("quantized matrices are multiplied as they are, except experts")
+    logger.info("quantized matrices are multiplied as they are")
 
     def select(shape: LinearShape) -> LinearMethod:
         forms = [form for name in shape.names if (form := stored.get(f"{name}.weight")) is not None]

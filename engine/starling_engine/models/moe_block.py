@@ -73,7 +73,7 @@ def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
     slots = moe.num_experts if build.expert_ranks is None else build.expert_ranks.slots
     shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe))
     tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, f"{prefix}.{names.fused_experts}")
-    return Experts(tensors, shape, build.experts(shape), build.dtype, build.device)
+    return Experts(tensors, shape, build.experts(shape, tensors), build.dtype, build.device)
 
 
 def _shared(build: BuildContext, moe: MoeConfig, prefix: str) -> Mlp:

@@ -30,6 +30,8 @@ _SIGNATURES = {
     "starling_read_gguf": "pnnnipnppni",
     "starling_pack_quantized": "ppppnnniipppi",
     "starling_quantized_linear": "pnnppppnnniipipii",
+    "starling_grouped_quantized_linear": "pnppnppppnnniiipi",
+    "starling_grouped_quantized_sum": "ppppnppppnnniipni",
     "starling_embedding_quantized": "pnppppnniipi",
     "starling_rms_norm": "pppfpnnii",
     "starling_silu_mul": "ppnnii",
@@ -134,7 +136,7 @@ def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExp
     starts [E + 1] int64.
     """
     assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1
-    _check_pairs(tokens, starts, experts)
+    check_pairs(tokens, starts, experts.data)
     out = torch.empty(tokens.shape[0], experts.width, dtype=torch.bfloat16)
     library().starling_grouped_linear(
         x.data_ptr(),
@@ -159,7 +161,7 @@ def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, expe
     """
     assert x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape == (tokens.shape[0], experts.k) and not experts.gated
     assert weights.dtype == torch.float32 and weights.shape == tokens.shape and weights.is_contiguous()
-    _check_pairs(tokens, starts, experts)
+    check_pairs(tokens, starts, experts.data)
     out = torch.empty(num_tokens, experts.n, dtype=torch.bfloat16)
     library().starling_grouped_sum(
         x.data_ptr(),
@@ -177,8 +179,9 @@ def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, expe
     return out
 
 
-def _check_pairs(tokens: Tensor, starts: Tensor, experts: PackedExperts) -> None:
-    assert starts.dtype == torch.int64 and starts.shape == (experts.data.shape[0] + 1,) and starts.is_contiguous()
+def check_pairs(tokens: Tensor, starts: Tensor, experts: Tensor) -> None:
+    """Checks the pairs that kernels of experts take. `experts` has one of them in each part of its first dimension."""
+    assert starts.dtype == torch.int64 and starts.shape == (experts.shape[0] + 1,) and starts.is_contiguous()
     assert tokens.dtype == torch.int64 and tokens.is_contiguous()
 
 

@@ -1,7 +1,7 @@
 """The kernels for matrices in 2 to 8 bits. `group_quantized` defines their results: the product, and the dequantized rows."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ WITH_TABLE = 128
 
 @dataclass(frozen=True, slots=True)
 class PackedQuantized:
-    """A matrix [n, k] as the kernels read it; `kernels/quantized_linear.cpp` says how it lies."""
+    """A matrix [n, k] as the kernels read it; `kernels/quantized_linear.cpp` says how it lies.
+
+    Those of experts are one behind the other: the first dimension of codes, scales and minima.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -34,7 +37,16 @@ class PackedQuantized:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + (0 if self.minima is None else self.minima.nbytes)
+        return sum(each.nbytes for each in self.tensors)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [each for each in (self.codes, self.scales, self.minima) if each is not None]
+
+    def expert(self, index: int) -> "PackedQuantized":
+        """Returns the matrix of one expert, in the same memory."""
+        minima = None if self.minima is None else self.minima[index]
+        return replace(self, codes=self.codes[index], scales=self.scales[index], minima=minima)
 
     @property
     def zero(self) -> int:
@@ -60,22 +72,39 @@ def read_gguf(raw: Tensor, block: BlockType) -> GroupQuantized:
 
 def pack_quantized(weight: GroupQuantized, *, gated: bool = False) -> PackedQuantized:
     """Packs a matrix [N, K], K a multiple of the group; N one of 16 where gated."""
-    (n, k), form = weight.codes.shape, weight.format
-    assert k % form.group == 0 and (not gated or n % ops.BLOCK_COLUMNS == 0)
-    assert weight.codes.dtype == torch.uint8 and weight.codes.is_contiguous()
-    groups = k // form.group
-    for each in (weight.scales, weight.minima):
-        assert each is None or (each.dtype == torch.float16 and each.is_contiguous() and each.shape == (n, groups))
-    blocks = -(-n // ops.BLOCK_COLUMNS)
-    codes = torch.empty(blocks, groups, form.group * ops.BLOCK_COLUMNS * form.bits // 8, dtype=torch.uint8)
-    scales = torch.empty(blocks, groups, ops.BLOCK_COLUMNS, dtype=torch.float16)
-    minima = None if weight.minima is None else torch.empty_like(scales)
-    packed = PackedQuantized(codes, scales, minima, form, n, k, gated)
-    ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
-    ops.library().starling_pack_quantized(
-        *_addresses(weight), n, k, groups, form.bits, gated, *_addresses(packed)[:3], torch.get_num_threads()
-    )
+    packed = _empty(weight.codes.shape[0], weight.codes.shape[1], weight.format, gated)
+    _pack(weight, packed)
     return packed
+
+
+def empty_quantized_experts(experts: int, n: int, k: int, form: Format, *, gated: bool = False) -> PackedQuantized:
+    """Reserves memory for the matrices [n, k] of `experts`, which `pack_quantized_expert` fills. See `ops.empty_experts`."""
+    return _empty(n, k, form, gated, experts)
+
+
+def pack_quantized_expert(weight: GroupQuantized, experts: PackedQuantized, index: int) -> None:
+    """Packs the matrix [N, K] of one expert into its part of the memory."""
+    _pack(weight, experts.expert(index))
+
+
+def _empty(n: int, k: int, form: Format, gated: bool, *leading: int) -> PackedQuantized:
+    assert k % form.group == 0 and (not gated or n % ops.BLOCK_COLUMNS == 0)
+    blocks, groups = -(-n // ops.BLOCK_COLUMNS), k // form.group
+    codes = torch.empty(*leading, blocks, groups, form.group * ops.BLOCK_COLUMNS * form.bits // 8, dtype=torch.uint8)
+    scales = torch.empty(*leading, blocks, groups, ops.BLOCK_COLUMNS, dtype=torch.float16)
+    ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
+    return PackedQuantized(codes, scales, torch.empty_like(scales) if form.minima else None, form, n, k, gated)
+
+
+def _pack(weight: GroupQuantized, to: PackedQuantized) -> None:
+    groups = to.k // to.format.group
+    assert weight.format == to.format and weight.codes.shape == (to.n, to.k)
+    assert weight.codes.dtype == torch.uint8 and weight.codes.is_contiguous()
+    for each in (weight.scales, weight.minima):
+        assert each is None or (each.dtype == torch.float16 and each.is_contiguous() and each.shape == (to.n, groups))
+    ops.library().starling_pack_quantized(
+        *_addresses(weight), to.n, to.k, groups, to.format.bits, to.gated, *_addresses(to)[:3], torch.get_num_threads()
+    )
 
 
 def _addresses(weight: GroupQuantized | PackedQuantized) -> tuple[int, int, int | None, int | None]:
@@ -83,6 +112,11 @@ def _addresses(weight: GroupQuantized | PackedQuantized) -> tuple[int, int, int 
     minima = None if weight.minima is None else weight.minima.data_ptr()
     table = weight.format.table
     return weight.codes.data_ptr(), weight.scales.data_ptr(), minima, None if table is None else _table(table).data_ptr()
+
+
+def _sizes(weight: PackedQuantized) -> tuple[int, int, int, int, int]:
+    """Returns n, k, groups, bits and zero, in the kernels' order."""
+    return weight.n, weight.k, weight.k // weight.format.group, weight.format.bits, weight.zero
 
 
 @functools.cache
@@ -108,15 +142,54 @@ def quantized_linear(
         x.stride(0),
         m,
         *_addresses(weight),
-        weight.n,
-        k,
-        weight.scales.shape[1],
-        weight.format.bits,
-        weight.zero,
+        *_sizes(weight),
         None if bias is None else bias.data_ptr(),
         weight.gated,
         out.data_ptr(),
         out_dtype is torch.float32,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def grouped_quantized_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedQuantized) -> Tensor:
+    """Does as `ops.grouped_linear`, with rows of x rounded to 8 bits by groups."""
+    assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1
+    ops.check_pairs(tokens, starts, experts.codes)
+    out = torch.empty(tokens.shape[0], experts.width, dtype=torch.bfloat16)
+    ops.library().starling_grouped_quantized_linear(
+        x.data_ptr(),
+        x.stride(0),
+        tokens.data_ptr(),
+        starts.data_ptr(),
+        starts.shape[0] - 1,
+        *_addresses(experts),
+        *_sizes(experts),
+        experts.gated,
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def grouped_quantized_sum(
+    x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedQuantized, num_tokens: int
+) -> Tensor:
+    """Does as `ops.grouped_sum`, with rows of x rounded to 8 bits by groups."""
+    assert x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape == (tokens.shape[0], experts.k) and not experts.gated
+    assert weights.dtype == torch.float32 and weights.shape == tokens.shape and weights.is_contiguous()
+    ops.check_pairs(tokens, starts, experts.codes)
+    out = torch.empty(num_tokens, experts.n, dtype=torch.bfloat16)
+    ops.library().starling_grouped_quantized_sum(
+        x.data_ptr(),
+        tokens.data_ptr(),
+        weights.data_ptr(),
+        starts.data_ptr(),
+        starts.shape[0] - 1,
+        *_addresses(experts),
+        *_sizes(experts),
+        out.data_ptr(),
+        num_tokens,
         torch.get_num_threads(),
     )
     return out
@@ -130,10 +203,7 @@ def embedding_quantized(ids: Tensor, weight: PackedQuantized) -> Tensor:
         ids.data_ptr(),
         ids.shape[0],
         *_addresses(weight),
-        weight.k,
-        weight.scales.shape[1],
-        weight.format.bits,
-        weight.zero,
+        *_sizes(weight)[1:],
         out.data_ptr(),
         torch.get_num_threads(),
     )

@@ -11,6 +11,8 @@ from starling_engine.attention.select import Backend, select_attention
 from starling_engine.config import WorkerConfig
 from starling_engine.expert_parallel.load import LoadWindow
 from starling_engine.expert_parallel.ranks import ExpertRanks, spread_over_tensor
+from starling_engine.layers.experts import ExpertsSelector
+from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import ModelConfig, load_model_config
@@ -35,6 +37,7 @@ class RankSetup:
     model: ModelConfig
     attention: Backend
     linear: MethodSelector
+    experts: ExpertsSelector
     ranks: RankCommunicators
 
     @classmethod
@@ -54,7 +57,8 @@ class RankSetup:
         )
         stored = {} if config.load_format == "dummy" else stored_formats(Path(config.model_path))
         linear = select_linear_method(dtype, platform.device, config.quantization, stored)
-        return cls(config, platform, dtype, model, attention, linear, join_ranks(config, tick, platform.device))
+        experts = select_experts_method(dtype, platform.device, config.quantization, stored)
+        return cls(config, platform, dtype, model, attention, linear, experts, join_ranks(config, tick, platform.device))
 
     def expert_ranks(self) -> ExpertRanks | None:
         """Returns the ranks among which a model's experts are placed; None where all ranks have a part of each."""
@@ -76,6 +80,7 @@ class RankSetup:
             self.linear,
             self.attention,
             max_position=self.config.max_model_len,
+            experts_method_selector=self.experts,
             tensor=self.ranks.tensor,
             stage=self.ranks.pipeline.shard,
             expert_ranks=expert_ranks,

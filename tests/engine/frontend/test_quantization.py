@@ -2,6 +2,7 @@
 
 import inspect
 import os.path
+import shutil
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starling_engine import LLM, SamplingParams, native
 from starling_engine.errors import ConfigError
-from starling_engine.frontend.resolve import resolve
 from starling_engine.kv_offload.secondary.folder.inspect import list_models
 
-from tests.engine.checkpoints import VARIANTS, write_checkpoint
+from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
 from tests.engine.real_engine import MODEL, engine_args
 
 pytestmark = [
@@ -72,6 +73,23 @@ def test_ranks_have_the_same_weights(layout: dict[str, int]) -> None:
         assert surprise(several) == pytest.approx(surprise(one), abs=5e-3)
 
 
+@pytest.mark.parametrize(
+    "layout", [{"tensor_parallel_size": 2}, {"data_parallel_size": 2, "enable_expert_parallel": True}], ids=str
+)
+def test_ranks_have_the_same_experts(layout: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {"moe_intermediate_size": 64, "vocab_size": 4096}
+    write_checkpoint(tmp_path, Variant("qwen3_moe", {**VARIANTS["qwen3-moe"].changes, **sizes}), torch.bfloat16)
+    for each in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(MODEL) / each, tmp_path)
+    with (
+        model(tmp_path) as plain,
+        model(tmp_path, quantization="int4") as one,
+        model(tmp_path, quantization="int4", **layout) as several,
+    ):
+        assert surprise(several) == pytest.approx(surprise(one), abs=1e-2)
+        assert surprise(one) != pytest.approx(surprise(plain), abs=1e-3)
+
+
 def test_keys_of_other_weights_are_not_found(tmp_path: Path) -> None:
     tiers = {"kv_fs_path": str(tmp_path), "kv_fs_bytes": 64 << 20, "kv_cpu_bytes": 16 << 20}
     for args in ({}, {"quantization": "int8"}, {"quantization": "int4"}):
@@ -79,13 +97,6 @@ def test_keys_of_other_weights_are_not_found(tmp_path: Path) -> None:
             assert llm.generate([TEXT], GREEDY)[0].num_cached_tokens == 0
     names = {"bfloat16", *(f"bfloat16 by weights in {name} (version 1)" for name in ("int8", "int4"))}
     assert {found.dtype for found in list_models(tmp_path) if found.objects} == names
-
-
-@pytest.mark.parametrize(("variant", "what"), [("qwen3-moe", "experts"), ("deepseek-v3", "latent attention")])
-def test_a_model_of_which_not_all_can_be_quantized_is_refused(variant: str, what: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, VARIANTS[variant])
-    with pytest.raises(ConfigError, match=f"quantization: int8 is not possible: this model has {what}"):
-        resolve(engine_args(model=str(tmp_path), quantization="int8"))
 
 
 def test_what_is_no_scheme_and_what_has_no_kernel_is_refused() -> None:

@@ -159,7 +159,7 @@ def test_the_selector_says_what_it_takes_and_why(
     monkeypatch.setattr(native, "load", lambda: object() if has_native else None)
     with caplog.at_level("INFO", "starling.layers"):
         select = select_experts_method(dtype, CPU)
-        assert [select(shape).name, select(shape).name] == [method, method]
+        assert [select(shape, NAMES).name, select(shape, NAMES).name] == [method, method]
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"experts: {method} (") and reason in caplog.messages[0]
 

@@ -1,37 +1,19 @@
-// The experts of a mixture. Pairs of a token and an expert are sorted by expert. Each expert's pairs are a run of rows, which is
-// multiplied by its packed matrix. All runs are one parallel region.
-#include "linear.h"
+// The experts of a mixture. All runs are one parallel region.
+#include "expert_runs.h"
 
 namespace starling {
 namespace {
 
-// A block of columns costs its reading from memory, or the products of its rows, whichever takes longer. In the time in which a
-// line of 64 bytes arrives, a core multiplies it by about this many rows.
-constexpr int64_t kRowsPerRead = 32;
-
-struct Experts {
-  const int64_t* tokens;  // [starts[count]], the token of each pair
-  const int64_t* starts;  // [count + 1], the pairs of expert e are [starts[e], starts[e + 1])
-  int64_t count;
+struct Experts : ExpertRuns {
   const bf16* packed;  // [count][ceil(n / 16)][k / 2][16][2]
   int64_t n, k;
 
   int64_t blocks() const { return ceil_div(n, kBlockCols); }
-  int64_t rows(int64_t e) const { return starts[e + 1] - starts[e]; }
+  int64_t bytes() const { return blocks() * kBlockCols * k * 2; }
   const bf16* weight(int64_t e) const { return packed + e * blocks() * kBlockCols * k; }
-
-  int64_t active() const {
-    int64_t found = 0;
-    for (int64_t e = 0; e < count; ++e) found += rows(e) > 0;
-    return found;
-  }
-  int worth(int64_t pieces, int threads) const {
-    return threads_for(pieces, active() * blocks() * kBlockCols * k * 2, threads);
-  }
 };
 
-// Gathers every token of a run from x, multiplies it, and stores it at its pair's row. Threads share pairs of an expert and a
-// block, so that each takes few experts, and few tokens are gathered twice.
+// Gathers every token of a run from x, multiplies it, and stores it at its pair's row.
 struct GroupedLinear {
   Experts experts;
   const bf16* x;
@@ -39,28 +21,11 @@ struct GroupedLinear {
   bool gated;
   bf16* out;  // [pairs][n], or gated [pairs][n / 2]
 
-  int64_t block_cost(int64_t e) const { return experts.rows(e) == 0 ? 0 : std::max(experts.rows(e), kRowsPerRead); }
-
   void run(int threads) const {
-    int64_t cost = 0;
-    for (int64_t e = 0; e < experts.count; ++e) cost += block_cost(e) * experts.blocks();
-    in_parallel(experts.worth(experts.active() * experts.blocks(), threads), [&](Part part) {
-      const Span mine = part.of(cost);
-      for (int64_t e = 0, at = 0; e < experts.count && at < mine.end; at += block_cost(e) * experts.blocks(), ++e)
-        if (experts.rows(e) > 0) run_expert(e, blocks_within(mine, at, block_cost(e)));
-    });
-  }
-
-  // Returns the blocks that begin in `mine`, of an expert whose first one begins at `at`.
-  Span blocks_within(Span mine, int64_t at, int64_t cost) const {
-    const auto block = [&](int64_t edge) {
-      return std::min(experts.blocks(), ceil_div(std::max<int64_t>(0, edge - at), cost));
-    };
-    return {block(mine.begin), block(mine.end)};
+    experts.each_span(experts.blocks(), experts.bytes(), threads, [&](int64_t e, Span mine) { run_expert(e, mine); });
   }
 
   void run_expert(int64_t e, Span mine) const {
-    if (mine.begin >= mine.end) return;
     const int64_t width = gated ? experts.n / 2 : experts.n;
     for (int64_t row = experts.starts[e]; row < experts.starts[e + 1]; row += kMaxRows) {
       const int64_t m = std::min(kMaxRows, experts.starts[e + 1] - row);
@@ -81,25 +46,6 @@ struct GroupedLinear {
   }
 };
 
-// Receives the sums of a thread's columns: adds each row, times its pair's weight, to its token's row of `totals`.
-struct AddWeighted {
-  const int64_t* tokens;  // of the pairs
-  const float* weights;
-  float* totals;  // [tokens][stride], from column `first_col` of the output on
-  int64_t stride, first_col;
-  int64_t first_row = 0;  // the pair that row 0 of the product is
-
-  void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
-    for (int64_t i = 0; i < rows_here; ++i) {
-      const Floats weight = splat16(weights[first_row + row + i]);
-      float* to = totals + tokens[first_row + row + i] * stride + col - first_col;
-      // Both rows are whole blocks; columns past the last one are never read.
-      for (int64_t j = 0; j < cols; j += kBlockCols)
-        store16(to + j, multiply_add(weight, load16(c + i * c_stride + j), load16(to + j)));
-    }
-  }
-};
-
 // Sums each token's pairs. A thread has columns of its own, of all experts, so that no two add to the same total. Experts are added
 // in their order, whatever else is in the batch.
 struct GroupedSum {
@@ -110,7 +56,7 @@ struct GroupedSum {
   bf16* out;  // [num_tokens][n]
 
   void run(int threads) const {
-    in_parallel(experts.worth(experts.blocks(), threads), [&](Part part) {
+    in_parallel(threads_for(experts.blocks(), experts.active() * experts.bytes(), threads), [&](Part part) {
       const Span mine = part.of(experts.blocks());
       const int64_t stride = (mine.end - mine.begin) * kBlockCols;
       Scratch& scratch = Scratch::mine();
@@ -152,13 +98,13 @@ extern "C" {
 // Pair i is the token tokens[i] and the expert e with starts[e] <= i < starts[e + 1]: x[tokens[i]] times e's matrix -> out[i].
 void starling_grouped_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
                              const bf16* packed, int64_t n, int64_t k, int gated, bf16* out, int threads) {
-  GroupedLinear{{tokens, starts, count, packed, n, k}, x, x_stride, gated != 0, out}.run(threads);
+  GroupedLinear{{{tokens, starts, count}, packed, n, k}, x, x_stride, gated != 0, out}.run(threads);
 }
 
 // x[i] times the matrix of pair i's expert, times weights[i], added up over the pairs of each token -> out [num_tokens][n].
 void starling_grouped_sum(const bf16* x, const int64_t* tokens, const float* weights, const int64_t* starts, int64_t count,
                           const bf16* packed, int64_t n, int64_t k, bf16* out, int64_t num_tokens, int threads) {
-  GroupedSum{{tokens, starts, count, packed, n, k}, x, weights, num_tokens, out}.run(threads);
+  GroupedSum{{{tokens, starts, count}, packed, n, k}, x, weights, num_tokens, out}.run(threads);
 }
 
 }  // extern "C"

@@ -6,16 +6,10 @@
 // bytes of x. Codes of less than 8 bits are cut in two fields, low and high, and each field of a group is a plane of lines of 64
 // bytes. A line has the fields of as many quads as fit in 8 bits: with 4 bits, line l has quad l in the low halves of its bytes, and
 // in the high ones the quad that is half of the group further.
-#include <cmath>
-#include <limits>
-
-#include "linear.h"
+#include "quantized.h"
 
 namespace starling {
 namespace {
-
-constexpr float kNothing = 1e-30f;
-constexpr int kQuantizedRows = kLanes == 16 ? 8 : 4;
 
 // How a weight's codes lie; `Format` in group_quantized.py says what they mean.
 template <int BITS, int GROUP, bool TABLE = false>
@@ -56,61 +50,6 @@ struct Quads<4> : ShortQuads {};
 template <>
 struct Quads<2> : ShortQuads {};
 #endif
-
-// Rows of x in 8 bits, in tiles of `step` rows: the groups of all rows of a tile lie side by side, so that a tile's loop has one
-// address. A product with unsigned codes is too large by `zero` times the sum of the row's group, so that is taken from it.
-struct QuantizedRows {
-  int8_t* codes;    // [tiles][groups][rows of the tile][k / groups]
-  float* scales;    // [tiles][groups][rows of the tile]
-  int32_t* begins;  // the same
-  float* sums;      // the same: of the values
-  int64_t m, k, groups, step;
-
-  static size_t bytes(int64_t m, int64_t k, int64_t groups) {
-    return Scratch::padded<int8_t>(m * k) + 3 * Scratch::padded<float>(m * groups);
-  }
-  static QuantizedRows in(Scratch& scratch, int64_t m, int64_t k, int64_t groups) {
-    const int64_t n = m * groups, step = ceil_div(m, ceil_div(m, kQuantizedRows));
-    int8_t* codes = scratch.take<int8_t>(m * k);
-    return {codes, scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), m, k, groups, step};
-  }
-
-  void quantize(int64_t row, const bf16* x, int32_t zero) const {
-    const int64_t group = k / groups, first = row / step * step, rows = std::min(step, m - first);
-    for (int64_t g = 0; g < groups; ++g, x += group) {
-      const bool two = group > 16;
-      const Floats none = splat16(0.0f), low = load16(x), high = two ? load16(x + 16) : none;
-      const float top = highest_of(highest(highest(low, none - low), highest(high, none - high)));
-      // Rows of less than kNothing are zeros: 127 / top would not be finite.
-      const float scale = top / 127.0f, by = top > kNothing ? 127.0f / top : 0.0f;
-      const int64_t at = first * groups + g * rows + row - first;
-      int8_t* out = codes + at * group;
-      const int32_t sum = store_codes(out, low * splat16(by)) + (two ? store_codes(out + 16, high * splat16(by)) : 0);
-      // A row with what is not a number has sums that show it.
-      scales[at] = sum_of((low - low) + (high - high)) == 0.0f ? scale : std::numeric_limits<float>::quiet_NaN();
-      begins[at] = -zero * sum;
-      sums[at] = scales[at] * static_cast<float>(sum);
-    }
-  }
-
- private:
-  // Rounds 16 numbers within +-127, and returns their sum.
-  static int32_t store_codes(int8_t* out, Floats v) {
-    alignas(64) int32_t whole[16];
-    for (int i = 0; i < kParts; ++i) store_words(whole + i * kLanes, __builtin_convertvector(nearest_whole(v.part[i]), IReg));
-    int32_t sum = 0;
-    for (int i = 0; i < 16; ++i) out[i] = static_cast<int8_t>(whole[i]), sum += out[i];
-    return sum;
-  }
-};
-
-struct QuantizedWeight {
-  const uint8_t* codes;    // [ceil(n / 16)][groups][Layout::kBytes]
-  const uint16_t* scales;  // [ceil(n / 16)][groups][16] fp16
-  const uint16_t* minima;  // the same, or null
-  const uint8_t* table;    // [16]: what codes of 4 bits stand for, or null
-  int64_t n, k, groups;
-};
 
 // The fields of WIDTH bits of one quad of 4 columns in each lane, moved up by `up` bits.
 template <int WIDTH, int QUADS>
@@ -182,7 +121,6 @@ void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int
     for (int p = 0; p < kParts; ++p) store(c + i * c_stride + p * kLanes, total[i][p]);
 }
 
-using RunTile = void (*)(const QuantizedRows&, int64_t, const QuantizedWeight&, int64_t, float*, ptrdiff_t);
 template <typename L, int ROWS>
 constexpr RunTile run_with() {
   if constexpr (ROWS <= kQuantizedRows) return run_tile<L, ROWS>;
@@ -191,23 +129,6 @@ constexpr RunTile run_with() {
 template <typename L>
 constexpr RunTile kRunTile[8] = {run_with<L, 1>(), run_with<L, 2>(), run_with<L, 3>(), run_with<L, 4>(),
                                  run_with<L, 5>(), run_with<L, 6>(), run_with<L, 7>(), run_with<L, 8>()};
-
-// Two blocks at a time: those of a gated layer make 16 columns together. Their weights stay in the second-level cache for all rows.
-template <typename L, typename Out>
-void run(const QuantizedRows& x, int64_t m, const QuantizedWeight& w, const StoreSums<Out>& store_sums, int threads) {
-  const int64_t blocks = ceil_div(w.n, kBlockCols), pairs = ceil_div(blocks, 2);
-  const int64_t step = x.step;
-  parallel_for(pairs, threads_for(pairs, w.n * w.k * L::kBits / 8 * ceil_div(m, step), threads), [&](int64_t pair) {
-    alignas(64) float sums[kQuantizedRows][2 * kBlockCols];
-    const int64_t here = std::min<int64_t>(2, blocks - pair * 2), col = pair * 2 * kBlockCols;
-    for (int64_t row = 0; row < m; row += step) {
-      const int64_t rows = std::min(step, m - row);
-      for (int64_t b = 0; b < here; ++b)
-        kRunTile<L>[rows - 1](x, row, w, pair * 2 + b, sums[0] + b * kBlockCols, 2 * kBlockCols);
-      store_sums(sums[0], 2 * kBlockCols, row, rows, col, std::min(here * kBlockCols, w.n - col));
-    }
-  });
-}
 
 // The field of column j of row i of a block.
 template <int WIDTH, int GROUP>
@@ -275,6 +196,15 @@ void with_layout(int bits, int64_t group, bool table, const F& f) {
 }
 
 }  // namespace
+
+int32_t QuantizedWeight::begin() const { return (bits == 8 || table) && kSignedBytes ? 0 : zero; }
+
+const RunTile* QuantizedWeight::tiles() const {
+  const RunTile* found = nullptr;
+  with_layout(bits, k / groups, table != nullptr, [&](auto layout) { found = kRunTile<decltype(layout)>; });
+  return found;
+}
+
 }  // namespace starling
 
 using namespace starling;
@@ -313,14 +243,14 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
   Scratch& scratch = Scratch::mine();
   scratch.reset(QuantizedRows::bytes(m, k, groups));
   const QuantizedRows rows = QuantizedRows::in(scratch, m, k, groups);
-  const int32_t begin = (bits == 8 || table) && kSignedBytes ? 0 : zero;
+  const QuantizedWeight weight{codes, scales, minima, table, n, k, groups, bits, zero};
   parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
-               [&](int64_t row) { rows.quantize(row, x + row * x_stride, begin); });
-  const QuantizedWeight weight{codes, scales, minima, table, n, k, groups};
+               [&](int64_t row) { rows.quantize(row, x + row * x_stride, weight.begin()); });
   const auto to = [&](auto type) {
     const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out)};
-    with_layout(bits, k / groups, table != nullptr,
-                [&](auto layout) { run<decltype(layout)>(rows, m, weight, store_sums, threads); });
+    const RunTile* tiles = weight.tiles();
+    parallel_for(weight.pairs(), threads_for(weight.pairs(), weight.bytes() * ceil_div(m, rows.step), threads),
+                 [&](int64_t pair) { run_pair(rows, weight, tiles, pair, store_sums); });
   };
   out_fp32 ? to(float{}) : to(bf16{});
 }
@@ -329,7 +259,7 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
 void starling_embedding_quantized(const int64_t* ids, int64_t tokens, const uint8_t* codes, const uint16_t* scales,
                                   const uint16_t* minima, const uint8_t* table, int64_t k, int64_t groups, int bits, int zero,
                                   bf16* out, int threads) {
-  const QuantizedWeight weight{codes, scales, minima, table, 0, k, groups};
+  const QuantizedWeight weight{codes, scales, minima, table, 0, k, groups, bits, zero};
   with_layout(bits, k / groups, table != nullptr, [&](auto layout) {
     parallel_for(tokens, threads_for(tokens, tokens * k * 32, threads), [&](int64_t t) {
       unpack_row<decltype(layout)>(weight, ids[t] / kBlockCols, ids[t] % kBlockCols, zero, out + t * k);

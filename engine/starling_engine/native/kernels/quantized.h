@@ -1,0 +1,113 @@
+// What the products with matrices in 2 to 8 bits share: rows of x in 8 bits, the weight, and the loop over both. How codes lie, and
+// what multiplies them, is in quantized_linear.cpp.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "linear.h"
+
+namespace starling {
+
+constexpr float kNothing = 1e-30f;
+constexpr int kQuantizedRows = kLanes == 16 ? 8 : 4;
+
+// Rows of x in 8 bits, in tiles of `step` rows: the groups of all rows of a tile lie side by side, so that a tile's loop has one
+// address. A product with unsigned codes is too large by `zero` times the sum of the row's group, so that is taken from it.
+struct QuantizedRows {
+  int8_t* codes;    // [tiles][groups][rows of the tile][k / groups]
+  float* scales;    // [tiles][groups][rows of the tile]
+  int32_t* begins;  // the same
+  float* sums;      // the same: of the values
+  int64_t m, k, groups, step;
+
+  static size_t bytes(int64_t m, int64_t k, int64_t groups) {
+    return Scratch::padded<int8_t>(m * k) + 3 * Scratch::padded<float>(m * groups);
+  }
+  static QuantizedRows in(Scratch& scratch, int64_t m, int64_t k, int64_t groups) {
+    const int64_t n = m * groups;
+    int8_t* codes = scratch.take<int8_t>(m * k);
+    const QuantizedRows all{codes, scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), m, k, groups, 1};
+    return all.part(0, m);
+  }
+
+  // Rows [from, from + rows) of the memory, as rows of their own.
+  QuantizedRows part(int64_t from, int64_t rows) const {
+    const int64_t n = from * groups, step = rows == 0 ? 1 : ceil_div(rows, ceil_div(rows, kQuantizedRows));
+    return {codes + from * k, scales + n, begins + n, sums + n, rows, k, groups, step};
+  }
+
+  void quantize(int64_t row, const bf16* x, int32_t zero) const {
+    const int64_t group = k / groups, first = row / step * step, rows = std::min(step, m - first);
+    for (int64_t g = 0; g < groups; ++g, x += group) {
+      const bool two = group > 16;
+      const Floats none = splat16(0.0f), low = load16(x), high = two ? load16(x + 16) : none;
+      const float top = highest_of(highest(highest(low, none - low), highest(high, none - high)));
+      // Rows of less than kNothing are zeros: 127 / top would not be finite.
+      const float scale = top / 127.0f, by = top > kNothing ? 127.0f / top : 0.0f;
+      const int64_t at = first * groups + g * rows + row - first;
+      int8_t* out = codes + at * group;
+      const int32_t sum = store_codes(out, low * splat16(by)) + (two ? store_codes(out + 16, high * splat16(by)) : 0);
+      // A row with what is not a number has sums that show it.
+      scales[at] = sum_of((low - low) + (high - high)) == 0.0f ? scale : std::numeric_limits<float>::quiet_NaN();
+      begins[at] = -zero * sum;
+      sums[at] = scales[at] * static_cast<float>(sum);
+    }
+  }
+
+ private:
+  // Rounds 16 numbers within +-127, and returns their sum.
+  static int32_t store_codes(int8_t* out, Floats v) {
+    alignas(64) int32_t whole[16];
+    for (int i = 0; i < kParts; ++i) store_words(whole + i * kLanes, __builtin_convertvector(nearest_whole(v.part[i]), IReg));
+    int32_t sum = 0;
+    for (int i = 0; i < 16; ++i) out[i] = static_cast<int8_t>(whole[i]), sum += out[i];
+    return sum;
+  }
+};
+
+struct QuantizedWeight;
+// c[rows][16] of some rows, from `row` on, and one block of the weight.
+using RunTile = void (*)(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int64_t block, float* c, ptrdiff_t c_stride);
+
+struct QuantizedWeight {
+  const uint8_t* codes;    // [ceil(n / 16)][groups][block_bytes]
+  const uint16_t* scales;  // [ceil(n / 16)][groups][16] fp16
+  const uint16_t* minima;  // the same, or null
+  const uint8_t* table;    // [16]: what codes of 4 bits stand for, or null
+  int64_t n, k, groups;
+  int bits, zero;  // zero: the code of 0, or what stands for it in the table
+
+  int64_t blocks() const { return ceil_div(n, kBlockCols); }
+  int64_t pairs() const { return ceil_div(blocks(), 2); }
+  int64_t bytes() const { return blocks() * kBlockCols * k * bits / 8; }
+
+  // The weight `index` of several alike, one behind the other.
+  QuantizedWeight of(int64_t index) const {
+    QuantizedWeight one = *this;
+    const int64_t scales_each = blocks() * groups * kBlockCols;
+    one.codes += index * bytes();
+    one.scales += index * scales_each;
+    if (minima != nullptr) one.minima += index * scales_each;
+    return one;
+  }
+
+  // What a sum of products with a row begins with, for each 1 that the row's codes add up to.
+  int32_t begin() const;
+  // The kernels for 1 to kQuantizedRows rows.
+  const RunTile* tiles() const;
+};
+
+// Two blocks, which make 16 columns of a gated layer together, with all rows: they stay in the second-level cache.
+template <typename Finish>
+void run_pair(const QuantizedRows& x, const QuantizedWeight& w, const RunTile* tiles, int64_t pair, const Finish& finish) {
+  alignas(64) float sums[kQuantizedRows][2 * kBlockCols];
+  const int64_t here = std::min<int64_t>(2, w.blocks() - pair * 2), col = pair * 2 * kBlockCols;
+  for (int64_t row = 0; row < x.m; row += x.step) {
+    const int64_t rows = std::min(x.step, x.m - row);
+    for (int64_t b = 0; b < here; ++b) tiles[rows - 1](x, row, w, pair * 2 + b, sums[0] + b * kBlockCols, 2 * kBlockCols);
+    finish(sums[0], 2 * kBlockCols, row, rows, col, std::min(here * kBlockCols, w.n - col));
+  }
+}
+
+}  // namespace starling

@@ -1,0 +1,83 @@
+"""Models with experts and latent attention in 2 to 8 bits: the logits are those of the numbers that their codes stand for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from starling_engine import native
+from starling_engine.attention.mla_torch import TorchMla
+from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.layers.experts_select import select_experts_method
+from starling_engine.layers.linear_quantized import ONLINE
+from starling_engine.layers.linear_select import select_linear_method
+from starling_engine.model_config.config import load_model_config
+from starling_engine.models.decoder import Decoder
+from starling_engine.native.group_quantized import quantize
+from starling_engine.weights.checkpoint import stored_formats
+from starling_engine.weights.loader import load_weights
+
+from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
+from tests.engine.gguf_files import write_gguf
+from tests.engine.quantized_checkpoints import compressed, write_quantized
+from tests.engine.weights.test_loader import logits
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+SIZES = {"moe_intermediate_size": 64, "q_lora_rank": 32}
+PLAIN = ("norm.weight", "embed_tokens.weight", ".gate.weight", "kv_b_proj.weight")
+ROUNDED = 0.06
+"""Activations are rounded to 8 bits; sums of bfloat16 models differ by a percent besides."""
+
+
+def variant(name: str) -> Variant:
+    return Variant(VARIANTS[name].model_type, {**VARIANTS[name].changes, **SIZES})
+
+
+def answer(path: Path, quantization: str | None = None, *, codes: bool = False) -> torch.Tensor:
+    config, stored = load_model_config(path), stored_formats(path) if codes else {}
+    model = Decoder(
+        config,
+        BF16,
+        CPU,
+        select_linear_method(BF16, CPU, quantization, stored),
+        TorchMla() if config.mla else TorchPagedAttention(),
+        experts_method_selector=select_experts_method(BF16, CPU, quantization, stored),
+    )
+    load_weights(model, path)
+    return logits(model, BF16).float()
+
+
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("quantization", ONLINE)
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "deepseek-v3"])
+def test_a_model_that_is_quantized_while_it_is_loaded(name: str, quantization: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, variant(name), BF16)
+    plain, found = answer(tmp_path), answer(tmp_path, quantization)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for each, tensor in tensors.items():
+        if tensor.ndim == 2 and not each.endswith(PLAIN):
+            tensors[each] = quantize(tensor, ONLINE[quantization]).dequantized().to(BF16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    expected = answer(tmp_path)
+    assert difference(found, expected) < ROUNDED
+    assert quantization == "int8" or difference(found, plain) > 2 * ROUNDED
+
+
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+def test_experts_of_a_gguf_file(type_name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, variant("qwen3-moe"), BF16)
+    write_gguf(tmp_path / "m.gguf", tmp_path, lambda _: type_name)
+    assert difference(answer(tmp_path / "m.gguf", codes=True), answer(tmp_path / "m.gguf")) < ROUNDED
+
+
+def test_latent_attention_of_a_quantized_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    write_checkpoint(tmp_path / "plain", variant("deepseek-v3"), BF16)
+    write_quantized(lambda: compressed("W8A8"), tmp_path / "plain", tmp_path)
+    assert any("kv_a_proj" in name for name in stored_formats(tmp_path))
+    assert difference(answer(tmp_path, codes=True), answer(tmp_path)) < ROUNDED
