@@ -66,8 +66,8 @@ class EngineArgs:
         None,
         MODEL,
         "int8 or int4: quantize bfloat16 weights while they are loaded.",
-        "int8 or int4 quantizes the weights of linear layers and experts while they are loaded. A weight then has 8 or 4 bits, and a share of"
-        " the scale of 32. That is for models in bfloat16, on CPUs.",
+        "int8 or int4 quantizes the weights of linear layers and experts while they are loaded. A weight then has 8 or 4 bits,"
+        " and a share of the scale of 32. That is for models in bfloat16, on CPUs.",
         choices=("int8", "int4"),
     )
     seed: int | None = argument(
