@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 from starling_engine.native import ops, quantized_ops
-from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized
+from starling_engine.native.group_quantized import FP8, INT4, INT8, Format, GroupQuantized
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
 from starling_engine.params import SamplingParams
 from torch import Tensor
@@ -94,6 +94,7 @@ QUANTIZED = {
     "5 bits + minima": Format(5, minima=True),
     "6 bits by 16": Format(6, group=16, zero=32),
     "2 bits by 16 + minima": Format(2, group=16, minima=True),
+    "fp8": FP8,
 }
 
 
@@ -123,7 +124,8 @@ def bench_quantized(clock: Clock) -> Iterator[str]:
 
 
 def pack_random(shape: tuple[int, int], form: Format) -> quantized_ops.PackedQuantized:
-    codes, scales = torch.randint(0, 2**form.bits, shape, dtype=torch.uint8), torch.rand(shape[0], shape[1] // form.group).half()
+    codes = torch.randint(0, 126 if form.floats else 2**form.bits, shape, dtype=torch.uint8)
+    scales = torch.rand(shape[0], shape[1] // form.group).to(form.scale_dtype)
     return quantized_ops.pack_quantized(GroupQuantized(codes, scales, form, scales if form.minima else None))
 
 

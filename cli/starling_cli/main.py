@@ -9,7 +9,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from starling_cli.commands import agent, bench, chat, check, crds, kv, operator, plan, scale, serve, status, support_bundle, up
+from starling_cli.commands import (
+    agent,
+    bench,
+    chat,
+    check,
+    crds,
+    kv,
+    operator,
+    plan,
+    quantize,
+    scale,
+    serve,
+    status,
+    support_bundle,
+    up,
+)
 
 
 class PlainGroup(TyperGroup):
@@ -31,6 +46,7 @@ app.command("serve")(serve.serve)
 app.command("agent")(agent.agent)
 app.command("operator")(operator.operator)
 app.command("chat")(chat.chat)
+app.command("quantize")(quantize.quantize)
 app.command("up")(up.up)
 app.command("plan")(plan.plan)
 app.command("status")(status.status)

@@ -65,10 +65,10 @@ class EngineArgs:
     quantization: str | None = argument(
         None,
         MODEL,
-        "int8 or int4: quantize bfloat16 weights while they are loaded.",
-        "int8 or int4 quantizes the weights of linear layers and experts while they are loaded. A weight then has 8 or 4 bits,"
-        " and a share of the scale of 32. That is for models in bfloat16, on CPUs.",
-        choices=("int8", "int4"),
+        "int8, int4 or fp8: quantize bfloat16 weights while they are loaded.",
+        "int8, int4 or fp8 quantizes the weights of linear layers and experts while they are loaded. A weight then has 8 or 4 bits,"
+        " and a share of the scale of 32, or of a row in fp8. That is for models in bfloat16, on CPUs.",
+        choices=("int8", "int4", "fp8"),
     )
     seed: int | None = argument(
         None,

@@ -32,6 +32,8 @@ KEPT = {
     "5 bits and minima": Format(5, minima=True),
     "6 bits by 16": Format(6, group=16, zero=32),
     "2 bits by 16, and minima": Format(2, group=16, minima=True),
+    "fp8 by 32": Format(8, group=32, floats=True),
+    "fp8 by 16": Format(8, group=16, floats=True),
 }
 every_format = pytest.mark.parametrize("form", KEPT.values(), ids=KEPT)
 SIZES = [(0, 48, 64), (1, 16, 32), (1, 100, 1024), (3, 50, 96), (5, 33, 64), (8, 48, 4096), (21, 130, 320)]
@@ -51,7 +53,9 @@ def _same_numbers() -> None:
 def matrix(n: int, k: int, form: Format) -> GroupQuantized:
     """Makes a matrix that uses every code."""
     codes = torch.randint(0, 2**form.bits, (n, k), dtype=torch.uint8)
-    scales = torch.rand(n, k // form.group).half() * 0.1
+    if form.floats:
+        codes -= (codes & 0x7F == 0x7F).to(torch.uint8)  # not a number
+    scales = (torch.rand(n, k // form.group).half() * 0.1).to(form.scale_dtype)
     return GroupQuantized(codes, scales, form, torch.randn(n, k // form.group).half() if form.minima else None)
 
 

@@ -10,15 +10,15 @@ from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod, StackedWeights
 from starling_engine.native import quantized_ops as ops
-from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize, stacked
+from starling_engine.native.group_quantized import FP8, INT4, INT8, Format, GroupQuantized, quantize, stacked
 from starling_engine.native.quantized_ops import PackedQuantized
 
-ONLINE: dict[str, Format] = {"int8": INT8, "int4": INT4}
+ONLINE: dict[str, Format] = {"int8": INT8, "int4": INT4, "fp8": FP8}
 """Formats in which weights are kept, by `EngineArgs.quantization`."""
 
 
 class OnlineQuantizedLinear(StackedMethod):
-    """Keeps W in groups of 32 columns with a scale each. Rows of x are rounded to 8 bits on the way."""
+    """Keeps W in groups of columns with a scale each. Rows of x are rounded to 8 bits on the way, where W is whole numbers."""
 
     _weight: PackedQuantized
     _bias: torch.Tensor | None

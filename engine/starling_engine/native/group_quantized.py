@@ -1,6 +1,7 @@
 """Matrices in 2 to 8 bits, with a scale for each group of columns of a row: how they are made, and their product in torch.
 
-The product quantizes the rows of x, too, to 8 bits, by groups of as many columns. `quantized_ops` has kernels of the same names.
+The product with whole numbers quantizes the rows of x, too, to 8 bits, by groups of as many columns. `quantized_ops` has kernels of
+the same names.
 """
 
 from collections.abc import Sequence
@@ -15,18 +16,18 @@ NOTHING = 1e-30
 """Rows of x that are smaller than this count as zeros."""
 AT_ONCE = 1 << 20
 """Elements that are quantized at a time: what is made of them on the way stays in the caches."""
-SCALE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A way to read a matrix's codes: as code - zero, or as table[code].
+    """A way to read a matrix's codes: as code - zero, as table[code], or as float8_e4m3fn.
 
     bits    of a code
     group   columns that share a scale
     zero    the code of 0; with 8 bits always 128, and with a table nothing
     table   a whole number within 127 for each code of 4 bits
     minima  whether each group also has a number that is added
+    floats  whether codes of 8 bits are float8_e4m3fn; scales are then float32, and rows of x stay as they are
     """
 
     bits: int
@@ -34,17 +35,25 @@ class Format:
     zero: int = 0
     table: tuple[int, ...] | None = None
     minima: bool = False
+    floats: bool = False
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        return torch.float32 if self.floats else torch.float16
 
     @property
     def element_bytes(self) -> float:
         """Bytes of a weight, with its share of scale and minimum."""
-        return self.bits / 8 + SCALE_BYTES * (1 + self.minima) / self.group
+        return self.bits / 8 + self.scale_dtype.itemsize * (1 + self.minima) / self.group
 
 
 INT8 = Format(8, zero=128)
 """llama.cpp's Q8_0."""
 INT4 = Format(4, zero=8)
 """llama.cpp's Q4_0."""
+FP8 = Format(8, group=64, floats=True)
+FP8_LARGEST = 448.0
+"""The largest number of float8_e4m3fn."""
 
 
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -56,7 +65,7 @@ class GroupQuantized:
     """A matrix [N, K]: scale * what its codes stand for, plus the group's minimum where its format has one.
 
     codes           [N, K] uint8
-    scales, minima  [N, K / group] float16
+    scales, minima  [N, K / group] of the format's dtype
     """
 
     codes: Tensor
@@ -75,7 +84,10 @@ class GroupQuantized:
 
     def _dequantize(self, rows: slice, out: Tensor) -> None:
         form, codes = self.format, self.codes[rows]
-        numbers = codes.float() - form.zero if form.table is None else torch.tensor(form.table).float()[codes.int()]
+        if form.floats:
+            numbers = codes.view(torch.float8_e4m3fn).float()
+        else:
+            numbers = codes.float() - form.zero if form.table is None else torch.tensor(form.table).float()[codes.int()]
         values = _grouped(numbers, form.group).mul_(self.scales[rows].float()[:, :, None])
         if self.minima is not None:
             values += self.minima[rows].float()[:, :, None]
@@ -102,13 +114,13 @@ def stacked(parts: Sequence[GroupQuantized]) -> GroupQuantized:
 
 
 def quantize(weight: Tensor, form: Format) -> GroupQuantized:
-    """Rounds a matrix [N, K], K a multiple of 32, to the nearest codes of INT8 or INT4.
+    """Rounds a matrix [N, K], K a multiple of the group, to the nearest codes of INT8, INT4 or FP8.
 
-    With 8 bits the largest number of a group becomes 127 or -127. With 4 it becomes -8, whatever its sign, so that all 16 codes are
-    used, as in llama.cpp's Q4_0. Needs little memory besides the result.
+    FP8 has one scale for all groups of a row. With 8 bits the largest number of a group becomes 127 or -127. With 4 it becomes -8,
+    whatever its sign, so that all 16 codes are used, as in llama.cpp's Q4_0. Needs little memory besides the result.
     """
     n, k = weight.shape
-    codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k // form.group, dtype=torch.float16)
+    codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k // form.group, dtype=form.scale_dtype)
     step = max(1, AT_ONCE // k)
     for start in range(0, n, step):
         rows = slice(start, start + step)
@@ -117,6 +129,9 @@ def quantize(weight: Tensor, form: Format) -> GroupQuantized:
 
 
 def _quantize(weight: Tensor, form: Format) -> tuple[Tensor, Tensor]:
+    if form.floats:
+        tops = weight.float().abs().amax(1, keepdim=True).clamp_(min=NOTHING) / FP8_LARGEST
+        return (weight.float() / tops).to(torch.float8_e4m3fn).view(torch.uint8), tops.expand(-1, weight.shape[1] // form.group)
     grouped = _grouped(weight.float(), form.group)
     largest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
     scales = (largest.abs() / 127 if form.bits == 8 else largest / -8).half()
@@ -129,11 +144,16 @@ def _quantize(weight: Tensor, form: Format) -> tuple[Tensor, Tensor]:
 def quantized_linear(
     x: Tensor, weight: GroupQuantized, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16, *, gated: bool = False
 ) -> Tensor:
-    """Multiplies x [M, K], rounded to 8 bits by groups, by the weight, plus bias [N] -> [M, N]; gated, then applies `silu_mul`."""
-    grouped = _grouped(x.float(), weight.format.group)
-    top = grouped.abs().amax(2, keepdim=True)
-    codes = (grouped * torch.where(top > NOTHING, torch.full_like(top, 127) / top, 0.0)).round()  # `127 / top` rounds twice
-    rounded = (codes * (top / 127)).flatten(1)
+    """Multiplies x [M, K] by the weight, plus bias [N] -> [M, N]; gated, then applies `silu_mul`.
+
+    Where codes are whole numbers, rows of x are rounded to 8 bits by groups.
+    """
+    rounded = x.float()
+    if not weight.format.floats:
+        grouped = _grouped(rounded, weight.format.group)
+        top = grouped.abs().amax(2, keepdim=True)
+        codes = (grouped * torch.where(top > NOTHING, torch.full_like(top, 127) / top, 0.0)).round()  # `127 / top` rounds twice
+        rounded = (codes * (top / 127)).flatten(1)
     sums = (rounded.double() @ weight.dequantized().double().T).float()
     if bias is not None:
         sums += bias.float()

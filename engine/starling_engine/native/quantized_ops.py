@@ -1,4 +1,7 @@
-"""The kernels for matrices in 2 to 8 bits. `group_quantized` defines their results: the product, and the dequantized rows."""
+"""The kernels for matrices in 2 to 8 bits. `group_quantized` defines their results: the product, and the dequantized rows.
+
+Whole numbers, and floats of 8 bits, have kernels of their own (`kernels/quantized_linear.cpp` and `kernels/fp8_linear.cpp`).
+"""
 
 import functools
 from dataclasses import dataclass, replace
@@ -17,7 +20,7 @@ WITH_TABLE = 128
 
 @dataclass(frozen=True, slots=True)
 class PackedQuantized:
-    """A matrix [n, k] as the kernels read it; `kernels/quantized_linear.cpp` says how it lies.
+    """A matrix [n, k] as the kernels read it; they say how it lies.
 
     Those of experts are one behind the other: the first dimension of codes, scales and minima.
     """
@@ -72,6 +75,10 @@ def read_gguf(raw: Tensor, block: BlockType) -> GroupQuantized:
 
 def pack_quantized(weight: GroupQuantized, *, gated: bool = False) -> PackedQuantized:
     """Packs a matrix [N, K], K a multiple of the group; N one of 16 where gated."""
+    if weight.format.floats and bool((weight.scales == weight.scales[:, :1]).all()):
+        # One scale a row costs nothing until the end of the row.
+        whole = replace(weight.format, group=weight.codes.shape[1])
+        weight = replace(weight, scales=weight.scales[:, :1].contiguous(), format=whole)
     packed = _empty(weight.codes.shape[0], weight.codes.shape[1], weight.format, gated)
     _pack(weight, packed)
     return packed
@@ -89,9 +96,10 @@ def pack_quantized_expert(weight: GroupQuantized, experts: PackedQuantized, inde
 
 def _empty(n: int, k: int, form: Format, gated: bool, *leading: int) -> PackedQuantized:
     assert k % form.group == 0 and (not gated or n % ops.BLOCK_COLUMNS == 0)
+    assert not form.floats or form.group % 16 == 0
     blocks, groups = -(-n // ops.BLOCK_COLUMNS), k // form.group
     codes = torch.empty(*leading, blocks, groups, form.group * ops.BLOCK_COLUMNS * form.bits // 8, dtype=torch.uint8)
-    scales = torch.empty(*leading, blocks, groups, ops.BLOCK_COLUMNS, dtype=torch.float16)
+    scales = torch.empty(*leading, blocks, groups, ops.BLOCK_COLUMNS, dtype=form.scale_dtype)
     ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
     return PackedQuantized(codes, scales, torch.empty_like(scales) if form.minima else None, form, n, k, gated)
 
@@ -101,7 +109,11 @@ def _pack(weight: GroupQuantized, to: PackedQuantized) -> None:
     assert weight.format == to.format and weight.codes.shape == (to.n, to.k)
     assert weight.codes.dtype == torch.uint8 and weight.codes.is_contiguous()
     for each in (weight.scales, weight.minima):
-        assert each is None or (each.dtype == torch.float16 and each.is_contiguous() and each.shape == (to.n, groups))
+        assert each is None or (each.dtype == to.format.scale_dtype and each.is_contiguous() and each.shape == (to.n, groups))
+    if to.format.floats:
+        (codes, scales), (out, out_scales) = _addresses(weight)[:2], _addresses(to)[:2]
+        ops.library().starling_pack_fp8(codes, scales, to.n, to.k, groups, to.gated, out, out_scales, torch.get_num_threads())
+        return
     ops.library().starling_pack_quantized(
         *_addresses(weight), to.n, to.k, groups, to.format.bits, to.gated, *_addresses(to)[:3], torch.get_num_threads()
     )
@@ -114,9 +126,12 @@ def _addresses(weight: GroupQuantized | PackedQuantized) -> tuple[int, int, int 
     return weight.codes.data_ptr(), weight.scales.data_ptr(), minima, None if table is None else _table(table).data_ptr()
 
 
-def _sizes(weight: PackedQuantized) -> tuple[int, int, int, int, int]:
-    """Returns n, k, groups, bits and zero, in the kernels' order."""
-    return weight.n, weight.k, weight.k // weight.format.group, weight.format.bits, weight.zero
+def _weight(weight: PackedQuantized, *, rows: bool = True) -> list[int | None]:
+    """Returns what kernels are told of a weight: addresses, n (where they want its `rows`), k, groups; bits and zero."""
+    sizes = [*([weight.n] if rows else []), weight.k, weight.k // weight.format.group]
+    if weight.format.floats:
+        return [*_addresses(weight)[:2], *sizes]
+    return [*_addresses(weight), *sizes, weight.format.bits, weight.zero]
 
 
 @functools.cache
@@ -128,21 +143,22 @@ def _table(numbers: tuple[int, ...]) -> Tensor:
 def quantized_linear(
     x: Tensor, weight: PackedQuantized, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
-    """Multiplies x [M, K] bf16 (rows may be strided), rounded to 8 bits by groups, by the weight, plus bias [N] bf16.
+    """Multiplies x [M, K] bf16 (rows may be strided) by the weight, plus bias [N] bf16.
 
-    Gives [M, N] bf16 or fp32. A gated weight gives silu of the product's first half times the second, [M, N / 2].
+    Where codes are whole numbers, rows of x are rounded to 8 bits by groups. Gives [M, N] bf16 or fp32. A gated weight gives silu
+    of the product's first half times the second, [M, N / 2].
     """
     m, k = x.shape
     assert x.dtype == torch.bfloat16 and k == weight.k and x.stride(1) == 1
     assert bias is None or (bias.dtype == torch.bfloat16 and bias.shape == (weight.n,) and bias.is_contiguous())
     assert out_dtype in (torch.float32, torch.bfloat16)
     out = torch.empty(m, weight.width, dtype=out_dtype)
-    ops.library().starling_quantized_linear(
+    floats = weight.format.floats
+    (ops.library().starling_fp8_linear if floats else ops.library().starling_quantized_linear)(
         x.data_ptr(),
         x.stride(0),
         m,
-        *_addresses(weight),
-        *_sizes(weight),
+        *_weight(weight),
         None if bias is None else bias.data_ptr(),
         weight.gated,
         out.data_ptr(),
@@ -153,18 +169,18 @@ def quantized_linear(
 
 
 def grouped_quantized_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedQuantized) -> Tensor:
-    """Does as `ops.grouped_linear`, with rows of x rounded to 8 bits by groups."""
+    """Does as `ops.grouped_linear`, with rows of x as `quantized_linear` has them."""
     assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1
     ops.check_pairs(tokens, starts, experts.codes)
     out = torch.empty(tokens.shape[0], experts.width, dtype=torch.bfloat16)
-    ops.library().starling_grouped_quantized_linear(
+    floats = experts.format.floats
+    (ops.library().starling_grouped_fp8_linear if floats else ops.library().starling_grouped_quantized_linear)(
         x.data_ptr(),
         x.stride(0),
         tokens.data_ptr(),
         starts.data_ptr(),
         starts.shape[0] - 1,
-        *_addresses(experts),
-        *_sizes(experts),
+        *_weight(experts),
         experts.gated,
         out.data_ptr(),
         torch.get_num_threads(),
@@ -175,19 +191,19 @@ def grouped_quantized_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts:
 def grouped_quantized_sum(
     x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedQuantized, num_tokens: int
 ) -> Tensor:
-    """Does as `ops.grouped_sum`, with rows of x rounded to 8 bits by groups."""
+    """Does as `ops.grouped_sum`, with rows of x as `quantized_linear` has them."""
     assert x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape == (tokens.shape[0], experts.k) and not experts.gated
     assert weights.dtype == torch.float32 and weights.shape == tokens.shape and weights.is_contiguous()
     ops.check_pairs(tokens, starts, experts.codes)
     out = torch.empty(num_tokens, experts.n, dtype=torch.bfloat16)
-    ops.library().starling_grouped_quantized_sum(
+    floats = experts.format.floats
+    (ops.library().starling_grouped_fp8_sum if floats else ops.library().starling_grouped_quantized_sum)(
         x.data_ptr(),
         tokens.data_ptr(),
         weights.data_ptr(),
         starts.data_ptr(),
         starts.shape[0] - 1,
-        *_addresses(experts),
-        *_sizes(experts),
+        *_weight(experts),
         out.data_ptr(),
         num_tokens,
         torch.get_num_threads(),
@@ -199,11 +215,11 @@ def embedding_quantized(ids: Tensor, weight: PackedQuantized) -> Tensor:
     """Dequantizes the rows ids [T] int64 of the weight -> [T, K] bf16."""
     assert ids.dtype == torch.int64 and ids.is_contiguous() and not weight.gated
     out = torch.empty(ids.shape[0], weight.k, dtype=torch.bfloat16)
-    ops.library().starling_embedding_quantized(
+    floats = weight.format.floats
+    (ops.library().starling_embedding_fp8 if floats else ops.library().starling_embedding_quantized)(
         ids.data_ptr(),
         ids.shape[0],
-        *_addresses(weight),
-        *_sizes(weight)[1:],
+        *_weight(weight, rows=False),
         out.data_ptr(),
         torch.get_num_threads(),
     )

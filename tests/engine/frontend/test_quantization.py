@@ -49,7 +49,7 @@ def plain() -> float:
         return surprise(llm)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("int8", 0.01), ("int4", 0.15)])
+@pytest.mark.parametrize(("name", "bound"), [("int8", 0.01), ("int4", 0.15), ("fp8", 0.02)])
 def test_the_model_stays_as_good_as_its_bits_allow(name: str, bound: float, plain: float) -> None:
     with model(quantization=name) as llm:
         found = surprise(llm)
@@ -100,7 +100,7 @@ def test_keys_of_other_weights_are_not_found(tmp_path: Path) -> None:
 
 
 def test_what_is_no_scheme_and_what_has_no_kernel_is_refused() -> None:
-    with pytest.raises(ConfigError, match="quantization: must be one of int8, int4, got 'int3'"):
+    with pytest.raises(ConfigError, match="quantization: must be one of int8, int4, fp8, got 'int3'"):
         engine_args(quantization="int3")
     with pytest.raises(ConfigError, match=r"quantization: int4 is not possible for torch\.float32 on cpu"):
         LLM(MODEL, dtype="float32", quantization="int4", kv_cache_memory_bytes=16 << 20)

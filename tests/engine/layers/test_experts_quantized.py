@@ -7,7 +7,18 @@ from starling_engine.errors import ConfigError
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.experts_quantized import QuantizedExperts
 from starling_engine.layers.experts_select import select_experts_method
-from starling_engine.native.group_quantized import E2M1, INT4, INT8, Format, GroupQuantized, quantize, quantized_linear, stacked
+from starling_engine.layers.linear_quantized import ONLINE
+from starling_engine.native.group_quantized import (
+    E2M1,
+    FP8,
+    INT4,
+    INT8,
+    Format,
+    GroupQuantized,
+    quantize,
+    quantized_linear,
+    stacked,
+)
 from starling_engine.topology.shard import Shard, Share
 
 from tests.engine.layers.test_experts import routes
@@ -16,12 +27,13 @@ pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has 
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), "mlp.experts")
-SHAPE = ExpertsShape(num_experts=7, num_slots=7, hidden_size=96, intermediate=Share.all(64))
+SHAPE = ExpertsShape(num_experts=7, num_slots=7, hidden_size=192, intermediate=Share.all(64))
 FORMATS = {
     "int8": (INT8, INT8),
     "int4": (INT4, INT4),
     "as Q4_K_M": (Format(4, minima=True), Format(6, 16, zero=32)),
     "as MXFP4": (Format(4, table=E2M1), Format(4, 16, table=E2M1)),
+    "fp8": (FP8, Format(8, 32, floats=True)),
     "as Q5_1 and Q2_K": (Format(5, minima=True), Format(2, 16, minima=True)),
 }
 Matrices = dict[str, GroupQuantized]
@@ -29,7 +41,9 @@ Matrices = dict[str, GroupQuantized]
 
 def random_matrix(rows: int, columns: int, form: Format) -> GroupQuantized:
     codes = torch.randint(0, 1 << form.bits, (rows, columns), dtype=torch.uint8)
-    scales = (torch.rand(rows, columns // form.group) / 8 / (1 << form.bits)).half()
+    if form.floats:
+        codes &= 0xBF  # numbers up to 1.875
+    scales = (torch.rand(rows, columns // form.group) / 8 / (1 if form.floats else 1 << form.bits)).to(form.scale_dtype)
     minima = (-scales.float() * (1 << form.bits - 1)).half() if form.minima else None
     return GroupQuantized(codes, scales, form, minima)
 
@@ -86,7 +100,7 @@ def test_gives_what_each_expert_gives(name: str, tokens: int, top_k: int) -> Non
 def test_ranks_with_a_part_of_each_expert_add_up() -> None:
     source = matrices(SHAPE, *FORMATS["int4"])
     x, (ids, weights) = torch.randn(9, SHAPE.hidden_size).to(BF16), routes(9, 3, 7)
-    parts = [filled(ExpertsShape(7, 7, 96, Shard(rank, 2).of(64)), source) for rank in range(2)]
+    parts = [filled(ExpertsShape(7, 7, 192, Shard(rank, 2).of(64)), source) for rank in range(2)]
     whole = filled(SHAPE, source).forward(x, ids, weights).float()
     added = sum((part.forward(x, ids, weights).float() for part in parts), torch.zeros(x.shape))
     torch.testing.assert_close(added, whole, rtol=2e-2, atol=2e-2 * whole.abs().max().item())
@@ -105,15 +119,15 @@ def test_a_copy_of_the_memory_is_the_same_expert() -> None:
         assert data is not None
         to.copy_(torch.from_numpy(data))
     other.mark_loaded(3)
-    x, ids, weights = torch.randn(2, 96).to(BF16), torch.full((2, 1), 3), torch.ones(2, 1)
+    x, ids, weights = torch.randn(2, 192).to(BF16), torch.full((2, 1), 3), torch.ones(2, 1)
     assert torch.equal(layer.forward(x, ids, weights), other.forward(x, ids, weights))
     held = sum(each.nbytes for each in layer.method.memory(3))
     assert held == sum(slot.held_bytes(2) for slot in layer.reserve(3).values()) == layer.bytes_each
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ONLINE)
 def test_numbers_are_quantized_while_they_are_loaded(name: str) -> None:
-    form = {"int8": INT8, "int4": INT4}[name]
+    form = ONLINE[name]
     torch.manual_seed(0)
     numbers = {each: torch.randn(matrix.codes.shape).to(BF16) for each, matrix in matrices(SHAPE, form, form).items()}
     layer = Experts(NAMES, SHAPE, select_experts_method(BF16, CPU, name)(SHAPE, NAMES), BF16, CPU)
@@ -121,7 +135,7 @@ def test_numbers_are_quantized_while_they_are_loaded(name: str) -> None:
         for each, slot in layer.reserve(expert).items():
             assert slot.load_codes is None
             slot.load(numbers[each])
-    x, (ids, weights) = torch.randn(5, 96).to(BF16), routes(5, 3, 7)
+    x, (ids, weights) = torch.randn(5, 192).to(BF16), routes(5, 3, 7)
     reference = expected({each: quantize(matrix, form) for each, matrix in numbers.items()}, x, ids, weights)
     torch.testing.assert_close(
         layer.forward(x, ids, weights).float(), reference, rtol=2e-2, atol=2e-2 * reference.abs().max().item()
@@ -130,7 +144,7 @@ def test_numbers_are_quantized_while_they_are_loaded(name: str) -> None:
 
 def test_a_part_that_waits_is_forgotten_with_its_slot() -> None:
     layer = Experts(NAMES, SHAPE, QuantizedExperts(INT8, INT8, online=True), BF16, CPU)
-    gate, up = torch.randn(2, 64, 96).to(BF16)
+    gate, up = torch.randn(2, 64, 192).to(BF16)
     layer.reserve(0)[NAMES.weight(0, "gate")].load(gate)
     layer.drop(0)
     layer.reserve(1)[NAMES.weight(1, "up")].load(up)
@@ -140,7 +154,7 @@ def test_a_part_that_waits_is_forgotten_with_its_slot() -> None:
 @pytest.mark.parametrize(
     ("shape", "change"),
     [
-        (ExpertsShape(7, 7, 96, Share.all(48)), {}),
+        (ExpertsShape(7, 7, 192, Share.all(48)), {}),
         (SHAPE, {NAMES.weight(2, "up"): INT8}),
         (SHAPE, {NAMES.weight(2, "down"): None}),
     ],
@@ -157,6 +171,6 @@ def test_what_kernels_cannot_multiply_is_dequantized(
 
 
 def test_what_cannot_be_quantized_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"int4 is not possible for experts \(48 x 96 on a rank\)") as caught:
-        select_experts_method(BF16, CPU, "int4")(ExpertsShape(7, 7, 96, Share.all(48)), NAMES)
+    with pytest.raises(ConfigError, match=r"int4 is not possible for experts \(48 x 192 on a rank\)") as caught:
+        select_experts_method(BF16, CPU, "int4")(ExpertsShape(7, 7, 192, Share.all(48)), NAMES)
     assert caught.value.field == "quantization"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 SHAPES = {
     "one": stacked(["a"], [100], 64, bias=True),
-    "stacked": stacked(["q", "k", "v"], [64, 32, 32], 96, bias=True),
+    "stacked": stacked(["q", "k", "v"], [64, 32, 32], 192, bias=True),
     "gated": stacked(["gate", "up"], [48, 48], 64, gated=True),
     "tied head": stacked(["embed"], [130], 64, lookup=True),
 }

@@ -25,7 +25,7 @@ from tests.engine.weights.test_loader import logits
 pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
-SIZES = {"moe_intermediate_size": 64, "q_lora_rank": 32}
+SIZES = {"moe_intermediate_size": 64, "q_lora_rank": 64}
 PLAIN = ("norm.weight", "embed_tokens.weight", ".gate.weight", "kv_b_proj.weight")
 ROUNDED = 0.06
 """Activations are rounded to 8 bits; sums of bfloat16 models differ by a percent besides."""
@@ -50,7 +50,8 @@ def answer(path: Path, quantization: str | None = None, *, codes: bool = False) 
 
 
 def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((actual - expected).norm() / expected.norm()).item()
+    """Returns the median over tokens: a near tie may send one to other experts."""
+    return ((actual - expected).norm(dim=1) / expected.norm(dim=1)).median().item()
 
 
 @pytest.mark.parametrize("quantization", ONLINE)
@@ -65,7 +66,7 @@ def test_a_model_that_is_quantized_while_it_is_loaded(name: str, quantization: s
     save_file(tensors, tmp_path / "model.safetensors")
     expected = answer(tmp_path)
     assert difference(found, expected) < ROUNDED
-    assert quantization == "int8" or difference(found, plain) > 2 * ROUNDED
+    assert quantization != "int4" or difference(found, plain) > 2 * ROUNDED
 
 
 @pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])

@@ -36,12 +36,12 @@ WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
     "W8A16": (partial(compressed, "W8A16"), (8, 32)),
     "W8A8": (partial(compressed, "W8A8"), (8, 32)),
     "W4A8": (partial(compressed, "W4A8"), (4, 32)),
-    "FP8": (partial(compressed, "FP8"), None),
-    "FP8_DYNAMIC": (partial(compressed, "FP8_DYNAMIC"), None),
-    "FP8_BLOCK": (partial(compressed, "FP8_BLOCK"), None),
+    "FP8": (partial(compressed, "FP8"), (8, 128)),
+    "FP8_DYNAMIC": (partial(compressed, "FP8_DYNAMIC"), (8, 128)),
+    "FP8_BLOCK": (partial(compressed, "FP8_BLOCK"), (8, 128)),
     "NVFP4": (partial(compressed, "NVFP4"), (4, 16)),
     "MXFP4A16": (partial(compressed, "MXFP4A16"), (4, 32)),
-    "MXFP8A16": (partial(compressed, "MXFP8A16"), None),
+    "MXFP8A16": (partial(compressed, "MXFP8A16"), (8, 32)),
     "gptq": (partial(auto_round, "auto_gptq", 4, symmetric=True), (4, 32)),
     "gptq asymmetric": (partial(auto_round, "auto_gptq", 2, symmetric=False), (2, 16)),
     "gptq in 3 bits": (partial(auto_round, "auto_gptq", 3, symmetric=True), (4, 32)),
@@ -51,7 +51,7 @@ WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
     "nf4": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"), None),
     "fp4 twice": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_use_double_quant=True), None),
     "LLM.int8": (partial(bitsandbytes, load_in_8bit=True), (8, 32)),
-    "fp8": (lambda: fp8_blocks, None),
+    "fp8": (lambda: fp8_blocks, (8, 128)),
     "modelopt": (lambda: model_opt, (4, 16)),
 }
 """What writes each kind, and bits and groups of the codes that kernels get; None where they get numbers."""
@@ -92,7 +92,8 @@ def test_numbers_are_those_of_the_tool_that_wrote_them(kind: str, written: Writt
             numbers, found = file.read(name, ()), files.tensors[name]
             top = numbers.abs().max().item()
             torch.testing.assert_close(numbers, expected[name], rtol=0, atol=ROUNDED * top)
-            rows, columns = slice(16, 48), slice(64, 128)
+            # Floats may have groups of all 128 columns.
+            rows, columns = slice(16, 48), slice(0, 128) if form == (8, 128) else slice(64, 128)
             assert torch.equal(file.read(name, (rows, columns)), numbers[rows, columns])
             assert found.shape == numbers.shape and (found.form and (found.form.bits, found.form.group)) == form
             if found.form is not None:
@@ -208,6 +209,18 @@ def test_scales_that_float16_cannot_hold_are_an_error(written: Written, tmp_path
     save_file(tensors, tmp_path / "model.safetensors")
     message = r"up_proj.weight has scales that float16 cannot hold"
     with open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file, pytest.raises(WeightError, match=message):
+        file.read_codes(f"{UP}.weight", ())
+
+
+def test_what_is_not_a_number_is_an_error(written: Written, tmp_path: Path) -> None:
+    shutil.copytree(written["fp8"][0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"{UP}.weight"].view(torch.uint8)[5, 7] = 0xFF
+    save_file(tensors, tmp_path / "model.safetensors")
+    with (
+        open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file,
+        pytest.raises(WeightError, match=r"up_proj.weight holds"),
+    ):
         file.read_codes(f"{UP}.weight", ())
 
 

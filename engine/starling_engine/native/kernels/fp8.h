@@ -5,6 +5,14 @@
 
 namespace starling {
 
+// The bits of fp32 for codes of fp8, by integers: fp32 has a bias of 127, fp8 one of 7. Subnormal numbers are 2^-9 apart.
+inline IReg float_bits(IReg codes) {
+  const IReg size = codes & 0x7F, normal = (size << 20) + (120 << 23);
+  const IReg small = (IReg)(__builtin_convertvector(size, Reg) * splat(0x1p-9f));
+  const IReg number = size < 8 ? small : size == 0x7F ? IReg{} + 0x7FC00000 : normal;
+  return number | (codes & 0x80) << 24;
+}
+
 #ifdef __AVX512BW__
 // Rounds to nearest even, and clamps to the largest number. NaN stays NaN: a broken request must show.
 inline __m128i narrow_to_fp8(__m512 v) {
@@ -83,15 +91,10 @@ inline void store16(fp8* p, Floats v, Lanes lanes) {
     if (lanes >> i & 1) p[i] = to_fp8(all[i]);
 }
 
-// Converts by integers: fp32 has a bias of 127, fp8 one of 7. Subnormal numbers are 2^-9 apart. n is a multiple of 16.
+// n is a multiple of 16.
 template <typename T>
 inline void unpack(const fp8* in, int64_t n, T* out) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const IReg x = load_bytes(in + i), size = x & 0x7F, normal = (size << 20) + (120 << 23);
-    const IReg small = (IReg)(__builtin_convertvector(size, Reg) * splat(0x1p-9f));
-    const IReg number = size < 8 ? small : size == 0x7F ? IReg{} + 0x7FC00000 : normal;
-    store(out + i, (Reg)(number | (x & 0x80) << 24));
-  }
+  for (int64_t i = 0; i < n; i += kLanes) store(out + i, (Reg)float_bits(load_bytes(in + i)));
 }
 #endif
 

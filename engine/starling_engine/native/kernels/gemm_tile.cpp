@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "fp8.h"
+
 namespace starling {
 namespace {
 
@@ -37,6 +39,27 @@ struct Line<bf16> : Line<float> {
   static Reg number(const float* a, int step) { return splat(a[step]); }
 };
 #endif
+
+template <>
+struct Line<fp8_weight> : Line<bf16> {
+  // Both codes of each column of a register, in the high half of its lane.
+  static IReg codes(const fp8_weight* line) { return (IReg)load(reinterpret_cast<const bf16*>(line)); }
+#if defined(STARLING_BF16_PAIRS) && defined(__AVX512BW__)
+  static IReg part(const fp8_weight* line, int) {
+    return (IReg)fp8_to_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)));
+  }
+#elif defined(STARLING_BF16_PAIRS)
+  static IReg part(const fp8_weight* line, int) {
+    const IReg both = codes(line);
+    return (IReg)((UReg)float_bits(both >> 16 & 0xFF) >> 16) | (float_bits((IReg)((UReg)both >> 24)) & ~0xFFFF);
+  }
+#else
+  static Reg part(const fp8_weight* line, int step) {
+    const IReg both = codes(line);
+    return (Reg)float_bits(step == 0 ? both >> 16 & 0xFF : (IReg)((UReg)both >> 24));
+  }
+#endif
+};
 
 template <typename T, int ROWS, int BLOCKS, int AHEAD>
 void run_tile(const GemmTile<T>& t) {
@@ -108,5 +131,6 @@ void gemm_tile(const GemmTile<T>& tile, int rows, int blocks, int blocks_ahead) 
 
 template void gemm_tile(const GemmTile<bf16>&, int, int, int);
 template void gemm_tile(const GemmTile<float>&, int, int, int);
+template void gemm_tile(const GemmTile<fp8_weight>&, int, int, int);
 
 }  // namespace starling

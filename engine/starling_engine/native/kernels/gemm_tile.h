@@ -21,6 +21,19 @@ constexpr int64_t tile_blocks(int64_t rows) { return kLanes == 16 || rows == 1 ?
 template <typename T>
 constexpr int64_t kDepth = 4 / sizeof(T);
 
+// fp8 of a weight. Its lines are half as long: 32 bytes, which hold two consecutive k as a line of bf16 does.
+struct fp8_weight {
+  uint8_t bits;
+};
+template <>
+constexpr int64_t kLine<fp8_weight> = 32;
+template <>
+constexpr int64_t kDepth<fp8_weight> = 2;
+template <>
+struct OperandOf<fp8_weight> {
+  typedef Bf16Operand Type;
+};
+
 template <typename T>
 struct GemmTile {
   const Operand<T>* a;  // [rows][lines * kDepth], rows a_stride elements apart

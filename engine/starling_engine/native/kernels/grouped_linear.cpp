@@ -1,19 +1,36 @@
 // The experts of a mixture. All runs are one parallel region.
 #include "expert_runs.h"
+#include "fp8_linear.h"
 
 namespace starling {
 namespace {
 
-struct Experts : ExpertRuns {
+struct Bf16Experts : ExpertRuns {
   const bf16* packed;  // [count][ceil(n / 16)][k / 2][16][2]
   int64_t n, k;
 
   int64_t blocks() const { return ceil_div(n, kBlockCols); }
   int64_t bytes() const { return blocks() * kBlockCols * k * 2; }
-  const bf16* weight(int64_t e) const { return packed + e * blocks() * kBlockCols * k; }
+  PackedProduct product(const Bf16Operand* x, int64_t x_stride, int64_t e) const {
+    return {x, x_stride, packed + e * blocks() * kBlockCols * k, n, k};
+  }
+};
+
+struct Fp8Experts : ExpertRuns {
+  const fp8_weight* packed;  // [count][ceil(n / 16)][k / 2][16][2]
+  const float* scales;       // [count][ceil(n / 16)][groups][16]
+  int64_t n, k, groups;
+
+  int64_t blocks() const { return ceil_div(n, kBlockCols); }
+  int64_t bytes() const { return blocks() * kBlockCols * k; }
+  Fp8Product product(const Bf16Operand* x, int64_t x_stride, int64_t e) const {
+    const int64_t columns = e * blocks() * kBlockCols;
+    return {x, x_stride, packed + columns * k, scales + columns * groups, n, k, groups};
+  }
 };
 
 // Gathers every token of a run from x, multiplies it, and stores it at its pair's row.
+template <typename Experts>
 struct GroupedLinear {
   Experts experts;
   const bf16* x;
@@ -29,8 +46,7 @@ struct GroupedLinear {
     const int64_t width = gated ? experts.n / 2 : experts.n;
     for (int64_t row = experts.starts[e]; row < experts.starts[e + 1]; row += kMaxRows) {
       const int64_t m = std::min(kMaxRows, experts.starts[e + 1] - row);
-      const PackedProduct product{gathered(row, m), experts.k, experts.weight(e), experts.n, experts.k};
-      product.run_span(mine, 0, m, StoreSums<bf16>{nullptr, experts.n, gated, out + row * width});
+      experts.product(gathered(row, m), experts.k, e).run_span(mine, 0, m, StoreSums<bf16>{nullptr, experts.n, gated, out + row * width});
     }
   }
 
@@ -48,6 +64,7 @@ struct GroupedLinear {
 
 // Sums each token's pairs. A thread has columns of its own, of all experts, so that no two add to the same total. Experts are added
 // in their order, whatever else is in the batch.
+template <typename Experts>
 struct GroupedSum {
   Experts experts;
   const bf16* x;         // [pairs][k]
@@ -76,7 +93,7 @@ struct GroupedSum {
         const int64_t m = std::min(kMaxRows, experts.starts[e + 1] - row), k = experts.k;
         const OperandRows operand = OperandRows::of(x + row * k, k, m, k, memory);
         add.first_row = row;
-        PackedProduct{operand.rows, operand.stride, experts.weight(e), experts.n, k}.run_span(mine, 0, m, add);
+        experts.product(operand.rows, operand.stride, e).run_span(mine, 0, m, add);
       }
   }
 
@@ -98,13 +115,28 @@ extern "C" {
 // Pair i is the token tokens[i] and the expert e with starts[e] <= i < starts[e + 1]: x[tokens[i]] times e's matrix -> out[i].
 void starling_grouped_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
                              const bf16* packed, int64_t n, int64_t k, int gated, bf16* out, int threads) {
-  GroupedLinear{{{tokens, starts, count}, packed, n, k}, x, x_stride, gated != 0, out}.run(threads);
+  GroupedLinear<Bf16Experts>{{{tokens, starts, count}, packed, n, k}, x, x_stride, gated != 0, out}.run(threads);
 }
 
 // x[i] times the matrix of pair i's expert, times weights[i], added up over the pairs of each token -> out [num_tokens][n].
 void starling_grouped_sum(const bf16* x, const int64_t* tokens, const float* weights, const int64_t* starts, int64_t count,
                           const bf16* packed, int64_t n, int64_t k, bf16* out, int64_t num_tokens, int threads) {
-  GroupedSum{{{tokens, starts, count}, packed, n, k}, x, weights, num_tokens, out}.run(threads);
+  GroupedSum<Bf16Experts>{{{tokens, starts, count}, packed, n, k}, x, weights, num_tokens, out}.run(threads);
+}
+
+// The same two with weights as starling_pack_fp8 packs them, one behind the other.
+void starling_grouped_fp8_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
+                                 const uint8_t* packed, const float* scales, int64_t n, int64_t k, int64_t groups, int gated,
+                                 bf16* out, int threads) {
+  const Fp8Experts experts{{tokens, starts, count}, reinterpret_cast<const fp8_weight*>(packed), scales, n, k, groups};
+  GroupedLinear<Fp8Experts>{experts, x, x_stride, gated != 0, out}.run(threads);
+}
+
+void starling_grouped_fp8_sum(const bf16* x, const int64_t* tokens, const float* weights, const int64_t* starts, int64_t count,
+                              const uint8_t* packed, const float* scales, int64_t n, int64_t k, int64_t groups, bf16* out,
+                              int64_t num_tokens, int threads) {
+  const Fp8Experts experts{{tokens, starts, count}, reinterpret_cast<const fp8_weight*>(packed), scales, n, k, groups};
+  GroupedSum<Fp8Experts>{experts, x, weights, num_tokens, out}.run(threads);
 }
 
 }  // extern "C"

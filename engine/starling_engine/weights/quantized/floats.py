@@ -14,6 +14,11 @@ from starling_engine.weights.quantized.matrix import Endings, QuantizedMatrix, R
 _SCALES = ("weight_scale_inv", "weight_scale")
 """Endings of what FP8 numbers are multiplied by; DeepSeek's means the scale, too, whatever its name says."""
 
+_NOT_A_NUMBER = 0x7F
+"""The code of it, apart from its sign."""
+_GROUPS = (128, 64, 32)
+"""Columns of the groups that kernels take, the best one first."""
+
 
 class Float8Matrix(QuantizedMatrix):
     """weight [N, K] float8_e4m3fn, with one scale, or one for each row, group of columns, or block of rows and columns."""
@@ -31,17 +36,30 @@ class Float8Matrix(QuantizedMatrix):
                 f"checkpoint: {module}.{self._scale} {list(shape)} has the wrong shape (expected one scale, or some for each row)"
             )
         self._describe("float8_e4m3fn", (n, k), 8, 0)
+        self._width = columns if scheme.block is not None else k // (1 if len(shape) < 2 else shape[1])
+        group = next((each for each in _GROUPS if k % each == 0 and self._width % each == 0), None)
+        self.form = None if group is None else Format(8, group, floats=True)
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        assert self.form is not None, "its groups are too small"
+        codes = read("weight", (rows,)).contiguous().view(torch.uint8)
+        if bool((codes & _NOT_A_NUMBER == _NOT_A_NUMBER).any()):
+            raise WeightError(f"checkpoint: {self.module}.weight holds what is not a number")
+        n, k = codes.shape
+        starts = torch.arange(0, k, self.form.group)
+        return GroupQuantized(codes, self._scales(read, rows, n)[:, starts // self._width].contiguous(), self.form)
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         numbers = read("weight", (rows,)).float()
         n, k = numbers.shape
+        return numbers * self._scales(read, rows, n).repeat_interleave(self._width, 1)[:, :k]
+
+    def _scales(self, read: Read, rows: slice, n: int) -> Tensor:
+        """Returns the scales of each of some rows, [n, groups of `_width` columns]."""
         if self.scheme.block is None:
-            scales = _as_float(scales_of(read, self._scale, rows, n))
-            return (numbers.view(n, scales.shape[1], -1) * scales[:, :, None]).flatten(1)
-        height, width = self.scheme.block
+            return _as_float(scales_of(read, self._scale, rows, n))
         start = rows.indices(self.shape[0])[0]
-        which = torch.arange(start, start + n) // height
-        return numbers * _as_float(read(self._scale, ()))[which].repeat_interleave(width, 1)[:, :k]
+        return _as_float(read(self._scale, ()))[torch.arange(start, start + n) // self.scheme.block[0]]
 
 
 class Float4Matrix(QuantizedMatrix):

@@ -103,17 +103,17 @@ class IntegerMatrix(QuantizedMatrix):
 
 
 def for_kernels(matrix: GroupQuantized, form: Format, name: str) -> GroupQuantized:
-    """Returns the same codes with groups of the format's size, and scales in float16.
+    """Returns the same codes with groups of the format's size, and scales of its dtype.
 
-    Raises WeightError where float16 cannot hold them.
+    Raises WeightError where that cannot hold them.
     """
     repeats = matrix.format.group // form.group
     scales, minima = (
-        None if each is None else each.half().repeat_interleave(repeats, 1) for each in (matrix.scales, matrix.minima)
+        None if each is None else each.to(form.scale_dtype).repeat_interleave(repeats, 1) for each in (matrix.scales, matrix.minima)
     )
     assert scales is not None
     if not all(each is None or bool(each.isfinite().all()) for each in (scales, minima)):
-        raise WeightError(f"{name} has scales that float16 cannot hold")
+        raise WeightError(f"{name} has scales that {str(form.scale_dtype).removeprefix('torch.')} cannot hold")
     return GroupQuantized(matrix.codes.contiguous(), scales, form, minima)
 
 

@@ -1,0 +1,29 @@
+"""`starling quantize`, as it is typed."""
+
+from pathlib import Path
+
+from starling_cli.main import app
+from starling_engine.model_config.config import load_model_config
+from typer.testing import CliRunner
+
+from tests.engine.real_engine import MODEL
+
+
+def test_it_writes_a_checkpoint_that_can_be_served(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["quantize", MODEL, str(tmp_path / "out"), "--scheme", "W4A16", "--group-size", "32"])
+    assert done.exit_code == 0, done.output
+    assert f"GB of weights in W4A16; starling serve {tmp_path / 'out'}" in done.output
+    quantization = load_model_config(tmp_path / "out").quantization
+    assert quantization is not None and quantization.method == "compressed-tensors"
+    again = CliRunner().invoke(app, ["quantize", MODEL, str(tmp_path / "out")])
+    assert again.exit_code == 1 and "is not empty" in again.output and "fix:   name a folder that is new or empty" in again.output
+
+
+def test_wrong_use_is_named(tmp_path: Path) -> None:
+    for options, message in (
+        (["--scheme", "W3A3"], "fix:   take one of W4A16, W8A16, W8A8, FP8_DYNAMIC"),
+        (["--scheme", "W8A8", "--group-size", "32"], "--group-size 32 does not go with W8A8"),
+        (["--group-size", "12"], "it is for W4A16, and a multiple of 8"),
+    ):
+        done = CliRunner().invoke(app, ["quantize", MODEL, str(tmp_path / "out"), *options])
+        assert done.exit_code == 2 and message in done.output, done.output
