@@ -22,7 +22,7 @@ from pathlib import Path
 import expert_sources
 import moe_checkpoint
 from checkpoint import CACHE
-from run import machine
+from shared import machine
 from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.client import CoreClient
 from starling_engine.elastic.coordinator import SizeChange, Stage

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from run import machine
+from shared import machine
 from starling_engine.expert_parallel.eplb import rebalance
 from starling_engine.expert_parallel.load import Floats, imbalance
 from starling_engine.topology.placement import Placement, moves, spread

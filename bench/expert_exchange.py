@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run import machine
+from shared import machine
 from starling_engine.expert_parallel.ranks import ExchangeName, ExpertRanks
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.experts_packed import NativeExperts

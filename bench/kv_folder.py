@@ -15,7 +15,7 @@ from hashlib import sha256
 from mmap import mmap
 from pathlib import Path
 
-from run import machine
+from shared import machine
 from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier, open_folder

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from run import machine
+from shared import machine
 from starling_engine.kv_offload.secondary.base import ChunkPart, ObjectKey
 from starling_engine.kv_offload.secondary.store.tier import StoreTier, open_store
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kv_store import master
 from kv_tiers import GIB, THREADS, seconds, settle, start, words
-from run import machine, model_asked_for
+from shared import machine, model_asked_for
 from starling_engine import LLM
 
 RESULTS = Path(__file__).parent / "results" / "kv_store_serving.md"

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from run import machine, model_asked_for
+from shared import machine, model_asked_for
 from starling_engine import LLM, AsyncEngine, EngineArgs, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "kv_tiers.md"

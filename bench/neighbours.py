@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from run import machine, model_asked_for
+from shared import machine, model_asked_for
 from starling_engine import LLM, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "neighbours.md"

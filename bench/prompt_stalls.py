@@ -13,7 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
-from run import machine, model_asked_for
+from shared import machine, model_asked_for
 from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "prompt_stalls.md"

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from run import machine
+from shared import machine
 
 RESULTS = Path(__file__).parent / "results" / "soak.md"
 MODEL = Path(__file__).parents[1] / "models" / "starling-pydoc"

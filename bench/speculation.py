@@ -19,7 +19,7 @@ import checkpoint
 import small_model
 import torch
 from checkpoint import CACHE
-from run import machine
+from shared import machine
 from starling_engine import LLM, EngineArgs, SamplingParams
 from starling_engine.args import speculative_of
 from starling_engine.core.engine_core import EngineCore

@@ -27,7 +27,7 @@ import checkpoint
 import small_model
 import tokenizers
 from checkpoint import CACHE
-from run import machine
+from shared import machine
 from starling_engine import AsyncEngine, EngineArgs, SamplingParams
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.errors import InvalidRequest

@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 from native_kernels import DIM, HEADS, KV_HEADS, paged
-from run import machine
+from shared import machine
 from starling_engine.native import ops
 
 LAYERS_BYTES = 256 * 2**20

@@ -48,7 +48,13 @@ class EngineArgs:
     tokenizer: str | None = argument(
         None, MODEL, "Another folder or id for it.", "Folder or id of the tokenizer if not the model's."
     )
-    load_format: Literal["auto", "dummy"] = argument("auto", MODEL, "auto, or dummy for random weights.")
+    load_format: Literal["auto", "dummy", "pt"] = argument(
+        "auto",
+        MODEL,
+        "auto, dummy (random weights), or pt (pytorch_model.bin).",
+        "auto reads safetensors or a GGUF file. dummy makes random weights. pt reads pytorch_model.bin in a folder: of these"
+        " pickles nothing but tensors.",
+    )
     device: Literal["auto", "cpu", "cuda", "interpreter"] = argument(
         "auto",
         MODEL,
@@ -67,7 +73,7 @@ class EngineArgs:
         MODEL,
         "int8, int4 or fp8: quantize bfloat16 weights while they are loaded.",
         "int8, int4 or fp8 quantizes the weights of linear layers and experts while they are loaded. A weight then has 8 or 4 bits,"
-        " and a share of the scale of 32, or of a row in fp8. That is for models in bfloat16, on CPUs.",
+        " and a share of its group's scale. That is for models in bfloat16, on CPUs.",
         choices=("int8", "int4", "fp8"),
     )
     seed: int | None = argument(

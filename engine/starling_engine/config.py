@@ -121,7 +121,7 @@ class TiersConfig:
         return self.fs_path is not None or self.store is not None
 
 
-QUANTIZATION_VERSION = 1
+QUANTIZATION_VERSION = 2
 """Version of the codes that each name of a quantization gives. Keys and values of another version are not found in the KV tiers."""
 
 
@@ -130,7 +130,7 @@ class WorkerConfig:
     """Settings of a worker. Dtypes are names ("bfloat16"), sizes in bytes or tokens."""
 
     model_path: str
-    load_format: Literal["auto", "dummy"]
+    load_format: Literal["auto", "dummy", "pt"]
     device: str
     dtype: str
     seed: int

@@ -23,7 +23,7 @@ def test_wrong_use_is_named(tmp_path: Path) -> None:
     for options, message in (
         (["--scheme", "W3A3"], "fix:   take one of W4A16, W8A16, W8A8, FP8_DYNAMIC"),
         (["--scheme", "W8A8", "--group-size", "32"], "--group-size 32 does not go with W8A8"),
-        (["--group-size", "12"], "it is for W4A16, and a multiple of 8"),
+        (["--group-size", "40"], "it is for W4A16, and a multiple of 32"),
     ):
         done = CliRunner().invoke(app, ["quantize", MODEL, str(tmp_path / "out"), *options])
         assert done.exit_code == 2 and message in done.output, done.output

@@ -32,6 +32,11 @@ KEPT = {
     "5 bits and minima": Format(5, minima=True),
     "6 bits by 16": Format(6, group=16, zero=32),
     "2 bits by 16, and minima": Format(2, group=16, minima=True),
+    "int8 by 64": Format(8, group=64, zero=128),
+    "4 bits by 64, and minima": Format(4, group=64, minima=True),
+    "4 bits by 128": Format(4, group=128, zero=8),
+    "8 bits by 256, and minima": Format(8, group=256, zero=128, minima=True),
+    "6 bits by 32": Format(6, group=32, zero=32),
     "fp8 by 32": Format(8, group=32, floats=True),
     "fp8 by 16": Format(8, group=16, floats=True),
 }
@@ -50,6 +55,11 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
+def groups_of(k: int, form: Format) -> int:
+    """Returns the columns of whole groups that k columns need."""
+    return -(-k // form.group) * form.group
+
+
 def matrix(n: int, k: int, form: Format) -> GroupQuantized:
     """Makes a matrix that uses every code."""
     codes = torch.randint(0, 2**form.bits, (n, k), dtype=torch.uint8)
@@ -63,6 +73,7 @@ def matrix(n: int, k: int, form: Format) -> GroupQuantized:
 @every_format
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_a_linear(m: int, n: int, k: int, form: Format, *, bias: bool, out_dtype: torch.dtype) -> None:
+    k = groups_of(k, form)
     x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, form), torch.randn(n).to(BF16) if bias else None
     actual = ops.quantized_linear(x, ops.pack_quantized(weight), b, out_dtype)
     expected = reference.quantized_linear(x, weight, b, out_dtype)
@@ -73,6 +84,7 @@ def test_a_linear(m: int, n: int, k: int, form: Format, *, bias: bool, out_dtype
 @every_format
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 32), (9, 112, 320), (2, 48, 64)])
 def test_a_gated_linear(m: int, n: int, k: int, form: Format) -> None:
+    k = groups_of(k, form)
     x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, form), torch.randn(n).to(BF16)
     actual = ops.quantized_linear(x, ops.pack_quantized(weight, gated=True), b, FP32)
     expected = reference.quantized_linear(x, weight, b, FP32, gated=True)
@@ -94,7 +106,7 @@ PAIRS = [[0, 0], [1], [3, 0, 1, 70], [0, 2, 0], [9, 9, 9, 9, 9, 9]]
 @pytest.mark.parametrize(("n", "gated"), [(112, True), (50, False)])
 def test_experts(n: int, counts: list[int], form: Format, *, gated: bool) -> None:
     """The same sums as one linear for each expert, to the bit."""
-    pairs, num_tokens, k = sum(counts), max(5, sum(counts) // 3), 192
+    pairs, num_tokens, k = sum(counts), max(5, sum(counts) // 3), groups_of(192, form)
     packed = packed_experts(len(counts), n, k, form, gated=gated)
     x, tokens, starts = torch.randn(num_tokens, 2 * k).to(BF16)[:, k:], torch.randint(0, num_tokens, (pairs,)), _starts(counts)
     actual = ops.grouped_quantized_linear(x, tokens, starts, packed)
@@ -105,7 +117,7 @@ def test_experts(n: int, counts: list[int], form: Format, *, gated: bool) -> Non
 @every_format
 @pytest.mark.parametrize("counts", PAIRS, ids=str)
 def test_a_sum_of_experts(counts: list[int], form: Format) -> None:
-    pairs, num_tokens, n, k = sum(counts), max(5, *counts), 100, 96
+    pairs, num_tokens, n, k = sum(counts), max(5, *counts), 100, groups_of(192, form)
     packed = packed_experts(len(counts), n, k, form)
     x, weights = torch.randn(pairs, k).to(BF16), torch.rand(pairs)
     # A token goes to an expert once at most, and some go nowhere.
@@ -140,7 +152,7 @@ def test_a_row_with_what_is_not_a_number_shows_it(broken: float) -> None:
 
 @every_format
 def test_an_embedding_is_the_row(form: Format) -> None:
-    weight, ids = matrix(100, 96, form), torch.tensor([99, 0, 15, 16, 99])
+    weight, ids = matrix(100, groups_of(192, form), form), torch.tensor([99, 0, 15, 16, 99])
     torch.testing.assert_close(ops.embedding_quantized(ids, ops.pack_quantized(weight)), weight.dequantized()[ids].to(BF16))
 
 

@@ -20,6 +20,7 @@ def quantize(
     ] = None,
 ) -> None:
     """Write a checkpoint whose weights have 8 or 4 bits. They are rounded, without calibration."""
+    from safetensors import SafetensorError
     from starling_engine.errors import ConfigError, ModelError
     from starling_engine.weights.hub import resolve_model
     from starling_engine.weights.quantized.writer import SCHEMES, quantize_checkpoint
@@ -29,8 +30,8 @@ def quantize(
         fail(f"--scheme {scheme} is not known", f"take one of {', '.join(SCHEMES)}", 2)
     chosen = SCHEMES[scheme]
     if group_size is not None:
-        if chosen.group is None or group_size < 8 or group_size % 8:
-            fail(f"--group-size {group_size} does not go with {scheme}", "it is for W4A16, and a multiple of 8", 2)
+        if chosen.group is None or group_size < 32 or group_size % 32:
+            fail(f"--group-size {group_size} does not go with {scheme}", "it is for W4A16, and a multiple of 32", 2)
         chosen = replace(chosen, group=group_size)
     try:
         source = resolve_model(model)
@@ -44,5 +45,7 @@ def quantize(
     except ConfigError as error:
         fail(str(error), "name a folder that is new or empty")
     except ModelError as error:
-        fail(str(error), "take a folder of safetensors in bfloat16, float16 or float32, of an architecture that is supported")
+        fail(str(error), "take a folder of safetensors in bfloat16, float16 or float32 whose columns suit the group size")
+    except (OSError, SafetensorError) as error:
+        fail(f"{out} could not be written: {error}", "remove what was written, and make room")
     typer.echo(f"{out}: {written / 1e9:.2f} GB of weights in {scheme}; starling serve {out}")

@@ -47,13 +47,14 @@ def select_experts_method(
 
 
 def _online(name: str, shape: ExpertsShape) -> QuantizedExperts:
-    form = ONLINE[name]
-    if shape.hidden_size % form.group or shape.intermediate_size % form.group:
+    gate_up = ONLINE[name].cut(0, shape.hidden_size)
+    down = ONLINE[name].cut(shape.intermediate.start, shape.intermediate_size)
+    if gate_up is None or down is None or shape.intermediate_size % 8:
         what = f"experts ({shape.intermediate_size} x {shape.hidden_size} on a rank)"
         raise ConfigError(
-            f"{name} is not possible for {what}: it wants rows and columns in multiples of {form.group}", "quantization"
+            f"{name} is not possible for {what}: it wants rows and columns in multiples of {ONLINE[name].block}", "quantization"
         )
-    return QuantizedExperts(form, form, online=True)
+    return QuantizedExperts(gate_up, down, online=True)
 
 
 def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str, Format]) -> tuple[Format, Format] | None:
@@ -68,19 +69,15 @@ def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str
     share = shape.intermediate
     if len(gate_up) == len(downs) == 1:
         (gate,), (down,) = gate_up, downs
+        gate, down = gate and gate.cut(0, shape.hidden_size), down and down.cut(share.start, share.size)
         # The kernel takes eight gates at a time.
-        if gate and down and _whole(gate, 0, shape.hidden_size) and _whole(down, share.start, share.size) and share.size % 8 == 0:
+        if gate and down and share.size % 8 == 0:
             return gate, down
     logger.warning(
         "dequantized, since their forms or a rank's columns do not suit the kernels: experts %s (%d x %d)",
         *(names.prefix, share.size, shape.hidden_size),
     )
     return None
-
-
-def _whole(form: Format, start: int, columns: int) -> bool:
-    """Returns whether columns are whole groups."""
-    return start % form.group == 0 and columns % form.group == 0
 
 
 def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tuple[type[ExpertsMethod], str]:

@@ -10,11 +10,11 @@ from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod, StackedWeights
 from starling_engine.native import quantized_ops as ops
-from starling_engine.native.group_quantized import FP8, INT4, INT8, Format, GroupQuantized, quantize, stacked
+from starling_engine.native.group_quantized import FP8, INT4, Format, GroupQuantized, quantize, stacked
 from starling_engine.native.quantized_ops import PackedQuantized
 
-ONLINE: dict[str, Format] = {"int8": INT8, "int4": INT4, "fp8": FP8}
-"""Formats in which weights are kept, by `EngineArgs.quantization`."""
+ONLINE: dict[str, Format] = {"int8": Format(8, group=128, zero=128), "int4": INT4, "fp8": FP8}
+"""Formats in which weights are kept, by `EngineArgs.quantization`; groups are cut where columns ask for it."""
 
 
 class OnlineQuantizedLinear(StackedMethod):
@@ -23,9 +23,9 @@ class OnlineQuantizedLinear(StackedMethod):
     _weight: PackedQuantized
     _bias: torch.Tensor | None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, form: Format) -> None:
         self.name = name
-        self._format = ONLINE[name]
+        self._format = form
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
         size = self._format.element_bytes

@@ -69,10 +69,11 @@ def _select_stored(
         if len(forms) < len(shape.names):
             logger.warning("dequantized, since not all of a layer's matrices are quantized: %s", ", ".join(shape.names))
             return otherwise(shape)
-        if any(shape.ins.start % form.group or shape.in_size % form.group for form in forms):
+        cut = [part for form in forms if (part := form.cut(shape.ins.start, shape.in_size)) is not None]
+        if len(cut) < len(forms):
             logger.warning("dequantized, since a rank's columns are no whole groups: %s", ", ".join(shape.names))
             return otherwise(shape)
-        return QuantizedLinear(forms)
+        return QuantizedLinear(cut)
 
     return select
 
@@ -82,20 +83,20 @@ def _select_quantized(name: str, dtype: torch.dtype, device: torch.device) -> Me
         raise ConfigError(f"{name} is not possible for {dtype} on {device.type}; it is for bfloat16 on a CPU", "quantization")
     if native.load() is None:
         raise ConfigError(f"{name} is not possible without native kernels; the log says why there are none", "quantization")
-    group = ONLINE[name].group
-    logger.info("linear layers: %s (quantized while they are loaded, by groups of %d)", name, group)
+    logger.info("linear layers: %s (quantized while they are loaded)", name)
 
     def select(shape: LinearShape) -> LinearMethod:
         if shape.exact:
             return ExactLinear()
         if shape.only_lookup:
             return DenseLinear()
-        if shape.in_size % group or (shape.gated and shape.out_size % 16):
+        form = ONLINE[name].cut(shape.ins.start, shape.in_size)
+        if form is None or (shape.gated and shape.out_size % 16):
             size = f"{shape.out_size} x {shape.in_size}"
-            wanted = f"columns in multiples of {group}" + (" and 16 rows" if shape.gated else "")
+            wanted = f"columns in multiples of {ONLINE[name].block}" + (" and 16 rows" if shape.gated else "")
             what = f"{', '.join(shape.names)} ({size} on a rank)"
             raise ConfigError(f"{name} is not possible for {what}: it wants {wanted}", "quantization")
-        return OnlineQuantizedLinear(name)
+        return OnlineQuantizedLinear(name, form)
 
     return select
 

@@ -31,10 +31,6 @@ class Fields:
             raise ModelError(f"{path} must hold a JSON object, not a {type(values).__name__}")
         return cls(values, path.name)
 
-    def with_value(self, name: str, value: object) -> "Fields":
-        """Returns these fields with one more."""
-        return Fields({**self.values, name: value}, self.source)
-
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 

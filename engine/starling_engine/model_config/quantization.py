@@ -4,8 +4,8 @@ The tensors of a module tell how its numbers lie. The config tells what they do 
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from starling_engine.errors import UnsupportedModel
@@ -19,33 +19,39 @@ FIELD = "quantization_config"
 class WeightScheme:
     """Numbers of a module's weights.
 
-    bits        of a number; 16 where the module is not quantized
+    bits        of a number
+    group       columns of a row that share a scale; None: all, or as many as there are scales for
     symmetric   0 is the code in the middle; else there are zero points
     zero_shift  what has to be added to a stored zero point: 1 in GPTQ's first version
+    ordered     columns of a group may lie anywhere in a row (GPTQ's desc_act)
     block       rows and columns that share a scale, where both are more than one
     """
 
     bits: int
+    group: int | None = None
     symmetric: bool = True
     zero_shift: int = 0
+    ordered: bool = False
     block: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
-    """Schemes by rules: the first whose pattern fits a module's name counts.
+    """Schemes by a module's name: one of `exact`, the first of `patterns` that fits its beginning, or the default.
 
     method  as `quant_method` of transformers
-    rules   pairs of a pattern (exact name, or a regular expression behind "re:") and a scheme
     """
 
     method: str
-    rules: tuple[tuple[str, WeightScheme], ...]
     default: WeightScheme | None = None
+    exact: Mapping[str, WeightScheme] = field(default_factory=dict)
+    patterns: tuple[tuple[re.Pattern[str], WeightScheme], ...] = ()
 
     def scheme_of(self, module: str) -> WeightScheme | None:
-        """Returns the scheme of a module with quantized weights; None where no rule knows it."""
-        return next((scheme for pattern, scheme in self.rules if _fits(pattern, module)), self.default)
+        """Returns the scheme of a module with quantized weights; None where nothing names it."""
+        if module in self.exact:
+            return self.exact[module]
+        return next((scheme for pattern, scheme in self.patterns if pattern.match(module)), self.default)
 
 
 def read_config_json(folder: Path) -> Fields:
@@ -56,7 +62,8 @@ def read_config_json(folder: Path) -> Fields:
     config, beside = Fields.read(folder / CONFIG), folder / "hf_quant_config.json"
     if config.has(FIELD) or not beside.exists():
         return config
-    return config.with_value(FIELD, dict(Fields.read(beside).child("quantization").values))
+    found = Fields.read(beside).child("quantization")
+    return Fields({**config.values, FIELD: dict(found.values)}, f"{config.source} and {beside.name}")
 
 
 def read_quantization(config: Fields) -> QuantizationConfig | None:
@@ -65,9 +72,10 @@ def read_quantization(config: Fields) -> QuantizationConfig | None:
     llm-compressor writes a quantization_config also where it has only measured scales of a cache in fp8: that is None.
     Raises UnsupportedModel naming a method, or a part of one, that cannot be read.
     """
-    if not config.has(FIELD):
+    name = next((each for each in (FIELD, "compression_config") if config.has(each)), None)
+    if name is None:
         return None
-    fields = config.child(FIELD)
+    fields = config.child(name)
     method = fields.text("quant_method", "modelopt" if fields.has("quant_algo") else "")
     if method not in _METHODS:
         raise UnsupportedModel(
@@ -77,19 +85,12 @@ def read_quantization(config: Fields) -> QuantizationConfig | None:
     return _METHODS[method](fields)
 
 
-def _fits(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), module) is not None
-    return pattern == module
-
-
-def _pattern(fields: Fields, name: str, pattern: str) -> str:
-    """Returns a regular expression with its prefix. Raises ModelError where it is none."""
+def _pattern(fields: Fields, name: str, pattern: str) -> re.Pattern[str]:
+    """Raises ModelError where it is no regular expression."""
     try:
-        re.compile(pattern)
+        return re.compile(pattern)
     except re.error as error:
         raise fields.error(name, f"must hold regular expressions ({pattern!r}: {error})") from error
-    return f"re:{pattern}"
 
 
 def _bits(fields: Fields, name: str, possible: tuple[int, ...]) -> int:
@@ -106,29 +107,49 @@ def _refuse_other(fields: Fields, name: str, possible: tuple[str, ...], default:
     return value
 
 
-def _changed(scheme: WeightScheme, changes: Fields, module: str) -> WeightScheme:
-    """Returns the scheme of a module with bits and zero points of its own."""
+_GPTQ_BITS = (2, 3, 4, 8)
+_UNQUANTIZED_BITS = 16
+
+
+def _group(fields: Fields, name: str) -> int | None:
+    """Reads a group's columns; -1 is the whole row."""
+    return None if fields.get(name) == -1 else fields.integer(name, 128)
+
+
+def _changed(scheme: WeightScheme, changes: Fields, module: str) -> WeightScheme | None:
+    """Returns the scheme of a module that has bits, a group and zero points of its own; None where it is not quantized."""
     own = changes.child(module)
-    return replace(scheme, bits=own.integer("bits", scheme.bits), symmetric=own.boolean("sym", scheme.symmetric))
+    bits = _bits(own, "bits", (*_GPTQ_BITS, _UNQUANTIZED_BITS)) if own.has("bits") else scheme.bits
+    if bits == _UNQUANTIZED_BITS:
+        return None
+    group = _group(own, "group_size") if own.has("group_size") else scheme.group
+    return replace(scheme, bits=bits, group=group, symmetric=own.boolean("sym", scheme.symmetric))
 
 
 def _gptq(fields: Fields) -> QuantizationConfig:
     kind = _refuse_other(fields, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-    bits = _bits(fields, "bits", (2, 3, 4, 8))
-    default = WeightScheme(bits, fields.boolean("sym", True), zero_shift=int(kind == "gptq"))
-    rules = []
+    default = WeightScheme(
+        _bits(fields, "bits", _GPTQ_BITS),
+        _group(fields, "group_size"),
+        fields.boolean("sym", True),
+        zero_shift=int(kind == "gptq"),
+        ordered=fields.boolean("desc_act", False),
+    )
+    patterns = []
     dynamic = fields.child("dynamic")
-    for pattern in dynamic.names():
+    for name in dynamic.names():
         # What begins with "-:" is not quantized, and has no tensors that ask for a scheme.
-        scheme = _changed(default, dynamic, pattern)
-        rules.append((_pattern(fields, "dynamic", pattern.removeprefix("+:").removeprefix("-:")), scheme))
-    return QuantizationConfig("gptq", tuple(rules), default)
+        scheme = None if name.startswith("-:") else _changed(default, dynamic, name)
+        if scheme is not None:
+            patterns.append((_pattern(fields, "dynamic", name.removeprefix("+:")), scheme))
+    return QuantizationConfig("gptq", default, patterns=tuple(patterns))
 
 
 def _awq(fields: Fields) -> QuantizationConfig:
     _refuse_other(fields, "version", ("gemm",), "gemm")
-    _bits(fields, "bits" if fields.has("bits") else "w_bit", (4,))
-    return QuantizationConfig("awq", (), WeightScheme(4, symmetric=False))
+    _bits(fields, "w_bit" if fields.has("w_bit") else "bits", (4,))
+    group = _group(fields, "q_group_size" if fields.has("q_group_size") else "group_size")
+    return QuantizationConfig("awq", WeightScheme(4, group, symmetric=False))
 
 
 def _auto_round(fields: Fields) -> QuantizationConfig:
@@ -139,16 +160,23 @@ def _auto_round(fields: Fields) -> QuantizationConfig:
     if fields.text("data_type", "int") != "int" or fields.integer("act_bits", 16) < 16:
         what = f"{fields.text('data_type', 'int')} with activations of {fields.integer('act_bits', 16)} bits"
         raise UnsupportedModel(f"{fields.source}: {what} is not supported; supported: int with activations of 16 bits")
-    awq = packing == "auto_round:auto_awq"
-    bits = _bits(fields, "bits", (4,) if awq else (2, 3, 4, 8))
+    awq, shift = packing == "auto_round:auto_awq", int(packing == "auto_round:auto_gptq")
+    bits = _bits(fields, "bits", (4,) if awq else _GPTQ_BITS)
     symmetric = not awq and fields.boolean("sym", True)
-    default = WeightScheme(bits, symmetric, zero_shift=int(packing == "auto_round:auto_gptq"))
-    rules = []
+    if not symmetric and not awq and not fields.has("packing_format"):
+        raise UnsupportedModel(f"{fields.source}: packing_format is missing, which tells what zero points mean (sym is false)")
+    default = WeightScheme(bits, _group(fields, "group_size"), symmetric, shift)
+    exact, patterns = {}, []
     extra = fields.child("extra_config")
     for name in extra.names():
-        pattern = name if re.fullmatch(r"[\w.]+", name) else _pattern(fields, "extra_config", name)
-        rules.append((pattern, _changed(default, extra, name)))
-    return QuantizationConfig("auto-round", tuple(rules), default)
+        scheme = _changed(default, extra, name)
+        if scheme is None:
+            continue
+        if re.fullmatch(r"[\w.]+", name):
+            exact[name] = scheme
+        else:
+            patterns.append((_pattern(fields, "extra_config", name), scheme))
+    return QuantizationConfig("auto-round", default, exact, tuple(patterns))
 
 
 def _fp8(fields: Fields) -> QuantizationConfig:
@@ -156,16 +184,16 @@ def _fp8(fields: Fields) -> QuantizationConfig:
     block = fields.integers("weight_block_size")
     if block and (len(block) != 2 or 0 in block):
         raise fields.error("weight_block_size", "must be two integers above 0")
-    return QuantizationConfig("fp8", (), WeightScheme(8, block=(block[0], block[1]) if block else None))
+    return QuantizationConfig("fp8", WeightScheme(8, block=(block[0], block[1]) if block else None))
 
 
 def _bitsandbytes(fields: Fields) -> QuantizationConfig:
-    return QuantizationConfig("bitsandbytes", (), WeightScheme(4 if fields.boolean("load_in_4bit", False) else 8))
+    return QuantizationConfig("bitsandbytes", WeightScheme(4 if fields.boolean("load_in_4bit", False) else 8))
 
 
 def _modelopt(fields: Fields) -> QuantizationConfig:
     kind = _refuse_other(fields, "quant_algo", ("fp8", "nvfp4"), "")
-    return QuantizationConfig("modelopt", (), WeightScheme(8 if kind == "fp8" else 4))
+    return QuantizationConfig("modelopt", WeightScheme(8 if kind == "fp8" else 4))
 
 
 def _compressed_tensors(fields: Fields) -> QuantizationConfig | None:
@@ -178,10 +206,9 @@ def _compressed_tensors(fields: Fields) -> QuantizationConfig | None:
             f"{sparsity.source}: format {sparsity.get('format')!r} (sparse weights) is not supported; "
             "take a checkpoint that is quantized alone, or a dense one"
         )
+    _refuse_other(fields, "format", _CT_FORMATS, "dense")
     groups = fields.child("config_groups")
-    if not groups.names():
-        return None
-    rules, default = [], None
+    exact, patterns, default = {}, [], None
     for name in groups.names():
         group = groups.child(name)
         if not group.has("weights"):
@@ -190,12 +217,14 @@ def _compressed_tensors(fields: Fields) -> QuantizationConfig | None:
         for target in group.texts("targets"):
             # A target without a dot is a class, of which Linear alone is quantized.
             if target.startswith("re:"):
-                rules.append((_pattern(group, "targets", target.removeprefix("re:")), scheme))
+                patterns.append((_pattern(group, "targets", target.removeprefix("re:")), scheme))
             elif "." in target or target == "lm_head":
-                rules.append((target, scheme))
+                exact[target] = scheme
             else:
                 default = scheme
-    return QuantizationConfig("compressed-tensors", tuple(rules), default)
+    if default is None and not exact and not patterns:
+        return None
+    return QuantizationConfig("compressed-tensors", default, exact, tuple(patterns))
 
 
 _CT_FORMATS = (
@@ -224,10 +253,13 @@ def _group_scheme(group: Fields) -> WeightScheme:
     symmetric = weights.boolean("symmetric", True)
     if kind == "float" and not symmetric:
         raise UnsupportedModel(f"{weights.source}: symmetric false is not supported for floats")
-    block = weights.integers("block_structure")
-    if weights.get("strategy") == "block" and (len(block) != 2 or 0 in block):
-        raise weights.error("block_structure", "must be two integers above 0")
-    return WeightScheme(bits, symmetric, block=(block[0], block[1]) if block else None)
+    strategy = weights.text("strategy", "channel")
+    if strategy == "block":
+        block = weights.integers("block_structure")
+        if len(block) != 2 or 0 in block:
+            raise weights.error("block_structure", "must be two integers above 0")
+        return WeightScheme(bits, block=(block[0], block[1]))
+    return WeightScheme(bits, weights.integer("group_size") if strategy in ("group", "tensor_group") else None, symmetric)
 
 
 def _refuse_cache(fields: Fields) -> None:

@@ -5,7 +5,7 @@ the same names.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ NOTHING = 1e-30
 """Rows of x that are smaller than this count as zeros."""
 AT_ONCE = 1 << 20
 """Elements that are quantized at a time: what is made of them on the way stays in the caches."""
+
+
+CUT_GROUPS = (64, 32, 16)
+"""Groups that others are cut into, where ranks have some columns each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,25 @@ class Format:
     table: tuple[int, ...] | None = None
     minima: bool = False
     floats: bool = False
+
+    @property
+    def block(self) -> int:
+        """Columns of a block of codes: 32, or 16 where kernels have them so, or groups are no multiples of 32."""
+        return 16 if self.bits in (2, 6) or self.group % 32 else 32
+
+    @property
+    def rounded(self) -> int:
+        """Columns of x that are rounded by one scale. In groups of 128, sums of whole numbers are turned into floats less often."""
+        return 128 if self.group % 128 == 0 else self.block
+
+    def cut(self, start: int, columns: int) -> "Format | None":
+        """Returns the format of some columns of a row, with smaller groups if need be; None where there is none."""
+        sizes = [self.group, *(size for size in CUT_GROUPS if size < self.group and self.group % size == 0)]
+        for size in sizes:
+            found = replace(self, group=size)
+            if start % size == 0 and columns % size == 0 and (self.floats or found.block == self.block):
+                return found
+        return None
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -150,7 +173,7 @@ def quantized_linear(
     """
     rounded = x.float()
     if not weight.format.floats:
-        grouped = _grouped(rounded, weight.format.group)
+        grouped = _grouped(rounded, weight.format.rounded)
         top = grouped.abs().amax(2, keepdim=True)
         codes = (grouped * torch.where(top > NOTHING, torch.full_like(top, 127) / top, 0.0)).round()  # `127 / top` rounds twice
         rounded = (codes * (top / 127)).flatten(1)

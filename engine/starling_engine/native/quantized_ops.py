@@ -96,10 +96,10 @@ def pack_quantized_expert(weight: GroupQuantized, experts: PackedQuantized, inde
 
 def _empty(n: int, k: int, form: Format, gated: bool, *leading: int) -> PackedQuantized:
     assert k % form.group == 0 and (not gated or n % ops.BLOCK_COLUMNS == 0)
-    assert not form.floats or form.group % 16 == 0
-    blocks, groups = -(-n // ops.BLOCK_COLUMNS), k // form.group
-    codes = torch.empty(*leading, blocks, groups, form.group * ops.BLOCK_COLUMNS * form.bits // 8, dtype=torch.uint8)
-    scales = torch.empty(*leading, blocks, groups, ops.BLOCK_COLUMNS, dtype=form.scale_dtype)
+    assert form.group % (16 if form.floats else form.block) == 0
+    blocks = -(-n // ops.BLOCK_COLUMNS)
+    codes = torch.empty(*leading, blocks, k * ops.BLOCK_COLUMNS * form.bits // 8, dtype=torch.uint8)
+    scales = torch.empty(*leading, blocks, k // form.group, ops.BLOCK_COLUMNS, dtype=form.scale_dtype)
     ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
     return PackedQuantized(codes, scales, torch.empty_like(scales) if form.minima else None, form, n, k, gated)
 
@@ -115,7 +115,7 @@ def _pack(weight: GroupQuantized, to: PackedQuantized) -> None:
         ops.library().starling_pack_fp8(codes, scales, to.n, to.k, groups, to.gated, out, out_scales, torch.get_num_threads())
         return
     ops.library().starling_pack_quantized(
-        *_addresses(weight), to.n, to.k, groups, to.format.bits, to.gated, *_addresses(to)[:3], torch.get_num_threads()
+        *_addresses(weight), to.n, to.k, *_groups(to), to.format.bits, to.gated, *_addresses(to)[:3], torch.get_num_threads()
     )
 
 
@@ -128,10 +128,16 @@ def _addresses(weight: GroupQuantized | PackedQuantized) -> tuple[int, int, int 
 
 def _weight(weight: PackedQuantized, *, rows: bool = True) -> list[int | None]:
     """Returns what kernels are told of a weight: addresses, n (where they want its `rows`), k, groups; bits and zero."""
-    sizes = [*([weight.n] if rows else []), weight.k, weight.k // weight.format.group]
+    sizes = [*([weight.n] if rows else []), weight.k]
     if weight.format.floats:
-        return [*_addresses(weight)[:2], *sizes]
-    return [*_addresses(weight), *sizes, weight.format.bits, weight.zero]
+        return [*_addresses(weight)[:2], *sizes, weight.k // weight.format.group]
+    return [*_addresses(weight), *sizes, *_groups(weight), weight.format.bits, weight.zero]
+
+
+def _groups(weight: PackedQuantized) -> tuple[int, int, int]:
+    """Returns the columns of a block, the blocks by which x is rounded, and how many such groups share a scale of the weight."""
+    form = weight.format
+    return form.block, form.rounded // form.block, form.group // form.rounded
 
 
 @functools.cache

@@ -27,12 +27,12 @@ class Scaled(Protocol):
     value_scale: float
 
 
-def load_kv_scales(layers: Mapping[str, Scaled], path: Path) -> None:
+def load_kv_scales(layers: Mapping[str, Scaled], path: Path, *, pickles: bool = False) -> None:
     """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1.
 
     Raises WeightError naming a scale that is not one positive number.
     """
-    files, count = open_checkpoint(path), 0
+    files, count = open_checkpoint(path, pickles=pickles), 0
     for prefix, layer in layers.items():
         for field, names in NAMES.items():
             name = next((full for each in names if (full := f"{prefix}.{each}") in files.tensors), None)

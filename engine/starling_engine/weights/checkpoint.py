@@ -2,28 +2,36 @@
 
 from pathlib import Path
 
+from starling_engine.errors import WeightError
 from starling_engine.gguf.reader import is_gguf
 from starling_engine.model_config.quantization import CONFIG, QuantizationConfig, read_config_json, read_quantization
 from starling_engine.native.group_quantized import Format
 from starling_engine.weights.gguf_source import GgufWeights
+from starling_engine.weights.pickle_source import PickledWeights
 from starling_engine.weights.quantized.source import QuantizedWeights
 from starling_engine.weights.safetensors_source import SafetensorsWeights
 from starling_engine.weights.source import WeightFiles
 
 
-def open_checkpoint(path: Path) -> WeightFiles:
-    """Reads the headers of the model at `path`, a folder or a GGUF file. Raises WeightError, or ModelError, for what is damaged."""
+def open_checkpoint(path: Path, *, pickles: bool = False) -> WeightFiles:
+    """Reads the headers of the model at `path`, a folder or a GGUF file. Raises WeightError, or ModelError, for what is damaged.
+
+    `pickles`: the folder's pytorch_model.bin files, and no safetensors.
+    """
     if is_gguf(path):
+        if pickles:
+            raise WeightError(f"{path} is a GGUF file, not a folder with pytorch_model.bin; leave --load-format out")
         return GgufWeights(path)
     quantization = _quantization(path)
-    return SafetensorsWeights(path) if quantization is None else QuantizedWeights(path, quantization)
+    files = PickledWeights(path) if pickles else SafetensorsWeights(path)
+    return files if quantization is None else QuantizedWeights(files, quantization)
 
 
-def stored_formats(path: Path) -> dict[str, Format]:
+def stored_formats(path: Path, *, pickles: bool = False) -> dict[str, Format]:
     """Returns how codes are read, by the names of the matrices that are quantized in the files."""
     if not is_gguf(path) and _quantization(path) is None:
         return {}
-    return {name: info.form for name, info in open_checkpoint(path).tensors.items() if info.form is not None}
+    return {name: info.form for name, info in open_checkpoint(path, pickles=pickles).tensors.items() if info.form is not None}
 
 
 def _quantization(folder: Path) -> QuantizationConfig | None:

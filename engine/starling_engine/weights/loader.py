@@ -12,7 +12,7 @@ import torch
 
 from starling_engine.errors import WeightError
 from starling_engine.weights.checkpoint import open_checkpoint
-from starling_engine.weights.source import TensorInfo, TensorReader, WeightFiles
+from starling_engine.weights.source import CodeReader, TensorInfo, TensorReader, WeightFiles
 from starling_engine.weights.weight_slot import Loadable, WeightSlot
 
 Progress = Callable[[int, int], None]
@@ -25,18 +25,19 @@ def no_progress(_done: int, _total: int) -> None:
     """Does nothing, for callers that show no progress."""
 
 
-def load_weights(model: Loadable, path: Path, progress: Progress = no_progress) -> None:
-    """Loads the checkpoint at `path`, a folder or a GGUF file, into every slot of `model`.
+def load_weights(model: Loadable, path: Path, progress: Progress = no_progress, *, pickles: bool = False) -> None:
+    """Loads the checkpoint at `path` into every slot of `model`; see `open_checkpoint`.
 
     Raises WeightError naming tensors that are missing, unknown, misshapen or of a dtype that cannot be converted. Headers tell, so
     that is checked before the first byte is copied.
     """
     slots = model.weight_slots()
-    files = open_checkpoint(path)
+    files = open_checkpoint(path, pickles=pickles)
     found = files.tensors
     sources = _match(slots, found)
     known = slots.keys() | model.duplicates().keys() | {source.tensor for source in sources.values()}
-    _refuse("is not known to this model", [n for n in found if n not in known and not model.ignores(n)])
+    unknown = [name for name in found if name not in known and not model.ignores(name)]
+    _refuse("is not known to this model", [name for name in unknown if not _is_zero_bias(files, name)])
     _copy(slots, files, sources, progress)
     _check_duplicates(model, files)
 
@@ -44,9 +45,9 @@ def load_weights(model: Loadable, path: Path, progress: Progress = no_progress) 
 class Checkpoint:
     """Loads parts of the checkpoint at a path while the model runs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, pickles: bool = False) -> None:
         """Raises as `open_checkpoint`."""
-        self._files = open_checkpoint(path)
+        self._files = open_checkpoint(path, pickles=pickles)
 
     def fill(self, slots: Mapping[str, WeightSlot]) -> None:
         """Raises as `load_weights`."""
@@ -107,6 +108,7 @@ def _copy(slots: Mapping[str, WeightSlot], files: WeightFiles, sources: Mapping[
 
 def _load(slot: WeightSlot, file: TensorReader, source: _Source) -> None:
     if slot.load_codes is not None and source.info.form is not None:
+        assert isinstance(file, CodeReader), "its tensors have forms"
         slot.load_codes(file.read_codes(source.tensor, source.index))
     else:
         slot.load(file.read(source.tensor, source.index))
@@ -137,6 +139,11 @@ def _check_duplicates(model: Loadable, files: WeightFiles) -> None:
         part = slots[original].part
         if not torch.equal(_read(files, name, part), _read(files, original, part)):
             raise WeightError(f"checkpoint: {name} differs from {original}, but config.json says tie_word_embeddings: true")
+
+
+def _is_zero_bias(files: WeightFiles, name: str) -> bool:
+    """Returns whether it adds nothing: older quantizers write a bias of zeros for every matrix."""
+    return name.endswith(".bias") and len(files.tensors[name].shape) == 1 and not bool(_read(files, name, ()).any())
 
 
 def _read(files: WeightFiles, name: str, part: tuple[slice, ...]) -> torch.Tensor:

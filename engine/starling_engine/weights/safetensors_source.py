@@ -10,7 +10,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from starling_engine.errors import WeightError
-from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.weights.source import Index, TensorInfo
 
 INDEX = "model.safetensors.index.json"
@@ -48,25 +47,23 @@ class _Reader:
         tensor: torch.Tensor = self._file.get_slice(name)[index] if index else self._file.get_tensor(name)
         return tensor
 
-    def read_codes(self, name: str, index: Index) -> GroupQuantized:
-        raise NotImplementedError(f"{name}{list(index)}: no tensor of these files has a form")
-
 
 def _files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.exists():
-        return _indexed_files(index)
+        return indexed_files(index)
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise WeightError(
-            f"{folder} holds weights only as PyTorch pickles (.bin, .pt), which can run code when opened; "
-            "convert them to safetensors"
+            f"{folder} holds weights only as PyTorch pickles (.bin, .pt); convert them to safetensors, or say --load-format pt, "
+            "which reads nothing but tensors from pytorch_model.bin"
         )
     raise WeightError(f"{folder} holds neither {SINGLE} nor {INDEX}")
 
 
-def _indexed_files(index: Path) -> list[Path]:
+def indexed_files(index: Path) -> list[Path]:
+    """Returns the files that an index names. Raises WeightError when it cannot be read, or one is absent."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -36,6 +36,11 @@ class TensorReader(Protocol):
     def read(self, name: str, index: Index) -> torch.Tensor:
         """Returns numbers, dequantized where the file has codes."""
         ...
+
+
+@runtime_checkable
+class CodeReader(TensorReader, Protocol):
+    """Reads tensors of files in which some have a `form`."""
 
     def read_codes(self, name: str, index: Index) -> GroupQuantized:
         """Returns a matrix that has a `form`. Columns are cut between its groups."""

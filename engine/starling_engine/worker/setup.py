@@ -55,7 +55,8 @@ class RankSetup:
             latent=model.mla is not None,
             fp8_cache=config.fp8_cache,
         )
-        stored = {} if config.load_format == "dummy" else stored_formats(Path(config.model_path))
+        path, pickles = Path(config.model_path), config.load_format == "pt"
+        stored = {} if config.load_format == "dummy" else stored_formats(path, pickles=pickles)
         linear = select_linear_method(dtype, platform.device, config.quantization, stored)
         experts = select_experts_method(dtype, platform.device, config.quantization, stored)
         return cls(config, platform, dtype, model, attention, linear, experts, join_ranks(config, tick, platform.device))
@@ -92,12 +93,14 @@ class RankSetup:
             if self.config.load_format == "dummy":
                 load_dummy(model, self.config.seed)
                 return
-            folder = Path(self.config.model_path)
-            load_weights(model, folder, on_progress)
+            folder, pickles = Path(self.config.model_path), self.config.load_format == "pt"
+            load_weights(model, folder, on_progress, pickles=pickles)
             if self.config.fp8_cache:
-                load_kv_scales(model.kv_scaled, folder)
+                load_kv_scales(model.kv_scaled, folder, pickles=pickles)
 
 
 def weight_source(config: WorkerConfig) -> WeightSource:
     """Opens the source of experts that are loaded later."""
-    return DummyWeights(config.seed) if config.load_format == "dummy" else Checkpoint(Path(config.model_path))
+    if config.load_format == "dummy":
+        return DummyWeights(config.seed)
+    return Checkpoint(Path(config.model_path), pickles=config.load_format == "pt")

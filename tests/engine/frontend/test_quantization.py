@@ -95,7 +95,7 @@ def test_keys_of_other_weights_are_not_found(tmp_path: Path) -> None:
     for args in ({}, {"quantization": "int8"}, {"quantization": "int4"}):
         with model(**tiers, **args) as llm:
             assert llm.generate([TEXT], GREEDY)[0].num_cached_tokens == 0
-    names = {"bfloat16", *(f"bfloat16 by weights in {name} (version 1)" for name in ("int8", "int4"))}
+    names = {"bfloat16", *(f"bfloat16 by weights in {name} (version 2)" for name in ("int8", "int4"))}
     assert {found.dtype for found in list_models(tmp_path) if found.objects} == names
 
 

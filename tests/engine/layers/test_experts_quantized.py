@@ -127,16 +127,22 @@ def test_a_copy_of_the_memory_is_the_same_expert() -> None:
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_numbers_are_quantized_while_they_are_loaded(name: str) -> None:
-    form = ONLINE[name]
+    gate_up, down = ONLINE[name].cut(0, 192), ONLINE[name].cut(0, 64)
+    assert gate_up is not None and down is not None
     torch.manual_seed(0)
-    numbers = {each: torch.randn(matrix.codes.shape).to(BF16) for each, matrix in matrices(SHAPE, form, form).items()}
+    numbers = {each: torch.randn(matrix.codes.shape).to(BF16) for each, matrix in matrices(SHAPE, gate_up, down).items()}
     layer = Experts(NAMES, SHAPE, select_experts_method(BF16, CPU, name)(SHAPE, NAMES), BF16, CPU)
     for expert in range(7):
         for each, slot in layer.reserve(expert).items():
             assert slot.load_codes is None
             slot.load(numbers[each])
     x, (ids, weights) = torch.randn(5, 192).to(BF16), routes(5, 3, 7)
-    reference = expected({each: quantize(matrix, form) for each, matrix in numbers.items()}, x, ids, weights)
+    reference = expected(
+        {each: quantize(matrix, down if each.endswith("down_proj.weight") else gate_up) for each, matrix in numbers.items()},
+        x,
+        ids,
+        weights,
+    )
     torch.testing.assert_close(
         layer.forward(x, ids, weights).float(), reference, rtol=2e-2, atol=2e-2 * reference.abs().max().item()
     )

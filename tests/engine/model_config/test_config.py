@@ -297,6 +297,7 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, ["quant_algo 'w4a8_awq'", "nvfp4"]),
         (weights(num_bits=4, type="int", actorder="group"), ["group_0: weights: actorder 'group'", "static"]),
         (weights(num_bits=6, type="float"), ["group_0: weights: num_bits 6", "4, 8"]),
+        ({"quantization_config": {**KV_ONLY, "format": "marlin-24"}}, ["format 'marlin-24'", "pack-quantized"]),
         ({"quantization_config": {**KV_ONLY, "sparsity_config": {"format": "sparse-24-bitmask"}}}, ["sparse-24-bitmask", "dense"]),
         (
             {"quantization_config": {**KV_ONLY, "kv_cache_scheme": {**SCHEME, "strategy": "attn_head"}}},
@@ -370,15 +371,19 @@ def test_a_module_has_the_scheme_of_the_first_rule_that_names_it() -> None:
         *("model.layers.3.mlp.down_proj", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"),
     )
     assert found == [WeightScheme(8), WeightScheme(8), WeightScheme(4, symmetric=False)]
+    assert parse(compression_config={"quant_method": "compressed-tensors", "config_groups": groups}).quantization is not None
+    none = {"group_0": {"targets": ["re:.*self_attn$"], "weights": None}}
+    assert parse(quantization_config={"quant_method": "compressed-tensors", "config_groups": none}).quantization is None
     only = {"group_0": groups["group_0"]}
     assert schemes({"quant_method": "compressed-tensors", "config_groups": only}, "model.layers.1.mlp.up_proj") == [None]
 
 
 def test_gptq_and_auto_round_may_have_modules_of_their_own() -> None:
     gptq = {"quant_method": "gptq", "bits": 4, "dynamic": {r"+:.*\.0\..*": {"bits": 8}, r"-:.*\.1\..*": {}}}
-    assert schemes(gptq, "layers.0.up", "layers.2.up") == [WeightScheme(8, zero_shift=1), WeightScheme(4, zero_shift=1)]
+    assert schemes(gptq, "layers.0.up", "layers.2.up") == [WeightScheme(8, 128, zero_shift=1), WeightScheme(4, 128, zero_shift=1)]
     rounded = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:gptqmodel", "sym": False}
     rounded["extra_config"] = {"lm_head": {"bits": 8}, r".*\.0\..*": {"sym": True}}
+    rounded["group_size"] = -1
     expected = [WeightScheme(8, symmetric=False), WeightScheme(4), WeightScheme(4, symmetric=False)]
     assert schemes(rounded, "lm_head", "layers.0.up", "layers.1.up") == expected
 
@@ -387,6 +392,13 @@ def test_a_bad_field_of_a_quantization_config_is_named() -> None:
     for config, message in (
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:[": {}}}, r"dynamic must hold regular expressions \('\['"),
         ({"quant_method": "gptq"}, "quantization_config: bits is missing"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"up": {"bits": 40}}}, "dynamic: up: bits 40 is not supported"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size must be an integer of at least 1"),
+        ({"quant_method": "auto-round", "bits": 4, "sym": False}, "packing_format is missing"),
+        (
+            weights(num_bits=8, type="float", strategy="block", block_structure=[0, 128])["quantization_config"],
+            "block_structure must",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two integers above 0"),
     ):
         with pytest.raises(ModelError, match=message):

@@ -88,7 +88,7 @@ def test_progress_counts_every_byte(folder: Path) -> None:
         (lambda t: t.pop("model.layers.0.self_attn.k_proj.bias"), ["k_proj.bias", "is missing"]),
         (lambda t: [t.pop(name) for name in list(t) if "mlp" in name], ["and 4 more is missing"]),
         (lambda t: t.update({"model.layers.3.mlp.up_proj.weight": torch.zeros(2)}), ["layers.3", "not known"]),
-        (lambda t: t.update({"model.layers.0.mlp.up_proj.bias": torch.zeros(128)}), ["up_proj.bias", "not known"]),
+        (lambda t: t.update({"model.layers.0.mlp.up_proj.bias": torch.ones(128)}), ["up_proj.bias", "not known"]),
         (lambda t: t.update({UP: torch.zeros(64, 128)}), [UP, "[64, 128]", "[128, 64]", "wrong shape"]),
         (lambda t: t.update({"model.norm.weight": torch.zeros(1)}), ["model.norm.weight", "[1]", "[64]"]),
         (lambda t: t.update({UP: torch.zeros(128, 64, dtype=torch.int8)}), [UP, "I8", "dtype"]),

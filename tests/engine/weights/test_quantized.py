@@ -30,12 +30,12 @@ from tests.engine.weights.test_loader import PROMPT, loaded
 
 SHAPE = Variant("qwen3", {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32})
 WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
-    "W4A16": (partial(compressed, "W4A16"), (4, 32)),
-    "W4A16_ASYM": (partial(compressed, "W4A16_ASYM"), (4, 32)),
-    "W3A16": (partial(compressed, "W3A16"), (4, 32)),
-    "W8A16": (partial(compressed, "W8A16"), (8, 32)),
-    "W8A8": (partial(compressed, "W8A8"), (8, 32)),
-    "W4A8": (partial(compressed, "W4A8"), (4, 32)),
+    "W4A16": (partial(compressed, "W4A16"), (4, 128)),
+    "W4A16_ASYM": (partial(compressed, "W4A16_ASYM"), (4, 128)),
+    "W3A16": (partial(compressed, "W3A16"), (4, 128)),
+    "W8A16": (partial(compressed, "W8A16"), (8, 128)),
+    "W8A8": (partial(compressed, "W8A8"), (8, 128)),
+    "W4A8": (partial(compressed, "W4A8"), (4, 128)),
     "FP8": (partial(compressed, "FP8"), (8, 128)),
     "FP8_DYNAMIC": (partial(compressed, "FP8_DYNAMIC"), (8, 128)),
     "FP8_BLOCK": (partial(compressed, "FP8_BLOCK"), (8, 128)),
@@ -43,14 +43,14 @@ WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
     "MXFP4A16": (partial(compressed, "MXFP4A16"), (4, 32)),
     "MXFP8A16": (partial(compressed, "MXFP8A16"), (8, 32)),
     "gptq": (partial(auto_round, "auto_gptq", 4, symmetric=True), (4, 32)),
-    "gptq asymmetric": (partial(auto_round, "auto_gptq", 2, symmetric=False), (2, 16)),
+    "gptq asymmetric": (partial(auto_round, "auto_gptq", 2, symmetric=False), (2, 32)),
     "gptq in 3 bits": (partial(auto_round, "auto_gptq", 3, symmetric=True), (4, 32)),
-    "gptq in 8 bits": (partial(auto_round, "auto_gptq", 8, symmetric=True, group=128), (8, 32)),
-    "awq": (partial(auto_round, "auto_awq", 4, symmetric=False, group=64), (4, 32)),
+    "gptq in 8 bits": (partial(auto_round, "auto_gptq", 8, symmetric=True, group=128), (8, 128)),
+    "awq": (partial(auto_round, "auto_awq", 4, symmetric=False, group=64), (4, 64)),
     "auto-round": (partial(auto_round, "auto_round:gptqmodel", 4, symmetric=True), (4, 32)),
     "nf4": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"), None),
     "fp4 twice": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_use_double_quant=True), None),
-    "LLM.int8": (partial(bitsandbytes, load_in_8bit=True), (8, 32)),
+    "LLM.int8": (partial(bitsandbytes, load_in_8bit=True), (8, 128)),
     "fp8": (lambda: fp8_blocks, (8, 128)),
     "modelopt": (lambda: model_opt, (4, 16)),
 }
@@ -92,8 +92,7 @@ def test_numbers_are_those_of_the_tool_that_wrote_them(kind: str, written: Writt
             numbers, found = file.read(name, ()), files.tensors[name]
             top = numbers.abs().max().item()
             torch.testing.assert_close(numbers, expected[name], rtol=0, atol=ROUNDED * top)
-            # Floats may have groups of all 128 columns.
-            rows, columns = slice(16, 48), slice(0, 128) if form == (8, 128) else slice(64, 128)
+            rows, columns = slice(20, 47), slice(64, 128)
             assert torch.equal(file.read(name, (rows, columns)), numbers[rows, columns])
             assert found.shape == numbers.shape and (found.form and (found.form.bits, found.form.group)) == form
             if found.form is not None:
@@ -118,27 +117,103 @@ def test_a_whole_model_is_that_of_its_numbers(kind: str, written: Written) -> No
     )
 
 
-def test_columns_in_another_order_are_numbers(written: Written, tmp_path: Path) -> None:
-    """GPTQ with desc_act: the groups of columns are mixed."""
-    folder, expected = written["gptq"]
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.up_proj"
-    order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
-    # The matrix with its columns mixed is the same codes in another order, each with the group that it had.
+def in_order(folder: Path, target: Path, order: torch.Tensor, group_of: torch.Tensor, **config: object) -> str:
+    """Copies a checkpoint of GPTQ with the columns of a matrix in another order, and another group for each; returns its name."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    tensors, name = load_file(target / "model.safetensors"), "model.layers.0.mlp.up_proj"
     bits = torch.arange(0, 32, 4)
     codes = (tensors[f"{name}.qweight"][:, None, :] >> bits[:, None] & 15).flatten(0, 1)[order]
     tensors[f"{name}.qweight"] = (codes.view(-1, 8, codes.shape[1]).long() << bits[:, None]).sum(1).to(torch.int32)
-    tensors[f"{name}.g_idx"] = (order // 32).to(torch.int32)
+    tensors[f"{name}.g_idx"] = group_of.to(torch.int32)
+    save_file(tensors, target / "model.safetensors")
+    before = json.loads((target / "config.json").read_text())["quantization_config"]
+    edit_json(target / "config.json", {"quantization_config": {**before, **config}})
+    return f"{name}.weight"
+
+
+def test_columns_in_another_order_are_numbers(written: Written, tmp_path: Path) -> None:
+    """GPTQ with desc_act: the groups of columns are mixed. Codes in another order, each with its group, are the matrix so."""
+    folder, expected = written["gptq"]
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
+    name = in_order(folder, tmp_path, order, order // 32, desc_act=True)
+    files = open_checkpoint(tmp_path)
+    assert files.tensors[name].form is None
+    with files.open(tmp_path / "model.safetensors") as file:
+        found = file.read(name, ())
+        torch.testing.assert_close(found, expected[name][:, order], rtol=0, atol=ROUNDED * found.abs().max().item())
+
+
+def test_columns_in_an_order_that_the_config_denies_are_an_error(written: Written, tmp_path: Path) -> None:
+    name = in_order(written["gptq"][0], tmp_path, torch.arange(128), torch.arange(128).flip(0) // 32)
+    with (
+        open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file,
+        pytest.raises(WeightError, match=r"desc_act: false"),
+    ):
+        file.read(name, ())
+
+
+def test_a_group_that_does_not_exist_is_an_error(written: Written, tmp_path: Path) -> None:
+    name = in_order(written["gptq"][0], tmp_path, torch.arange(128), torch.arange(128) // 25, desc_act=True)
+    with (
+        open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file,
+        pytest.raises(WeightError, match=r"g_idx names groups"),
+    ):
+        file.read(name, ())
+
+
+def test_the_last_group_may_be_smaller(written: Written, tmp_path: Path) -> None:
+    """GPTQ with 128 columns in groups of 48: two, and one of 32."""
+    folder, _ = written["gptq"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.up_proj"
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    edit_json(tmp_path / "config.json", {"quantization_config": {**config, "group_size": 48}})
+    for each in [each for each in tensors if each.endswith((".scales", ".qzeros", ".g_idx"))]:
+        k = tensors[f"{each.rpartition('.')[0]}.qweight"].shape[0] * 8
+        tensors[each] = (
+            (torch.arange(k) // 48).to(torch.int32) if each.endswith("g_idx") else tensors[each][: -(-k // 48)].contiguous()
+        )
     save_file(tensors, tmp_path / "model.safetensors")
     files = open_checkpoint(tmp_path)
-    assert files.tensors[f"{name}.weight"].form is None
+    codes = (tensors[f"{name}.qweight"][:, None, :] >> torch.arange(0, 32, 4)[:, None] & 15).flatten(0, 1).T.float() - 8
+    expected = codes * tensors[f"{name}.scales"].float()[torch.arange(128) // 48].T
     with files.open(tmp_path / "model.safetensors") as file:
-        found = file.read(f"{name}.weight", ())
-        torch.testing.assert_close(found, expected[f"{name}.weight"][:, order], rtol=0, atol=ROUNDED * found.abs().max().item())
-        tensors[f"{name}.g_idx"][0] = 4
+        assert files.tensors[f"{name}.weight"].form is None and torch.equal(file.read(f"{name}.weight", ()), expected)
+
+
+def test_biases_of_zeros_are_left_out(written: Written, tmp_path: Path) -> None:
+    """Older quantizers write them for every matrix."""
+    shutil.copytree(written["gptq"][0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, f"{UP}.bias": torch.zeros(384)}, tmp_path / "model.safetensors")
+    assert torch.equal(loaded(tmp_path), loaded(written["gptq"][0]))
+    save_file({**tensors, f"{UP}.bias": torch.ones(384)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=r"up_proj.bias is not known to this model"):
+        loaded(tmp_path)
+
+
+def test_one_scale_for_a_matrix_and_others_for_its_input(written: Written, tmp_path: Path) -> None:
+    """FP8 as ModelOpt and AutoFP8 write it: scalars without a dimension."""
+    shutil.copytree(written["FP8"][0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name: tensor.float().reshape(()) if name.endswith("_scale") else tensor for name, tensor in tensors.items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    with open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file, pytest.raises(WeightError, match=r"up_proj.g_idx"):
-        file.read(f"{name}.weight", ())
+    edit_json(tmp_path / "config.json", {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}})
+    assert torch.equal(loaded(tmp_path), loaded(written["FP8"][0]))
+
+
+def test_zero_points_may_be_bytes(written: Written, tmp_path: Path) -> None:
+    folder, expected = written["W4A16_ASYM"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("zero_point")]:
+        words, rows = tensors[name], tensors[f"{name.removesuffix('_zero_point')}_scale"].shape[0]
+        codes = (words[:, None, :] >> torch.arange(0, 32, 4)[:, None] & 15).flatten(0, 1)[:rows]
+        tensors[name] = (codes - 8).to(torch.int8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file:
+        found = file.read(f"{UP}.weight", ())
+    torch.testing.assert_close(found, expected[f"{UP}.weight"], rtol=0, atol=ROUNDED * found.abs().max().item())
 
 
 def test_a_matrix_may_lie_in_two_files(written: Written, tmp_path: Path) -> None:
@@ -155,6 +230,12 @@ def test_a_matrix_may_lie_in_two_files(written: Written, tmp_path: Path) -> None
 
 
 UP = "model.layers.1.mlp.up_proj"
+
+
+def state(**changes: object) -> torch.Tensor:
+    return torch.tensor(
+        list(json.dumps({"shape": [384, 128], "quant_type": "nf4", "blocksize": 64, **changes}).encode()), dtype=torch.uint8
+    )
 
 
 def cut(tensors: Tensors, ending: str) -> None:
@@ -175,7 +256,7 @@ def cut(tensors: Tensors, ending: str) -> None:
         ),
         ("FP8_DYNAMIC", lambda t: cut(t, "weight_scale"), r"weight_scale \[383, 1\] has the wrong shape"),
         ("fp8", lambda t: cut(t, "weight_scale_inv"), r"weight_scale_inv \[2, 1\] has the wrong shape \(expected \[3, 1\]\)"),
-        ("gptq", lambda t: cut(t, "scales"), r"qzeros \[4, 48\] has the wrong shape"),
+        ("gptq", lambda t: cut(t, "scales"), r"scales \[3, 384\] has the wrong shape \(expected \[4, 384\]\)"),
         ("gptq", lambda t: cut(t, "g_idx"), r"g_idx \[127\] has the wrong shape"),
         ("awq", lambda t: cut(t, "qzeros"), "qzeros .* has the wrong shape"),
         ("nf4", lambda t: cut(t, "weight.absmax"), r"weight.absmax .* has the wrong shape"),
@@ -183,6 +264,29 @@ def cut(tensors: Tensors, ending: str) -> None:
         ("nf4", lambda t: cut(t, "weight.quant_state.bitsandbytes__nf4"), "quant_state that cannot be read"),
         ("LLM.int8", lambda t: cut(t, "SCB"), r"SCB \[383\] has the wrong shape"),
         ("NVFP4", lambda t: cut(t, "weight_scale"), r"weight_scale \[383, 8\] has the wrong shape"),
+        (
+            "NVFP4",
+            lambda t: t.update({f"{UP}.weight_global_scale": torch.ones(7)}),
+            r"weight_global_scale \[7\] has the wrong shape",
+        ),
+        ("gptq", lambda t: t.update({f"{UP}.qweight": torch.zeros(16, dtype=torch.int32)}), r"qweight \[16\] .*2 dimensions"),
+        ("gptq", lambda t: t.update({f"{UP}.scales": torch.ones(())}), r"(scales|qweight) .* has the wrong shape"),
+        ("gptq", lambda t: t.update({f"{UP}.g_idx": torch.zeros((), dtype=torch.int32)}), r"g_idx \[\] has the wrong shape"),
+        ("gptq in 3 bits", lambda t: cut(t, "qweight"), "qweight .* does not hold whole codes of 3 bits"),
+        ("awq", lambda t: t.update({f"{UP}.qweight": torch.ones(128, 48)}), r"qweight is F32 \(expected I32\)"),
+        (
+            "fp8",
+            lambda t: t.update({f"{UP}.weight": torch.zeros(1, 384, 128, dtype=torch.float8_e4m3fn)}),
+            r"weight .*2 dimensions",
+        ),
+        (
+            "FP8_DYNAMIC",
+            lambda t: t.update({f"{UP}.weight_scale": torch.ones(384, 0)}),
+            r"weight_scale \[384, 0\] has the wrong shape",
+        ),
+        ("fp4 twice", lambda t: t.pop(f"{UP}.weight.nested_quant_map"), "nested_quant_map is missing"),
+        ("fp4 twice", lambda t: cut(t, "weight.nested_quant_map"), r"nested_quant_map \[255\] has the wrong shape"),
+        ("nf4", lambda t: t.update({f"{UP}.weight.quant_state.bitsandbytes__nf4": state(blocksize=float("inf"))}), "quant_state"),
     ],
 )
 def test_damage_is_named(kind: str, change: Callable[[Tensors], object], message: str, written: Written, tmp_path: Path) -> None:
@@ -231,5 +335,5 @@ def test_groups_that_no_kernel_has_are_numbers(written: Written, tmp_path: Path)
     tensors[f"{UP}.weight_scale"] = tensors[f"{UP}.weight_scale"].expand(-1, 16).contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
     assert f"{UP}.weight" not in stored_formats(tmp_path)
-    assert stored_formats(tmp_path)["model.layers.0.mlp.up_proj.weight"] == Format(8, 32, zero=128)
+    assert stored_formats(tmp_path)["model.layers.0.mlp.up_proj.weight"] == Format(8, 128, zero=128)
     assert torch.equal(loaded(tmp_path), loaded(written["W8A8"][0]))

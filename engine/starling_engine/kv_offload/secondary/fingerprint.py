@@ -14,12 +14,15 @@ from typing import BinaryIO
 from starling_engine.config import QUANTIZATION_VERSION
 from starling_engine.errors import ModelError
 from starling_engine.gguf.reader import is_gguf, open_gguf
+from starling_engine.model_config.quantization import read_config_json, read_quantization
 
 KV_LAYOUT = 2
 """Version of the order of a chunk's keys and values, of their meaning (rotated keys), and of `identity`."""
 
 SAMPLE_BYTES = 256
 """Read of each tensor, from its middle."""
+PIECES, END_BYTES = 256, 1 << 20
+"""Read of a file that is no safetensors: so many pieces, and its end."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> 
             return _of_gguf(folder, load_format, seed, dtype)
         if load_format == "dummy":
             return Fingerprint(f"{folder.name} (dummy weights)", f"dummy {seed} {_config_hash(folder)}", dtype)
-        repository = _hub_name(folder)
-        if repository is None:
-            return Fingerprint(folder.name, _content_hash(folder), dtype)
+        repository, content = _hub_name(folder), _content_hash(folder, "*.bin" if load_format == "pt" else "*.safetensors")
+        if read_quantization(read_config_json(folder)) is not None:
+            content = f"{content} (version {QUANTIZATION_VERSION})"
         # A branch led to this commit. The files may have been edited since.
-        return Fingerprint(repository, f"{repository} {_content_hash(folder)}", dtype)
+        return Fingerprint(repository or folder.name, content if repository is None else f"{repository} {content}", dtype)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ModelError(f"{folder} has no fingerprint, its files cannot be read: {error!r}") from error
 
@@ -79,15 +82,22 @@ def _config_hash(folder: Path) -> str:
     return sha256((folder / "config.json").read_bytes()).hexdigest()
 
 
-def _content_hash(folder: Path) -> str:
+def _content_hash(folder: Path, files: str) -> str:
     """Hashes the middle of each tensor, too: fine-tunes of one shape differ there."""
     digest = sha256(_config_hash(folder).encode())
-    for path in sorted(folder.glob("*.safetensors")):
+    samples = _samples if files.endswith(".safetensors") else _samples_of_any
+    for path in sorted(folder.glob(files)):
         digest.update(repr((path.name, path.stat().st_size)).encode())
         with path.open("rb", buffering=0) as file:
-            for piece in _samples(file, path.stat().st_size):
+            for piece in samples(file, path.stat().st_size):
                 digest.update(piece)
     return digest.hexdigest()
+
+
+def _samples_of_any(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yields pieces of a file of another format, and its end, where an archive lists what it holds with checksums."""
+    yield from (os.pread(file.fileno(), SAMPLE_BYTES, size * number // PIECES) for number in range(PIECES))
+    yield os.pread(file.fileno(), END_BYTES, max(0, size - END_BYTES))
 
 
 def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:

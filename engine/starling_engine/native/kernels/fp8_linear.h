@@ -80,7 +80,7 @@ struct Fp8Product {
                 float* sums) const {
     const Bf16Operand* from = x + (at.row0 + row) * x_stride + (at.group * lines() + first) * 2;
     const bool more = groups == 1 && first > 0;
-    gemm_tile<T>({from, x_stride, b, b_stride, count, sums, at.width, more, nullptr}, static_cast<int>(rows), at.here, 0);
+    gemm_tile<T>({from, x_stride, b, b_stride, count, sums, at.width, more, b}, static_cast<int>(rows), at.here, 0);
   }
 
   void add_scaled(const Tile& at, const float* sums, int64_t rows, float* totals) const {

@@ -9,10 +9,10 @@ namespace {
 class QuantizedRuns {
  public:
   QuantizedRuns(const ExpertRuns& runs, const QuantizedWeight& weight, Scratch& scratch)
-      : runs_(runs), all_(QuantizedRows::in(scratch, runs.pairs(), weight.k, weight.groups)) {}
+      : runs_(runs), all_(QuantizedRows::in(scratch, runs.pairs(), weight.columns)) {}
 
   static size_t bytes(const ExpertRuns& runs, const QuantizedWeight& weight) {
-    return QuantizedRows::bytes(runs.pairs(), weight.k, weight.groups);
+    return QuantizedRows::bytes(runs.pairs(), weight.columns);
   }
 
   QuantizedRows of(int64_t e) const {
@@ -23,7 +23,7 @@ class QuantizedRuns {
   // Quantizes the row of each pair: `row_of(pair)` is where it is.
   template <typename RowOf>
   void quantize(int32_t begin, int threads, const RowOf& row_of) const {
-    const int worth = threads_for(runs_.pairs(), runs_.pairs() * all_.k * sizeof(bf16), threads);
+    const int worth = threads_for(runs_.pairs(), runs_.pairs() * all_.columns.k * sizeof(bf16), threads);
     in_parallel(worth, [&](Part part) {
       const Span mine = part.of(runs_.pairs());
       for (int64_t e = 0; e < runs_.count; ++e) {
@@ -49,10 +49,10 @@ extern "C" {
 // As starling_grouped_linear, with the weights of all experts one behind the other, each as starling_pack_quantized packs it.
 void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts,
                                        int64_t count, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima,
-                                       const uint8_t* table, int64_t n, int64_t k, int64_t groups, int bits, int zero, int gated,
+                                       const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share, int bits, int zero, int gated,
                                        bf16* out, int threads) {
   const ExpertRuns runs{tokens, starts, count};
-  const QuantizedWeight weights{codes, scales, minima, table, n, k, groups, bits, zero};
+  const QuantizedWeight weights{codes, scales, minima, table, n, {k, size, span, share}, bits, zero};
   Scratch& scratch = Scratch::mine();
   scratch.reset(QuantizedRuns::bytes(runs, weights));
   const QuantizedRuns rows(runs, weights, scratch);
@@ -68,10 +68,10 @@ void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const in
 // As starling_grouped_sum.
 void starling_grouped_quantized_sum(const bf16* x, const int64_t* tokens, const float* pair_weights, const int64_t* starts,
                                     int64_t count, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima,
-                                    const uint8_t* table, int64_t n, int64_t k, int64_t groups, int bits, int zero, bf16* out,
+                                    const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share, int bits, int zero, bf16* out,
                                     int64_t num_tokens, int threads) {
   const ExpertRuns runs{tokens, starts, count};
-  const QuantizedWeight weights{codes, scales, minima, table, n, k, groups, bits, zero};
+  const QuantizedWeight weights{codes, scales, minima, table, n, {k, size, span, share}, bits, zero};
   const int64_t stride = weights.blocks() * kBlockCols;
   Scratch& scratch = Scratch::mine();
   scratch.reset(QuantizedRuns::bytes(runs, weights) + Scratch::padded<float>(num_tokens * stride));

@@ -12,44 +12,62 @@ namespace starling {
 constexpr float kNothing = 1e-30f;
 constexpr int kQuantizedRows = kLanes == 16 ? 8 : 4;
 
-// Rows of x in 8 bits, in tiles of `step` rows: the groups of all rows of a tile lie side by side, so that a tile's loop has one
+// How columns are cut: a block has as many as a line of codes is made for, some blocks of x are rounded by one scale (a group), and
+// some groups of a row of the weight share a scale.
+struct Columns {
+  int64_t k, block, span, share;
+
+  int64_t blocks() const { return k / block; }
+  int64_t groups() const { return k / (block * span); }
+  int64_t scales() const { return groups() / share; }
+};
+
+// Rows of x in 8 bits, in tiles of `step` rows: the blocks of all rows of a tile lie side by side, so that a tile's loop has one
 // address. A product with unsigned codes is too large by `zero` times the sum of the row's group, so that is taken from it.
 struct QuantizedRows {
-  int8_t* codes;    // [tiles][groups][rows of the tile][k / groups]
+  int8_t* codes;    // [tiles][blocks][rows of the tile][columns of a block]
   float* scales;    // [tiles][groups][rows of the tile]
   int32_t* begins;  // the same
   float* sums;      // the same: of the values
-  int64_t m, k, groups, step;
+  Columns columns;
+  int64_t m, step;
 
-  static size_t bytes(int64_t m, int64_t k, int64_t groups) {
-    return Scratch::padded<int8_t>(m * k) + 3 * Scratch::padded<float>(m * groups);
+  static size_t bytes(int64_t m, const Columns& columns) {
+    return Scratch::padded<int8_t>(m * columns.k) + 3 * Scratch::padded<float>(m * columns.groups());
   }
-  static QuantizedRows in(Scratch& scratch, int64_t m, int64_t k, int64_t groups) {
-    const int64_t n = m * groups;
-    int8_t* codes = scratch.take<int8_t>(m * k);
-    const QuantizedRows all{codes, scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), m, k, groups, 1};
+  static QuantizedRows in(Scratch& scratch, int64_t m, const Columns& columns) {
+    const int64_t n = m * columns.groups();
+    int8_t* codes = scratch.take<int8_t>(m * columns.k);
+    const QuantizedRows all{codes, scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), columns, m, 1};
     return all.part(0, m);
   }
 
   // Rows [from, from + rows) of the memory, as rows of their own.
   QuantizedRows part(int64_t from, int64_t rows) const {
-    const int64_t n = from * groups, step = rows == 0 ? 1 : ceil_div(rows, ceil_div(rows, kQuantizedRows));
-    return {codes + from * k, scales + n, begins + n, sums + n, rows, k, groups, step};
+    const int64_t n = from * columns.groups(), tile = rows == 0 ? 1 : ceil_div(rows, ceil_div(rows, kQuantizedRows));
+    return {codes + from * columns.k, scales + n, begins + n, sums + n, columns, rows, tile};
   }
 
   void quantize(int64_t row, const bf16* x, int32_t zero) const {
-    const int64_t group = k / groups, first = row / step * step, rows = std::min(step, m - first);
-    for (int64_t g = 0; g < groups; ++g, x += group) {
-      const bool two = group > 16;
-      const Floats none = splat16(0.0f), low = load16(x), high = two ? load16(x + 16) : none;
-      const float top = highest_of(highest(highest(low, none - low), highest(high, none - high)));
+    const int64_t first = row / step * step, rows = std::min(step, m - first), size = columns.block * columns.span;
+    int8_t* out = codes + first * columns.k + (row - first) * columns.block;
+    for (int64_t g = 0; g < columns.groups(); ++g, x += size) {
+      const Floats none = splat16(0.0f);
+      Floats largest = none, broken = none;
+      for (int64_t j = 0; j < size; j += 16) {
+        const Floats v = load16(x + j);
+        largest = highest(largest, highest(v, none - v));
+        broken = broken + (v - v);
+      }
+      const float top = highest_of(largest);
       // Rows of less than kNothing are zeros: 127 / top would not be finite.
       const float scale = top / 127.0f, by = top > kNothing ? 127.0f / top : 0.0f;
-      const int64_t at = first * groups + g * rows + row - first;
-      int8_t* out = codes + at * group;
-      const int32_t sum = store_codes(out, low * splat16(by)) + (two ? store_codes(out + 16, high * splat16(by)) : 0);
+      int32_t sum = 0;
+      for (int64_t j = 0; j < size; j += columns.block, out += rows * columns.block)
+        for (int64_t i = 0; i < columns.block; i += 16) sum += store_codes(out + i, load16(x + j + i) * splat16(by));
+      const int64_t at = first * columns.groups() + g * rows + row - first;
       // A row with what is not a number has sums that show it.
-      scales[at] = sum_of((low - low) + (high - high)) == 0.0f ? scale : std::numeric_limits<float>::quiet_NaN();
+      scales[at] = sum_of(broken) == 0.0f ? scale : std::numeric_limits<float>::quiet_NaN();
       begins[at] = -zero * sum;
       sums[at] = scales[at] * static_cast<float>(sum);
     }
@@ -71,21 +89,22 @@ struct QuantizedWeight;
 using RunTile = void (*)(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int64_t block, float* c, ptrdiff_t c_stride);
 
 struct QuantizedWeight {
-  const uint8_t* codes;    // [ceil(n / 16)][groups][block_bytes]
-  const uint16_t* scales;  // [ceil(n / 16)][groups][16] fp16
+  const uint8_t* codes;    // [ceil(n / 16)][blocks of columns][bytes of one, of 16 rows]
+  const uint16_t* scales;  // [ceil(n / 16)][scales of a row][16] fp16
   const uint16_t* minima;  // the same, or null
   const uint8_t* table;    // [16]: what codes of 4 bits stand for, or null
-  int64_t n, k, groups;
+  int64_t n;
+  Columns columns;
   int bits, zero;  // zero: the code of 0, or what stands for it in the table
 
   int64_t blocks() const { return ceil_div(n, kBlockCols); }
   int64_t pairs() const { return ceil_div(blocks(), 2); }
-  int64_t bytes() const { return blocks() * kBlockCols * k * bits / 8; }
+  int64_t bytes() const { return blocks() * kBlockCols * columns.k * bits / 8; }
 
   // The weight `index` of several alike, one behind the other.
   QuantizedWeight of(int64_t index) const {
     QuantizedWeight one = *this;
-    const int64_t scales_each = blocks() * groups * kBlockCols;
+    const int64_t scales_each = blocks() * columns.scales() * kBlockCols;
     one.codes += index * bytes();
     one.scales += index * scales_each;
     if (minima != nullptr) one.minima += index * scales_each;

@@ -1,5 +1,5 @@
-// y = x W^T + b with W in 2 to 8 bits: groups of 16 or 32 columns of a row share a scale (and perhaps a minimum). Rows of x are
-// quantized to 8 bits, by groups of as many, so that products and their sums are whole numbers within a group. (The arithmetic is
+// y = x W^T + b with W in 2 to 8 bits: some columns of a row share a scale (and perhaps a minimum). Rows of x are quantized to 8 bits,
+// by groups of as many columns or less, so that products and their sums are whole numbers within a group. (The arithmetic is
 // llama.cpp's for its types of 32.)
 //
 // W is packed in blocks of 16 rows. A quad is 4 columns of them: 64 bytes, one a weight, which one instruction multiplies by 4
@@ -28,7 +28,8 @@ struct Layout {
 constexpr bool kSignedBytes = true;
 template <int BITS>
 struct Quads {
-  IReg sum = IReg{};
+  IReg sum;
+  void begin(IReg with) { sum = with; }
   void add(IReg codes, IReg x) {
     if (BITS < 8) {
       sum = sum + add_pairs(multiply_bytes(codes, x));
@@ -39,11 +40,13 @@ struct Quads {
   }
   IReg total() const { return sum; }
 };
-// The 8 quads of a group fit in 16 bits: 8 * 2 * 15 * 127.
+// The 8 quads of a block fit in 16 bits: 8 * 2 * 15 * 127.
 struct ShortQuads {
-  Pairs sum = Pairs{};
+  IReg before;
+  Pairs sum;
+  void begin(IReg with) { before = with, sum = Pairs{}; }
   void add(IReg codes, IReg x) { sum = sum + multiply_bytes(codes, x); }
-  IReg total() const { return add_pairs(sum); }
+  IReg total() const { return before + add_pairs(sum); }
 };
 template <>
 struct Quads<4> : ShortQuads {};
@@ -70,50 +73,76 @@ inline IReg quad(const uint8_t* group, int q, int part, IReg table) {
   return L::kTable ? look_up_bytes(table, codes) : codes;
 }
 
+// Adds the products of a block of columns: 16 rows of codes, and ROWS of a tile of x.
+template <typename L, int ROWS>
+inline void add_block(const uint8_t* codes, const int8_t* a, IReg table, IReg (&sums)[ROWS][kParts]) {
+  Quads<L::kProductBits> sum[ROWS][kParts];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) sum[i][p].begin(sums[i][p]);
+#pragma GCC unroll 8
+  for (int q = 0; q < L::kQuads; ++q) {
+    IReg weights[kParts];
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) weights[p] = quad<L>(codes, q, p, table);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) {
+      int32_t four;
+      std::memcpy(&four, a + i * L::kGroup + q * 4, sizeof four);
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) sum[i][p].add(weights[p], IReg{} + four);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) sums[i][p] = sum[i][p].total();
+}
+
 // c[rows][16] of the rows from `row` on and one block.
 template <typename L, int ROWS>
 void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int64_t block, float* c, ptrdiff_t c_stride) {
-  const int64_t groups = w.groups;
+  const Columns& columns = w.columns;
+  const uint8_t* codes = w.codes + block * columns.blocks() * L::kBytes;
+  const uint16_t* scales = w.scales + block * columns.scales() * kBlockCols;
+  const uint16_t* minima = w.minima == nullptr ? nullptr : w.minima + (scales - w.scales);
+  const int8_t* a = x.codes + row * columns.k;
+  const int64_t groups = columns.groups(), span = columns.span, share = columns.share;
+  int64_t left = share, side = row * groups;
   const IReg table = L::kTable ? broadcast_bytes(w.table) : IReg{};
   Reg total[ROWS][kParts];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) total[i][p] = splat(0.0f);
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t at = block * groups + g;
-    const uint8_t* codes = w.codes + at * L::kBytes;
-    const int64_t side = row * groups + g * ROWS;
-    const int8_t* a = x.codes + side * L::kGroup;
-    Quads<L::kProductBits> sum[ROWS][kParts];
+  for (int64_t g = 0; g < groups; ++g, side += ROWS) {
+    IReg sums[ROWS][kParts];
 #pragma GCC unroll 8
-    for (int q = 0; q < L::kQuads; ++q) {
-      IReg weights[kParts];
+    for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) weights[p] = quad<L>(codes, q, p, table);
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i) {
-        int32_t four;
-        std::memcpy(&four, a + i * L::kGroup + q * 4, sizeof four);
-#pragma GCC unroll 4
-        for (int p = 0; p < kParts; ++p) sum[i][p].add(weights[p], IReg{} + four);
-      }
-    }
+      for (int p = 0; p < kParts; ++p) sums[i][p] = IReg{} + x.begins[side + i];
+    add_block<L, ROWS>(codes, a, table, sums);
+    codes += L::kBytes, a += ROWS * L::kGroup;
+    for (int64_t s = 1; s < span; ++s, codes += L::kBytes, a += ROWS * L::kGroup) add_block<L, ROWS>(codes, a, table, sums);
 #pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) {
-      const Reg scale = load_half(w.scales + at * kBlockCols + p * kLanes);
+      const Reg scale = load_half(scales + p * kLanes);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i) {
         const Reg by = scale * splat(x.scales[side + i]);
-        const IReg sums = sum[i][p].total() + x.begins[side + i];
-        total[i][p] = multiply_add(__builtin_convertvector(sums, Reg), by, total[i][p]);
+        total[i][p] = multiply_add(__builtin_convertvector(sums[i][p], Reg), by, total[i][p]);
       }
-      if (w.minima == nullptr) continue;
-      const Reg minimum = load_half(w.minima + at * kBlockCols + p * kLanes);
+      if (minima == nullptr) continue;
+      const Reg minimum = load_half(minima + p * kLanes);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i)
         total[i][p] = multiply_add(minimum, splat(x.sums[side + i]), total[i][p]);
     }
+    if (--left > 0) continue;
+    left = share;
+    scales += kBlockCols;
+    if (minima != nullptr) minima += kBlockCols;
   }
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
@@ -169,9 +198,10 @@ void pack_block(const uint8_t* const* rows, int64_t k, uint8_t* out) {
 // Reads row `lane` of a block of 16 -> values [k], where a code of 0 stands for -zero.
 template <typename L>
 void unpack_row(const QuantizedWeight& w, int64_t block, int64_t lane, int zero, bf16* out) {
-  for (int64_t g = 0; g < w.groups; ++g) {
-    const int64_t at = block * w.groups + g;
-    const uint8_t* codes = w.codes + at * L::kBytes;
+  const Columns& columns = w.columns;
+  for (int64_t g = 0; g < columns.blocks(); ++g) {
+    const int64_t at = block * columns.scales() + g / (columns.span * columns.share);
+    const uint8_t* codes = w.codes + (block * columns.blocks() + g) * L::kBytes;
     const float scale = half_to_float(w.scales[at * kBlockCols + lane]);
     const float minimum = w.minima ? half_to_float(w.minima[at * kBlockCols + lane]) : 0.0f;
     alignas(64) float values[L::kGroup];
@@ -201,7 +231,7 @@ int32_t QuantizedWeight::begin() const { return (bits == 8 || table) && kSignedB
 
 const RunTile* QuantizedWeight::tiles() const {
   const RunTile* found = nullptr;
-  with_layout(bits, k / groups, table != nullptr, [&](auto layout) { found = kRunTile<decltype(layout)>; });
+  with_layout(bits, columns.block, table != nullptr, [&](auto layout) { found = kRunTile<decltype(layout)>; });
   return found;
 }
 
@@ -211,25 +241,27 @@ using namespace starling;
 
 extern "C" {
 
-// Codes [n, k], one a byte, and scales [n, groups] fp16 (minima the same, or null) -> the packed form. Codes are without sign. n is a
-// multiple of 16 where gated: a block then has 8 rows of the gate and 8 of up.
+// Codes [n, k], one a byte, and scales [n, k / (size span share)] fp16 (minima the same, or null) -> the packed form. Codes are without sign.
+// n is a multiple of 16 where gated: a block then has 8 rows of the gate and 8 of up.
 void starling_pack_quantized(const uint8_t* codes, const uint16_t* scales, const uint16_t* minima, const uint8_t* table, int64_t n,
-                             int64_t k, int64_t groups, int bits, int gated, uint8_t* out, uint16_t* out_scales,
+                             int64_t k, int64_t size, int64_t span, int64_t share, int bits, int gated, uint8_t* out, uint16_t* out_scales,
                              uint16_t* out_minima, int threads) {
+  const Columns columns{k, size, span, share};
   parallel_for(ceil_div(n, kBlockCols), threads, [&](int64_t block) {
     const uint8_t* rows[kBlockCols];
     for (int64_t i = 0; i < kBlockCols; ++i) {
       const int64_t row = !gated ? block * 16 + i : block * 8 + i % 8 + (i < 8 ? 0 : n / 2);
       rows[i] = row < n ? codes + row * k : nullptr;
-      for (int64_t g = 0; g < groups; ++g) {
-        const int64_t to = (block * groups + g) * kBlockCols + i;
-        out_scales[to] = row < n ? scales[row * groups + g] : 0;
-        if (minima) out_minima[to] = row < n ? minima[row * groups + g] : 0;
+      const int64_t count = columns.scales();
+      for (int64_t g = 0; g < count; ++g) {
+        const int64_t to = (block * count + g) * kBlockCols + i;
+        out_scales[to] = row < n ? scales[row * count + g] : 0;
+        if (minima) out_minima[to] = row < n ? minima[row * count + g] : 0;
       }
     }
-    with_layout(bits, k / groups, table != nullptr, [&](auto layout) {
+    with_layout(bits, columns.block, table != nullptr, [&](auto layout) {
       using L = decltype(layout);
-      pack_block<L>(rows, k, out + block * groups * L::kBytes);
+      pack_block<L>(rows, k, out + block * columns.blocks() * L::kBytes);
     });
   });
 }
@@ -237,13 +269,14 @@ void starling_pack_quantized(const uint8_t* codes, const uint16_t* scales, const
 // x [m, k] bf16 (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `zero` is the code of 0, or what
 // stands for it in the table. `bias` may be null.
 void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const uint8_t* codes, const uint16_t* scales,
-                               const uint16_t* minima, const uint8_t* table, int64_t n, int64_t k, int64_t groups, int bits,
+                               const uint16_t* minima, const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share, int bits,
                                int zero, const bf16* bias, int gated, void* out, int out_fp32, int threads) {
   if (m == 0) return;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(QuantizedRows::bytes(m, k, groups));
-  const QuantizedRows rows = QuantizedRows::in(scratch, m, k, groups);
-  const QuantizedWeight weight{codes, scales, minima, table, n, k, groups, bits, zero};
+  const Columns columns{k, size, span, share};
+  scratch.reset(QuantizedRows::bytes(m, columns));
+  const QuantizedRows rows = QuantizedRows::in(scratch, m, columns);
+  const QuantizedWeight weight{codes, scales, minima, table, n, columns, bits, zero};
   parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
                [&](int64_t row) { rows.quantize(row, x + row * x_stride, weight.begin()); });
   const auto to = [&](auto type) {
@@ -257,10 +290,11 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
 
 // Rows `ids` of the packed weight -> out [tokens, k].
 void starling_embedding_quantized(const int64_t* ids, int64_t tokens, const uint8_t* codes, const uint16_t* scales,
-                                  const uint16_t* minima, const uint8_t* table, int64_t k, int64_t groups, int bits, int zero,
+                                  const uint16_t* minima, const uint8_t* table, int64_t k, int64_t size, int64_t span, int64_t share, int bits, int zero,
                                   bf16* out, int threads) {
-  const QuantizedWeight weight{codes, scales, minima, table, 0, k, groups, bits, zero};
-  with_layout(bits, k / groups, table != nullptr, [&](auto layout) {
+  const Columns columns{k, size, span, share};
+  const QuantizedWeight weight{codes, scales, minima, table, 0, columns, bits, zero};
+  with_layout(bits, columns.block, table != nullptr, [&](auto layout) {
     parallel_for(tokens, threads_for(tokens, tokens * k * 32, threads), [&](int64_t t) {
       unpack_row<decltype(layout)>(weight, ids[t] / kBlockCols, ids[t] % kBlockCols, zero, out + t * k);
     });

@@ -71,7 +71,8 @@ inline IReg look_up_bytes(IReg table, IReg codes) { return (IReg)_mm512_shuffle_
 constexpr bool kSignedBytes = false;
 template <int BITS>
 struct Quads {
-  IReg sum = IReg{};
+  IReg sum;
+  void begin(IReg with) { sum = with; }
   void add(IReg codes, IReg x) { sum = (IReg)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x); }
   IReg total() const { return sum; }
 };

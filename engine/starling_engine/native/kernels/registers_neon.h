@@ -65,7 +65,8 @@ inline IReg look_up_bytes(IReg table, IReg codes) {
 constexpr bool kSignedBytes = true;
 template <int BITS>
 struct Quads {
-  IReg sum = IReg{};
+  IReg sum;
+  void begin(IReg with) { sum = with; }
   void add(IReg codes, IReg x) {
     const int8x16_t b = vreinterpretq_s8_s32(x);
     const int8x16_t a = BITS == 8 ? veorq_s8(vreinterpretq_s8_s32(codes), vdupq_n_s8(-128)) : vreinterpretq_s8_s32(codes);

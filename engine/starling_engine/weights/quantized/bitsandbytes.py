@@ -2,15 +2,13 @@
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import WeightScheme
-from starling_engine.native.group_quantized import GroupQuantized
+from starling_engine.native.group_quantized import AT_ONCE, GroupQuantized
 from starling_engine.weights.quantized.matrix import Endings, IntegerMatrix, QuantizedMatrix, Read
 
 STATE = "weight.quant_state.bitsandbytes__"
@@ -25,41 +23,54 @@ class TableMatrix(QuantizedMatrix):
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme, state: Tensor) -> None:
         super().__init__(module, tensors, scheme)
+        nested = "weight.nested_absmax" in tensors
         try:
-            self._state: Mapping[str, Any] = json.loads(bytes(state.tolist()))
-            n, k = map(int, self._state["shape"])
-            self._block = int(self._state["blocksize"])
-        except (ValueError, KeyError, TypeError) as error:
+            found = json.loads(bytes(state.tolist()))
+            n, k = map(int, found["shape"])
+            self._block = min(int(found["blocksize"]), n * k)
+            self._nested_block, self._offset = (
+                int(found["nested_blocksize"]) if nested else 1,
+                float(found["nested_offset"]) if nested else 0.0,
+            )
+            label = str(found["quant_type"])
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise WeightError(f"checkpoint: {module} has a quant_state that cannot be read: {error!r}") from error
-        if min(n, k, self._block) < 1 or math.prod(self._shape_of("weight")) != -(-n * k // 2):
+        if min(n, k, self._block, self._nested_block) < 1 or math.prod(self._shape_of("weight")) != -(-n * k // 2):
             raise WeightError(f"checkpoint: {module}.weight does not hold {n} x {k} codes of 4 bits, as its quant_state says")
-        self._check("weight.absmax", (-(-n * k // self._block),))
+        blocks = -(-n * k // self._block)
+        self._check("weight.absmax", (blocks,))
         self._check("weight.quant_map", (16,))
-        self._describe(str(self._state.get("quant_type", "4 bits")), (n, k), 4, 0)
+        if nested:
+            self._check("weight.nested_absmax", (-(-blocks // self._nested_block),))
+            self._check("weight.nested_quant_map", (256,))
+        self._describe(label, (n, k), 4, 0)
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         n, k = self.shape
-        raw = read("weight", ()).flatten()
-        codes = torch.stack([raw >> 4, raw & 15], 1).flatten()[: n * k]
-        values = read("weight.quant_map", ()).float()[codes.long()]
-        scales = self._scales(read).repeat_interleave(self._block)[: n * k]
-        return (values * scales).view(n, k)[rows]
+        raw, table, scales = read("weight", ()).flatten(), read("weight.quant_map", ()).float(), self._scales(read)
+        first, end, _ = rows.indices(n)
+        out = torch.empty((end - first) * k)
+        for start in range(first * k, end * k, AT_ONCE):
+            at = torch.arange(start, min(end * k, start + AT_ONCE), dtype=torch.int32 if n * k < 1 << 31 else torch.int64)
+            codes = raw[at // 2] >> 4 * (1 - at % 2).to(torch.uint8) & 15
+            out[start - first * k :][: len(at)] = table[codes.int()] * scales[at // self._block]
+        return out.view(end - first, k)
 
     def _scales(self, read: Read) -> Tensor:
+        """Returns the scale of each block of codes."""
         scales = read("weight.absmax", ())
         if "weight.nested_absmax" not in self.tensors:
             return scales.float()
         nested, table = read("weight.nested_absmax", ()).float(), read("weight.nested_quant_map", ()).float()
-        each = nested.repeat_interleave(int(self._state["nested_blocksize"]))[: scales.shape[0]]
-        return table[scales.long()] * each + float(self._state["nested_offset"])
+        return table[scales.int()] * nested[torch.arange(len(scales)) // self._nested_block] + self._offset
 
 
 class RowsMatrix(IntegerMatrix):
     """weight [N, K] int8, and SCB [N]: 127 times the scale of each row."""
 
-    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
-        super().__init__(module, tensors, scheme)
-        n, k = self._shape_of("weight")
+    def __init__(self, module: str, tensors: Endings, _: WeightScheme) -> None:
+        super().__init__(module, tensors, WeightScheme(8))
+        n, k = self._shape_of("weight", 2)
         self._describe("int8 of bitsandbytes", (n, k), 8, 1)
         self._check("SCB", (n,))
         self._set_form(k)

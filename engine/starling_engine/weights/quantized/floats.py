@@ -8,7 +8,7 @@ from torch import Tensor
 from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import WeightScheme
 from starling_engine.native.group_quantized import E2M1, Format, GroupQuantized
-from starling_engine.weights.quantized.integers import scales_of
+from starling_engine.weights.quantized.integers import scales_in, scales_of
 from starling_engine.weights.quantized.matrix import Endings, QuantizedMatrix, Read, nibbles
 
 _SCALES = ("weight_scale_inv", "weight_scale")
@@ -25,7 +25,7 @@ class Float8Matrix(QuantizedMatrix):
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
-        n, k = self._shape_of("weight")
+        n, k = self._shape_of("weight", 2)
         self._scale = next((each for each in _SCALES if each in tensors), _SCALES[-1])
         shape = self._shape_of(self._scale)
         rows, columns = scheme.block or (1, 1)
@@ -36,7 +36,7 @@ class Float8Matrix(QuantizedMatrix):
                 f"checkpoint: {module}.{self._scale} {list(shape)} has the wrong shape (expected one scale, or some for each row)"
             )
         self._describe("float8_e4m3fn", (n, k), 8, 0)
-        self._width = columns if scheme.block is not None else k // (1 if len(shape) < 2 else shape[1])
+        self._width = min(columns, k) if scheme.block is not None else k // scales_in(shape)
         group = next((each for each in _GROUPS if k % each == 0 and self._width % each == 0), None)
         self.form = None if group is None else Format(8, group, floats=True)
 
@@ -72,14 +72,17 @@ class Float4Matrix(QuantizedMatrix):
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
         self._codes = "weight_packed" if "weight_packed" in tensors else "weight"
-        n, half = self._shape_of(self._codes)
-        groups = self._shape_of("weight_scale")[-1]
+        n, half = self._shape_of(self._codes, 2)
+        groups = self._shape_of("weight_scale", 2)[1]
         self._check("weight_scale", (n, groups))
+        for ending in ("weight_scale_2", "weight_global_scale"):
+            if ending in tensors:
+                self._check(ending, (), (1,))
         is_mx = tensors["weight_scale"].dtype == "U8"
         self._describe("mxfp4" if is_mx else "nvfp4", (n, 2 * half), 4, groups)
-        self._group = self._groups("weight_scale", groups)
+        self._group = self._group_of("weight_scale", groups)
         if self._group % 16 == 0:
-            self.form = Format(4, 16 if self._group % 32 else 32, table=E2M1)
+            self.form = Format(4, self._group, table=E2M1)
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
         codes = nibbles(read(self._codes, (rows,)))

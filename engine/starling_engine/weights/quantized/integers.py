@@ -15,45 +15,55 @@ _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 class GptqMatrix(IntegerMatrix):
     """GPTQ's tensors, which AutoRound writes, too: codes packed along columns, zero points along rows, all transposed.
 
-    qweight [K bits / 32, N] int32, scales [G, N], qzeros [G, N bits / 32] int32, g_idx [K] int32 (the group of each column)
+    qweight [K bits / 32, N] int32, scales [G, N], qzeros [G, N bits / 32] int32, g_idx [K] int32 (the group of each column).
+    Kernels read codes whose columns are in order, in groups that fill a row.
     """
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
-        words, n = self._shape_of("qweight")
-        bits, groups = scheme.bits, self._shape_of("scales")[0]
-        self._describe(f"{bits} bits of GPTQ", (n, words * 32 // bits), bits, groups)
+        words, n = self._shape_of("qweight", 2)
+        bits, k = scheme.bits, words * 32 // scheme.bits
+        group = k if scheme.group is None else scheme.group
+        groups = -(-k // group)
+        if words % (bits if bits == 3 else 1):
+            raise WeightError(f"checkpoint: {module}.qweight {[words, n]} does not hold whole codes of {bits} bits")
+        self._describe(f"{bits} bits of GPTQ", (n, k), bits, groups)
         self._check("scales", (groups, n))
         self._check("qzeros", (groups, n * bits // 32))
-        if "g_idx" in tensors:
-            self._check("g_idx", (self.shape[1],))
-        self._set_form(self._groups("scales", groups))
+        if scheme.ordered or "g_idx" in tensors:
+            self._check("g_idx", (k,))
+        self._in_order = torch.arange(k) // group
+        self._set_form(group)
+        if scheme.ordered or k % group:
+            self.form = None
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        if "g_idx" in self.tensors and not bool((read("g_idx", ()) == self._in_order).all()):
+            raise WeightError(f"checkpoint: {self.module}.g_idx has columns in another order, but the config says desc_act: false")
+        return self._matrix(*self._parts(read, rows))
+
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        if self.form is not None:
+            return self.codes(read, rows).dequantized()
+        codes, scales, zeros = self._parts(read, rows)
+        group_of = read("g_idx", ()).long() if "g_idx" in self.tensors else self._in_order
+        if not bool(((group_of >= 0) & (group_of < scales.shape[1])).all()):
+            raise WeightError(f"checkpoint: {self.module}.g_idx names groups that it does not have")
+        middle = 1 << self.scheme.bits - 1
+        points = torch.full_like(scales, middle) if zeros is None else zeros.float()
+        return (codes.float() - points[:, group_of]) * scales.float()[:, group_of]
+
+    def _parts(self, read: Read, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns codes, scales and zero points of some rows."""
         bits = self.scheme.bits
         codes = unpack(read("qweight", (slice(None), rows)).T, bits)
         scales = read("scales", (slice(None), rows)).T
         zeros = (unpack(read("qzeros", ()), bits)[:, rows].to(torch.int16) + self.scheme.zero_shift).T
-        middle = 1 << bits - 1
-        if self.scheme.symmetric and not bool((zeros == middle).all()):
+        if not self.scheme.symmetric:
+            return codes, scales, zeros
+        if not bool((zeros == 1 << bits - 1).all()):
             raise WeightError(f"checkpoint: {self.module}.qzeros has zero points, but the config says sym: true")
-        return self._matrix(codes, scales, None if self.scheme.symmetric else zeros)
-
-
-class OrderedGptqMatrix(GptqMatrix):
-    """GPTQ's tensors where columns of a group are not neighbours (desc_act): kernels cannot read these codes."""
-
-    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
-        super().__init__(module, tensors, scheme)
-        self.form = None
-
-    def numbers(self, read: Read, rows: slice) -> Tensor:
-        matrix = self.codes(read, rows)
-        group_of = read("g_idx", ()).long()
-        if not bool(((group_of >= 0) & (group_of < matrix.scales.shape[1])).all()):
-            raise WeightError(f"checkpoint: {self.module}.g_idx names groups that it does not have")
-        values = (matrix.codes.float() - matrix.format.zero) * matrix.scales[:, group_of]
-        return values if matrix.minima is None else values + matrix.minima[:, group_of]
+        return codes, scales, None
 
 
 class AwqMatrix(IntegerMatrix):
@@ -64,12 +74,12 @@ class AwqMatrix(IntegerMatrix):
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
-        k, words = self._shape_of("qweight")
-        groups = self._shape_of("scales")[0]
+        k, words = self._shape_of("qweight", 2)
+        groups = self._shape_of("scales", 2)[0]
         self._describe("4 bits of AWQ", (8 * words, k), 4, groups)
         self._check("scales", (groups, 8 * words))
         self._check("qzeros", (groups, words))
-        self._set_form(self._groups("scales", groups))
+        self._set_form(self._group_of("scales", groups))
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
         start, stop, _ = rows.indices(self.shape[0])
@@ -86,23 +96,29 @@ def _awq_codes(words: Tensor) -> Tensor:
 
 
 class PackedMatrix(IntegerMatrix):
-    """pack-quantized of compressed-tensors: weight_packed [N, K bits / 32] int32, weight_zero_point packed along rows."""
+    """pack-quantized of compressed-tensors: weight_packed [N, K bits / 32] int32, weight_zero_point packed along rows, or int8."""
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
-        n, words = self._shape_of("weight_packed")
-        groups = self._shape_of("weight_scale")[-1] if len(self._shape_of("weight_scale")) == 2 else 1
+        n, words = self._shape_of("weight_packed", 2)
+        if words % (1 if scheme.bits in (2, 4, 8) else scheme.bits):
+            raise WeightError(f"checkpoint: {module}.weight_packed {[n, words]} does not hold whole codes of {scheme.bits} bits")
+        groups = scales_in(self._shape_of("weight_scale"))
         self._describe(f"{scheme.bits} bits", (n, words * 32 // scheme.bits), scheme.bits, groups)
         self._check("weight_scale", (n, groups), (1,))
         if not scheme.symmetric:
-            self._check("weight_zero_point", (-(-n * scheme.bits // 32), groups))
-        self._set_form(self._groups("weight_scale", groups))
+            is_packed = "weight_zero_point" not in tensors or tensors["weight_zero_point"].dtype == "I32"
+            self._check("weight_zero_point", (-(-n * scheme.bits // 32), groups) if is_packed else (n, groups))
+        self._set_form(self._group_of("weight_scale", groups))
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
         bits = self.scheme.bits
         zeros = None
         if not self.scheme.symmetric:
-            zeros = unpack(read("weight_zero_point", ()).T, bits)[:, rows].T
+            zeros = read("weight_zero_point", ())
+            zeros = (
+                unpack(zeros.T, bits)[:, rows].T if zeros.dtype == torch.int32 else zeros[rows].to(torch.int16) + (1 << bits - 1)
+            )
         codes = unpack(read("weight_packed", (rows,)), bits)
         return self._matrix(codes, scales_of(read, "weight_scale", rows, codes.shape[0]), zeros)
 
@@ -115,13 +131,13 @@ class PlainMatrix(IntegerMatrix):
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
-        n, k = self._shape_of("weight")
-        groups = self._shape_of("weight_scale")[-1] if len(self._shape_of("weight_scale")) == 2 else 1
+        n, k = self._shape_of("weight", 2)
+        groups = scales_in(self._shape_of("weight_scale"))
         self._describe("int8", (n, k), 8, groups)
         self._check("weight_scale", (n, groups), (1,))
         if not scheme.symmetric:
             self._check("weight_zero_point", self._shape_of("weight_scale"))
-        self._set_form(self._groups("weight_scale", groups))
+        self._set_form(self._group_of("weight_scale", groups))
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
         # Codes of fewer bits lie around 0 in a byte, too.
@@ -131,6 +147,11 @@ class PlainMatrix(IntegerMatrix):
         if not self.scheme.symmetric:
             zeros = scales_of(read, "weight_zero_point", rows, n).to(torch.int16) + middle
         return self._matrix(codes, scales_of(read, "weight_scale", rows, n), zeros)
+
+
+def scales_in(shape: tuple[int, ...]) -> int:
+    """Returns the scales of a row, by the shape of all."""
+    return shape[1] if len(shape) == 2 else 1
 
 
 def scales_of(read: Read, ending: str, rows: slice, n: int) -> Tensor:

@@ -16,12 +16,14 @@ Read = Callable[[str, Index], Tensor]
 Endings = Mapping[str, TensorInfo]
 """The module's tensors that belong to the matrix, by what follows the module's name."""
 
-_KERNELS = ((2, 16), (4, 32), (4, 16), (5, 32), (6, 16), (8, 32))
-"""Bits and groups of the formats that kernels multiply, the best one first."""
+_KERNELS = ((2, 16), (4, 16), (5, 32), (6, 16), (8, 32))
+"""Bits of the codes that kernels multiply, and what groups have to be multiples of."""
+_GROUPS = (128, 64, 32, 16)
+"""Groups that larger ones are cut into, so that ranks may have some columns each."""
 
 
 class QuantizedMatrix(ABC):
-    """A matrix [N, K].
+    """A matrix [N, K]. Those of each kind check in their constructor that the module's tensors fit together, from their headers.
 
     form   how kernels read its codes; None where they cannot, and numbers are taken
     """
@@ -42,7 +44,7 @@ class QuantizedMatrix(ABC):
         """Returns rows [R, K] in float32."""
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
-        """Returns rows with codes that have zeros as in `form`. Groups may be larger, and scales and minima are in float32."""
+        """Returns rows with codes as in `form`; groups are the checkpoint's, and scales and minima float32 (see `for_kernels`)."""
         raise NotImplementedError(f"{self.module}: {self.label} has no codes")
 
     def _describe(self, label: str, shape: tuple[int, int], bits: float, groups: int) -> None:
@@ -50,24 +52,30 @@ class QuantizedMatrix(ABC):
         self.label, self.shape = label, shape
         self.element_bytes = bits / 8 + 2 * groups / shape[1]
 
-    def _shape_of(self, ending: str) -> tuple[int, ...]:
+    def _shape_of(self, ending: str, dims: int | None = None) -> tuple[int, ...]:
+        """Returns the shape of a tensor, which has so many dimensions, none of them empty."""
         if ending not in self.tensors:
             raise WeightError(f"checkpoint: {self.module}.{ending} is missing")
-        return self.tensors[ending].shape
+        shape = self.tensors[ending].shape
+        if 0 in shape or (dims is not None and len(shape) != dims):
+            wanted = "no empty dimension" if dims is None else f"{dims} dimensions, none of them empty"
+            raise WeightError(f"checkpoint: {self.module}.{ending} {list(shape)} has the wrong shape (expected {wanted})")
+        return shape
 
-    def _check(self, ending: str, *expected: tuple[int, ...]) -> tuple[int, ...]:
+    def _check(self, ending: str, *expected: tuple[int, ...]) -> None:
         shape = self._shape_of(ending)
         if shape not in expected:
             wanted = " or ".join(str(list(each)) for each in expected)
             raise WeightError(f"checkpoint: {self.module}.{ending} {list(shape)} has the wrong shape (expected {wanted})")
-        return shape
 
-    def _groups(self, ending: str, groups: int) -> int:
-        """Returns the columns of each of a row's `groups`. Raises WeightError where they are not alike."""
-        columns = self.shape[1] if hasattr(self, "shape") else 0
-        if not groups or columns % groups:
-            raise WeightError(f"checkpoint: {self.module}.{ending} has {groups} groups for {columns} columns")
-        return columns // groups
+    def _group_of(self, ending: str, groups: int) -> int:
+        """Returns the columns of each of a row's `groups`. Raises WeightError where they are not alike, or not the config's."""
+        columns = self.shape[1]
+        group = columns // groups
+        if columns % groups or self.scheme.group not in (None, group):
+            wanted = "" if self.scheme.group is None else f" of {self.scheme.group}"
+            raise WeightError(f"checkpoint: {self.module}.{ending} has {groups} groups{wanted} for {columns} columns")
+        return group
 
 
 class IntegerMatrix(QuantizedMatrix):
@@ -79,11 +87,12 @@ class IntegerMatrix(QuantizedMatrix):
     def _set_form(self, group: int) -> None:
         bits, symmetric = self.scheme.bits, self.scheme.symmetric
         self.group = group
+        kept_group = group if group <= _GROUPS[0] else next((each for each in _GROUPS if group % each == 0), group)
         self.form = next(
             (
-                Format(kept, columns, 128 if kept == 8 else (1 << bits - 1) * symmetric, minima=not symmetric)
+                Format(kept, kept_group, 128 if kept == 8 else (1 << bits - 1) * symmetric, minima=not symmetric)
                 for kept, columns in _KERNELS
-                if kept >= bits and group % columns == 0
+                if kept >= bits and kept_group % columns == 0
             ),
             None,
         )
@@ -125,12 +134,16 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     if bits in (2, 4):
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
         return (raw[:, :, None] >> shifts & (1 << bits) - 1).flatten(1)
-    # 32 codes fill as many words as they have bits.
-    grouped = words.contiguous().view(words.shape[0], -1, bits).long() & 0xFFFFFFFF
-    starts = torch.arange(0, 32 * bits, bits)
-    first, offset = starts // 32, starts % 32
-    beyond = grouped[:, :, (first + 1).clamp(max=bits - 1)] << 32 - offset
-    return ((grouped[:, :, first] >> offset | beyond) & (1 << bits) - 1).to(torch.uint8).flatten(1)
+    # 32 codes fill as many words as they have bits; code after code, so that little memory is needed on the way.
+    grouped = words.contiguous().view(words.shape[0], -1, bits)
+    codes = torch.empty(*grouped.shape[:2], 32, dtype=torch.uint8)
+    for number in range(32):
+        first, offset = divmod(number * bits, 32)
+        code = grouped[:, :, first] >> offset
+        if offset > 32 - bits:
+            code = code & (1 << 32 - offset) - 1 | grouped[:, :, first + 1] << 32 - offset
+        codes[:, :, number] = code & (1 << bits) - 1
+    return codes.flatten(1)
 
 
 def nibbles(raw: Tensor) -> Tensor:

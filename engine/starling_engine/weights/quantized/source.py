@@ -1,4 +1,4 @@
-"""A folder of safetensors whose weights are quantized, as a source: one tensor `weight` in place of those that it is kept as."""
+"""A checkpoint in which weights are quantized, as a source: one tensor `weight` in place of those that it is kept as."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +12,9 @@ from starling_engine.model_config.quantization import QuantizationConfig, Weight
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.weights.quantized.bitsandbytes import STATE, RowsMatrix, TableMatrix
 from starling_engine.weights.quantized.floats import Float4Matrix, Float8Matrix
-from starling_engine.weights.quantized.integers import AwqMatrix, GptqMatrix, OrderedGptqMatrix, PackedMatrix, PlainMatrix
+from starling_engine.weights.quantized.integers import AwqMatrix, GptqMatrix, PackedMatrix, PlainMatrix
 from starling_engine.weights.quantized.matrix import QuantizedMatrix, for_kernels
-from starling_engine.weights.safetensors_source import SafetensorsWeights
-from starling_engine.weights.source import Index, TensorInfo, TensorReader
+from starling_engine.weights.source import Index, TensorInfo, TensorReader, WeightFiles
 
 _ENDINGS = (
     *("qweight", "qzeros", "scales", "g_idx"),
@@ -30,13 +29,13 @@ _QUANTIZED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "S
 
 
 class QuantizedWeights:
-    """Raises WeightError as `SafetensorsWeights`, and where the tensors of a quantized matrix do not fit together."""
+    """Raises WeightError where the tensors of a quantized matrix do not fit together."""
 
-    def __init__(self, folder: Path, config: QuantizationConfig) -> None:
-        self._files = SafetensorsWeights(folder)
+    def __init__(self, files: WeightFiles, config: QuantizationConfig) -> None:
+        self._files = files
         self._matrices: dict[str, QuantizedMatrix] = {}
-        self.tensors: dict[str, TensorInfo] = dict(self._files.tensors)
-        for module, parts in _modules(self._files.tensors).items():
+        self.tensors: dict[str, TensorInfo] = dict(files.tensors)
+        for module, parts in _modules(files.tensors).items():
             if any(each in parts for each in _QUANTIZED):
                 self._add(module, parts, config)
 
@@ -52,9 +51,15 @@ class QuantizedWeights:
         self.tensors[f"{module}.weight"] = TensorInfo(file, matrix.shape, matrix.label, matrix.element_bytes, matrix.form)
 
     def _matrix(self, module: str, parts: Mapping[str, TensorInfo], scheme: WeightScheme) -> QuantizedMatrix:
+        for ending, info in parts.items():
+            if info.dtype not in _DTYPES.get(ending, (info.dtype,)):
+                wanted = ", ".join(_DTYPES[ending])
+                raise WeightError(f"checkpoint: {module}.{ending} is {info.dtype} (expected {wanted})")
         kind: Callable[[str, Mapping[str, TensorInfo], WeightScheme], QuantizedMatrix] | None
         if "qweight" in parts:
-            kind = self._of_int32(module, parts)
+            # AWQ packs along rows, GPTQ along columns.
+            scales = parts["scales"].shape if "scales" in parts else ()
+            kind = GptqMatrix if parts["qweight"].shape[-1:] == scales[-1:] else AwqMatrix
         elif "weight.absmax" in parts:
             return TableMatrix(module, parts, scheme, self._state(module, parts))
         else:
@@ -66,15 +71,6 @@ class QuantizedWeights:
             found = ", ".join(f"{ending} ({info.dtype})" for ending, info in parts.items())
             raise WeightError(f"checkpoint: {module} is quantized in a way that is not known: {found}")
         return kind(module, parts, scheme)
-
-    def _of_int32(self, module: str, parts: Mapping[str, TensorInfo]) -> type[QuantizedMatrix]:
-        """Returns whose tensors they are: AWQ packs along rows, GPTQ along columns."""
-        if "scales" in parts and parts["qweight"].shape[-1] != parts["scales"].shape[-1]:
-            return AwqMatrix
-        if "g_idx" not in parts:
-            return GptqMatrix
-        group_of = self._read(f"{module}.g_idx")
-        return GptqMatrix if bool((group_of.diff() >= 0).all()) else OrderedGptqMatrix
 
     def _state(self, module: str, parts: Mapping[str, TensorInfo]) -> Tensor:
         name = next((ending for ending in parts if ending.startswith(STATE)), None)
@@ -96,7 +92,7 @@ class QuantizedWeights:
 
 class _Reader:
     def __init__(
-        self, files: SafetensorsWeights, matrices: Mapping[str, QuantizedMatrix], stack: ExitStack, opened: dict[Path, TensorReader]
+        self, files: WeightFiles, matrices: Mapping[str, QuantizedMatrix], stack: ExitStack, opened: dict[Path, TensorReader]
     ) -> None:
         self._files = files
         self._matrices = matrices
@@ -112,9 +108,11 @@ class _Reader:
 
     def read_codes(self, name: str, index: Index) -> GroupQuantized:
         matrix = self._matrices[name]
-        assert matrix.form is not None, "has no codes that kernels know"
         rows, columns = _parts(index)
-        return for_kernels(matrix.codes(self._of(matrix), rows), matrix.form, name).columns(columns)
+        start, stop, _ = columns.indices(matrix.shape[1])
+        form = matrix.form and matrix.form.cut(start, stop - start)
+        assert form is not None, "has no codes that kernels know"
+        return for_kernels(matrix.codes(self._of(matrix), rows), form, name).columns(columns)
 
     def _of(self, matrix: QuantizedMatrix) -> Callable[[str, Index], Tensor]:
         return lambda ending, index: self._read(f"{matrix.module}.{ending}", index)
@@ -144,6 +142,17 @@ def _modules(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, TensorInf
 
 
 _NAME = re.compile(rf"(?P<module>.+?)\.(?P<ending>{'|'.join(map(re.escape, _ENDINGS))}|{re.escape(STATE)}\w+)")
+
+_FLOATS = ("F32", "BF16", "F16")
+_DTYPES = {
+    **dict.fromkeys(("qweight", "qzeros"), ("I32",)),
+    **dict.fromkeys(("scales", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "SCB", "weight.quant_map"), _FLOATS),
+    **dict.fromkeys(("weight.nested_absmax", "weight.nested_quant_map"), _FLOATS),
+    "g_idx": ("I32", "I64"),
+    "weight_scale": (*_FLOATS, "F8_E4M3", "U8"),
+    "weight_zero_point": ("I32", "I8"),
+    "weight.absmax": ("F32", "U8"),
+}
 
 _KINDS: dict[tuple[str, str], type[QuantizedMatrix]] = {
     ("weight_packed", "I32"): PackedMatrix,

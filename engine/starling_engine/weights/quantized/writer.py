@@ -21,14 +21,10 @@ from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.definition import TensorNames
 from starling_engine.model_config.quantization import CONFIG, FIELD
 from starling_engine.model_config.registry import DEFINITIONS
+from starling_engine.native.group_quantized import FP8_LARGEST
 from starling_engine.weights.loader import Progress, no_progress
 from starling_engine.weights.safetensors_source import INDEX, SINGLE, SafetensorsWeights
 from starling_engine.weights.source import TensorReader
-
-FP8_LARGEST = 448.0
-"""The largest number of float8_e4m3fn."""
-_SMALLEST = 1e-8
-"""A scale is at least that, so that a group of zeros has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +82,11 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme, progress: Pr
 
 def _chosen(files: SafetensorsWeights, names: TensorNames, scheme: Scheme) -> set[str]:
     """Returns the tensors to quantize: matrices of layers that are multiplied with tokens, apart from routers and `kv_b`."""
+    fused = [
+        name for name in files.tensors if f".{names.fused_experts.removeprefix('mlp.')}." in name and name.endswith("_up_proj")
+    ]
+    if fused:
+        raise UnsupportedModel(f"{fused[0]} holds all experts of a layer, which cannot be quantized; save them one by one")
     is_matrix = _matrices_of(names)
     chosen = {name for name, info in files.tensors.items() if is_matrix(name)}
     if not chosen:
@@ -95,7 +96,8 @@ def _chosen(files: SafetensorsWeights, names: TensorNames, scheme: Scheme) -> se
         if len(shape) != 2 or files.tensors[name].element_bytes is None:
             raise WeightError(f"{name} {list(shape)} ({files.tensors[name].dtype}) is no matrix of numbers")
         if shape[1] % (scheme.group or 8):
-            raise WeightError(f"{name} has {shape[1]} columns, which are no groups of {scheme.group or 8}; take another group size")
+            fix = "no groups of" if scheme.group else "no multiple of"
+            raise WeightError(f"{name} has {shape[1]} columns, {fix} {scheme.group or 8}")
     return chosen
 
 
@@ -131,6 +133,7 @@ def _write_weights(files: SafetensorsWeights, target: Path, chosen: set[str], sc
                 done += 1
                 progress(done, len(files.tensors))
         save_file(tensors, target / path.name, metadata={"format": "pt"})
+        shutil.copymode(path, target / path.name)  # the library lets nobody else read it
         where |= dict.fromkeys(tensors, path.name)
         total += sum(tensor.nbytes for tensor in tensors.values())
     if len(by_file) > 1 or next(iter(by_file)).name != SINGLE:
@@ -147,12 +150,12 @@ def _quantized(file: TensorReader, name: str, scheme: Scheme) -> Iterator[tuple[
     grouped = weight.float().view(n, k // group, group)
     largest = grouped.abs().amax(2)
     if scheme.is_float:
-        scales = (largest / FP8_LARGEST).clamp(min=_SMALLEST).to(weight.dtype)
+        scales = _scales(largest / FP8_LARGEST, weight.dtype)
         rounded = (grouped / scales.float()[:, :, None]).clamp(-FP8_LARGEST, FP8_LARGEST).view(n, k)
         yield f"{module}.weight", rounded.to(torch.float8_e4m3fn)
     else:
         middle = 1 << scheme.bits - 1
-        scales = (largest / (middle - 0.5)).clamp(min=_SMALLEST).to(weight.dtype)
+        scales = _scales(largest / (middle - 0.5), weight.dtype)
         codes = (grouped / scales.float()[:, :, None]).round_().clamp_(-middle, middle - 1).to(torch.int8).view(n, k)
         if scheme.format == "int-quantized":
             yield f"{module}.weight", codes
@@ -160,6 +163,11 @@ def _quantized(file: TensorReader, name: str, scheme: Scheme) -> Iterator[tuple[
             yield f"{module}.weight_packed", _packed(codes.view(torch.uint8) + middle, scheme.bits)
             yield f"{module}.weight_shape", torch.tensor([n, k])
     yield f"{module}.weight_scale", scales
+
+
+def _scales(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounds scales to the dtype. None is 0, so that a group of zeros has one."""
+    return scales.to(dtype).clamp(min=torch.finfo(dtype).tiny)
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:
@@ -174,11 +182,13 @@ def _write_rest(source: Path, target: Path, scheme: Scheme, ignored: list[str]) 
         if path.is_file() and path.name not in (CONFIG, INDEX) and path.suffix in (".json", ".jinja", ".model", ".txt", ".md", ""):
             shutil.copyfile(path, target / path.name)
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    before = config.get(FIELD) or {}
     config[FIELD] = {
         "quant_method": "compressed-tensors",
         "format": scheme.format,
         "quantization_status": "compressed",
         "config_groups": {"group_0": scheme.config()},
         "ignore": ignored,
+        "kv_cache_scheme": before.get("kv_cache_scheme"),
     }
     (target / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
