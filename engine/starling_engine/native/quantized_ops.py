@@ -18,7 +18,7 @@ WITH_TABLE = 128
 """Kernels hold a table's numbers plus this: they multiply bytes without sign."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackedQuantized:
     """A matrix [n, k] as the kernels read it; they say how it lies.
 
@@ -41,6 +41,14 @@ class PackedQuantized:
     @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self.tensors)
+
+    @functools.cached_property
+    def arguments(self) -> tuple[int | None, ...]:
+        """Addresses, n, k, how columns are cut, bits and zero, as kernels take them. Looked up once, for a step has many calls."""
+        form = self.format
+        if form.floats:
+            return (*_addresses(self)[:2], self.n, self.k, self.k // form.group)
+        return (*_addresses(self), self.n, self.k, *_columns(self), form.bits, self.zero)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -115,7 +123,7 @@ def _pack(weight: GroupQuantized, to: PackedQuantized) -> None:
         ops.library().starling_pack_fp8(codes, scales, to.n, to.k, groups, to.gated, out, out_scales, torch.get_num_threads())
         return
     ops.library().starling_pack_quantized(
-        *_addresses(weight), to.n, to.k, *_groups(to), to.format.bits, to.gated, *_addresses(to)[:3], torch.get_num_threads()
+        *_addresses(weight), to.n, to.k, *_columns(to), to.format.bits, to.gated, *_addresses(to)[:3], torch.get_num_threads()
     )
 
 
@@ -126,15 +134,7 @@ def _addresses(weight: GroupQuantized | PackedQuantized) -> tuple[int, int, int 
     return weight.codes.data_ptr(), weight.scales.data_ptr(), minima, None if table is None else _table(table).data_ptr()
 
 
-def _weight(weight: PackedQuantized, *, rows: bool = True) -> list[int | None]:
-    """Returns what kernels are told of a weight: addresses, n (where they want its `rows`), k, groups; bits and zero."""
-    sizes = [*([weight.n] if rows else []), weight.k]
-    if weight.format.floats:
-        return [*_addresses(weight)[:2], *sizes, weight.k // weight.format.group]
-    return [*_addresses(weight), *sizes, *_groups(weight), weight.format.bits, weight.zero]
-
-
-def _groups(weight: PackedQuantized) -> tuple[int, int, int]:
+def _columns(weight: PackedQuantized) -> tuple[int, int, int]:
     """Returns the columns of a block, the blocks by which x is rounded, and how many such groups share a scale of the weight."""
     form = weight.format
     return form.block, form.rounded // form.block, form.group // form.rounded
@@ -164,7 +164,7 @@ def quantized_linear(
         x.data_ptr(),
         x.stride(0),
         m,
-        *_weight(weight),
+        *weight.arguments,
         None if bias is None else bias.data_ptr(),
         weight.gated,
         out.data_ptr(),
@@ -186,7 +186,7 @@ def grouped_quantized_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts:
         tokens.data_ptr(),
         starts.data_ptr(),
         starts.shape[0] - 1,
-        *_weight(experts),
+        *experts.arguments,
         experts.gated,
         out.data_ptr(),
         torch.get_num_threads(),
@@ -209,7 +209,7 @@ def grouped_quantized_sum(
         weights.data_ptr(),
         starts.data_ptr(),
         starts.shape[0] - 1,
-        *_weight(experts),
+        *experts.arguments,
         out.data_ptr(),
         num_tokens,
         torch.get_num_threads(),
@@ -225,7 +225,7 @@ def embedding_quantized(ids: Tensor, weight: PackedQuantized) -> Tensor:
     (ops.library().starling_embedding_fp8 if floats else ops.library().starling_embedding_quantized)(
         ids.data_ptr(),
         ids.shape[0],
-        *_weight(weight, rows=False),
+        *weight.arguments,
         out.data_ptr(),
         torch.get_num_threads(),
     )

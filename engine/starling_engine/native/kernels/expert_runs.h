@@ -22,8 +22,8 @@ struct ExpertRuns {
     return found;
   }
 
-  // Calls `each(e, span)` for the experts that have rows, with spans of the `pieces` into which the columns of every expert's matrix
-  // of `bytes` are cut. Threads share experts and pieces, so that each takes few experts.
+  // Calls `each(e, span)` for the experts that have rows, with spans of the `pieces` into which the columns of every expert's
+  // matrix of `bytes` are cut. Threads share experts and pieces, so that each takes few experts.
   template <typename Each>
   void each_span(int64_t pieces, int64_t bytes, int threads, const Each& each) const {
     int64_t total = 0;

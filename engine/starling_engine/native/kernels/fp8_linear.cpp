@@ -10,7 +10,7 @@ void starling_pack_fp8(const uint8_t* codes, const float* scales, int64_t n, int
                        float* out_scales, int threads) {
   parallel_for(ceil_div(n, kBlockCols), threads, [&](int64_t block) {
     for (int64_t i = 0; i < kBlockCols; ++i) {
-      const int64_t row = !gated ? block * 16 + i : block * 8 + i % 8 + (i < 8 ? 0 : n / 2);
+      const int64_t row = packed_row(block, i, n, gated != 0);
       uint8_t* to = out + block * kBlockCols * k + i * 2;
       for (int64_t pair = 0; pair < k / 2; ++pair) {
         if (row < n)
@@ -18,7 +18,8 @@ void starling_pack_fp8(const uint8_t* codes, const float* scales, int64_t n, int
         else
           std::memset(to + pair * 32, 0, 2);
       }
-      for (int64_t g = 0; g < groups; ++g) out_scales[(block * groups + g) * kBlockCols + i] = row < n ? scales[row * groups + g] : 0;
+      for (int64_t g = 0; g < groups; ++g)
+        out_scales[(block * groups + g) * kBlockCols + i] = row < n ? scales[row * groups + g] : 0;
     }
   });
 }
@@ -41,8 +42,8 @@ void starling_fp8_linear(const bf16* x, int64_t x_stride, int64_t m, const uint8
 }
 
 // Rows `ids` of the packed weight -> out [tokens, k].
-void starling_embedding_fp8(const int64_t* ids, int64_t tokens, const uint8_t* packed, const float* scales, int64_t k,
-                            int64_t groups, bf16* out, int threads) {
+void starling_embedding_fp8(const int64_t* ids, int64_t tokens, const uint8_t* packed, const float* scales, int64_t /* n */,
+                            int64_t k, int64_t groups, bf16* out, int threads) {
   parallel_for(tokens, threads_for(tokens, tokens * k * 32, threads), [&](int64_t t) {
     const int64_t block = ids[t] / kBlockCols, lane = ids[t] % kBlockCols, size = k / groups;
     alignas(64) uint8_t codes[16];

@@ -1,8 +1,9 @@
-// The product of rows with a matrix in float8_e4m3fn, where groups of columns of a row share a scale. Numbers become bf16, which holds
-// them exactly, a piece at a time that stays in the first-level cache while all rows are multiplied by it.
+// The product of rows with a matrix in float8_e4m3fn, where groups of columns of a row share a scale. Numbers become bf16, which
+// holds them exactly: in registers where one tile has all rows, else a piece at a time that stays in the first-level cache while all
+// rows are multiplied by it.
 //
-// The matrix is packed as bf16 is (see gemm_tile.h): blocks of 16 rows, and of these two consecutive k of each row side by side, 32
-// bytes.
+// The matrix is packed as bf16 is (see gemm_tile.h): blocks of 16 rows, and of these two consecutive k of each row side by side,
+// 32 bytes.
 #pragma once
 
 #include <algorithm>
@@ -84,7 +85,8 @@ struct Fp8Product {
   }
 
   void add_scaled(const Tile& at, const float* sums, int64_t rows, float* totals) const {
-    each_line(at, rows, [&](Floats by, int64_t i) { store16(totals + i, multiply_add(load16(sums + i), by, load16(totals + i))); });
+    each_line(at, rows,
+              [&](Floats by, int64_t i) { store16(totals + i, multiply_add(load16(sums + i), by, load16(totals + i))); });
   }
   void scale(const Tile& at, const float* sums, int64_t rows, float* totals) const {
     each_line(at, rows, [&](Floats by, int64_t i) { store16(totals + i, load16(sums + i) * by); });

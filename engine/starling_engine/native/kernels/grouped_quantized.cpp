@@ -49,7 +49,8 @@ extern "C" {
 // As starling_grouped_linear, with the weights of all experts one behind the other, each as starling_pack_quantized packs it.
 void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts,
                                        int64_t count, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima,
-                                       const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share, int bits, int zero, int gated,
+                                       const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share,
+                                       int bits, int zero, int gated,
                                        bf16* out, int threads) {
   const ExpertRuns runs{tokens, starts, count};
   const QuantizedWeight weights{codes, scales, minima, table, n, {k, size, span, share}, bits, zero};
@@ -68,7 +69,8 @@ void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const in
 // As starling_grouped_sum.
 void starling_grouped_quantized_sum(const bf16* x, const int64_t* tokens, const float* pair_weights, const int64_t* starts,
                                     int64_t count, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima,
-                                    const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share, int bits, int zero, bf16* out,
+                                    const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share,
+                                    int bits, int zero, bf16* out,
                                     int64_t num_tokens, int threads) {
   const ExpertRuns runs{tokens, starts, count};
   const QuantizedWeight weights{codes, scales, minima, table, n, {k, size, span, share}, bits, zero};
@@ -83,7 +85,8 @@ void starling_grouped_quantized_sum(const bf16* x, const int64_t* tokens, const 
   in_parallel(threads_for(weights.pairs(), runs.active() * weights.bytes(), threads), [&](Part part) {
     const Span mine = part.of(weights.pairs());
     const int64_t col = mine.begin * 2 * kBlockCols, end = std::min(stride, mine.end * 2 * kBlockCols);
-    for (int64_t t = 0; t < num_tokens; ++t) std::memset(totals + t * stride + col, 0, std::max<int64_t>(0, end - col) * sizeof(float));
+    const size_t width = std::max<int64_t>(0, end - col) * sizeof(float);
+    for (int64_t t = 0; t < num_tokens; ++t) std::memset(totals + t * stride + col, 0, width);
     AddWeighted add{tokens, pair_weights, totals, stride, 0};
     for (int64_t e = 0; e < count; ++e) {
       if (runs.rows(e) == 0) continue;

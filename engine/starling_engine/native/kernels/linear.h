@@ -18,6 +18,11 @@ constexpr int64_t kMaxRows = 512;
 // Up to this many rows, lines are used as fast as they come, and the hardware's own prefetching is better.
 constexpr int64_t kHardwareRows = 2;
 
+// The row of a matrix [n, k] that is row i of a packed block; it may lie past the last one.
+inline int64_t packed_row(int64_t block, int64_t i, int64_t n, bool gated) {
+  return gated ? block * 8 + i % 8 + (i < 8 ? 0 : n / 2) : block * kBlockCols + i;
+}
+
 // Rows of bf16 in the type in which they are multiplied.
 struct OperandRows {
   const Bf16Operand* rows;

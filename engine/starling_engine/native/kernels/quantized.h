@@ -1,5 +1,5 @@
-// What the products with matrices in 2 to 8 bits share: rows of x in 8 bits, the weight, and the loop over both. How codes lie, and
-// what multiplies them, is in quantized_linear.cpp.
+// Products with matrices in 2 to 8 bits: rows of x in 8 bits, the weight, and the loop over both. How codes lie, and what multiplies
+// them, is in quantized_linear.cpp.
 #pragma once
 
 #include <cmath>
@@ -86,7 +86,7 @@ struct QuantizedRows {
 
 struct QuantizedWeight;
 // c[rows][16] of some rows, from `row` on, and one block of the weight.
-using RunTile = void (*)(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int64_t block, float* c, ptrdiff_t c_stride);
+using RunTile = void (*)(const QuantizedRows&, int64_t row, const QuantizedWeight&, int64_t block, float* c, ptrdiff_t c_stride);
 
 struct QuantizedWeight {
   const uint8_t* codes;    // [ceil(n / 16)][blocks of columns][bytes of one, of 16 rows]

@@ -1,5 +1,5 @@
-// y = x W^T + b with W in 2 to 8 bits: some columns of a row share a scale (and perhaps a minimum). Rows of x are quantized to 8 bits,
-// by groups of as many columns or less, so that products and their sums are whole numbers within a group. (The arithmetic is
+// y = x W^T + b with W in 2 to 8 bits: some columns of a row share a scale (and perhaps a minimum). Rows of x are quantized to 8
+// bits, by groups of as many columns or less, so that products and their sums are whole numbers within a group. (The arithmetic is
 // llama.cpp's for its types of 32.)
 //
 // W is packed in blocks of 16 rows. A quad is 4 columns of them: 64 bytes, one a weight, which one instruction multiplies by 4
@@ -241,16 +241,17 @@ using namespace starling;
 
 extern "C" {
 
-// Codes [n, k], one a byte, and scales [n, k / (size span share)] fp16 (minima the same, or null) -> the packed form. Codes are without sign.
-// n is a multiple of 16 where gated: a block then has 8 rows of the gate and 8 of up.
+// Codes [n, k], one a byte and without sign, and scales [n, k / (size span share)] fp16 (minima the same, or null) -> the packed form.
+// `size`, `span` and `share` as in Columns. n is a multiple of 16 where gated: a block then has 8 rows of the gate and 8 of up.
 void starling_pack_quantized(const uint8_t* codes, const uint16_t* scales, const uint16_t* minima, const uint8_t* table, int64_t n,
-                             int64_t k, int64_t size, int64_t span, int64_t share, int bits, int gated, uint8_t* out, uint16_t* out_scales,
+                             int64_t k, int64_t size, int64_t span, int64_t share, int bits, int gated, uint8_t* out,
+                             uint16_t* out_scales,
                              uint16_t* out_minima, int threads) {
   const Columns columns{k, size, span, share};
   parallel_for(ceil_div(n, kBlockCols), threads, [&](int64_t block) {
     const uint8_t* rows[kBlockCols];
     for (int64_t i = 0; i < kBlockCols; ++i) {
-      const int64_t row = !gated ? block * 16 + i : block * 8 + i % 8 + (i < 8 ? 0 : n / 2);
+      const int64_t row = packed_row(block, i, n, gated != 0);
       rows[i] = row < n ? codes + row * k : nullptr;
       const int64_t count = columns.scales();
       for (int64_t g = 0; g < count; ++g) {
@@ -269,7 +270,8 @@ void starling_pack_quantized(const uint8_t* codes, const uint16_t* scales, const
 // x [m, k] bf16 (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `zero` is the code of 0, or what
 // stands for it in the table. `bias` may be null.
 void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const uint8_t* codes, const uint16_t* scales,
-                               const uint16_t* minima, const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share, int bits,
+                               const uint16_t* minima, const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span,
+                               int64_t share, int bits,
                                int zero, const bf16* bias, int gated, void* out, int out_fp32, int threads) {
   if (m == 0) return;
   Scratch& scratch = Scratch::mine();
@@ -290,10 +292,10 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
 
 // Rows `ids` of the packed weight -> out [tokens, k].
 void starling_embedding_quantized(const int64_t* ids, int64_t tokens, const uint8_t* codes, const uint16_t* scales,
-                                  const uint16_t* minima, const uint8_t* table, int64_t k, int64_t size, int64_t span, int64_t share, int bits, int zero,
-                                  bf16* out, int threads) {
+                                  const uint16_t* minima, const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span,
+                                  int64_t share, int bits, int zero, bf16* out, int threads) {
   const Columns columns{k, size, span, share};
-  const QuantizedWeight weight{codes, scales, minima, table, 0, columns, bits, zero};
+  const QuantizedWeight weight{codes, scales, minima, table, n, columns, bits, zero};
   with_layout(bits, columns.block, table != nullptr, [&](auto layout) {
     parallel_for(tokens, threads_for(tokens, tokens * k * 32, threads), [&](int64_t t) {
       unpack_row<decltype(layout)>(weight, ids[t] / kBlockCols, ids[t] % kBlockCols, zero, out + t * k);

@@ -24,6 +24,8 @@ class TableMatrix(QuantizedMatrix):
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme, state: Tensor) -> None:
         super().__init__(module, tensors, scheme)
         nested = "weight.nested_absmax" in tensors
+        if self._shape_of("weight") and tensors["weight"].dtype != "U8":
+            raise WeightError(f"checkpoint: {module}.weight is {tensors['weight'].dtype} (expected U8)")
         try:
             found = json.loads(bytes(state.tolist()))
             n, k = map(int, found["shape"])

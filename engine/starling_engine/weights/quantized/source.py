@@ -35,52 +35,22 @@ class QuantizedWeights:
         self._files = files
         self._matrices: dict[str, QuantizedMatrix] = {}
         self.tensors: dict[str, TensorInfo] = dict(files.tensors)
-        for module, parts in _modules(files.tensors).items():
-            if any(each in parts for each in _QUANTIZED):
-                self._add(module, parts, config)
+        with ExitStack() as stack:
+            reader = _Reader(files, self._matrices, stack, {})
+            for module, parts in _modules(files.tensors).items():
+                if any(each in parts for each in _QUANTIZED):
+                    self._add(module, parts, config, reader)
 
-    def _add(self, module: str, parts: Mapping[str, TensorInfo], config: QuantizationConfig) -> None:
+    def _add(self, module: str, parts: Mapping[str, TensorInfo], config: QuantizationConfig, reader: TensorReader) -> None:
         scheme = config.scheme_of(module)
         if scheme is None:
             raise WeightError(f"checkpoint: {module} is quantized, but no target of quantization_config names it")
-        matrix = self._matrix(module, parts, scheme)
+        matrix = _matrix(module, parts, scheme, reader)
         for ending in parts:
             del self.tensors[f"{module}.{ending}"]
         file = next(info.file for ending, info in parts.items() if ending.endswith(("weight", "packed")))
         self._matrices[f"{module}.weight"] = matrix
         self.tensors[f"{module}.weight"] = TensorInfo(file, matrix.shape, matrix.label, matrix.element_bytes, matrix.form)
-
-    def _matrix(self, module: str, parts: Mapping[str, TensorInfo], scheme: WeightScheme) -> QuantizedMatrix:
-        for ending, info in parts.items():
-            if info.dtype not in _DTYPES.get(ending, (info.dtype,)):
-                wanted = ", ".join(_DTYPES[ending])
-                raise WeightError(f"checkpoint: {module}.{ending} is {info.dtype} (expected {wanted})")
-        kind: Callable[[str, Mapping[str, TensorInfo], WeightScheme], QuantizedMatrix] | None
-        if "qweight" in parts:
-            # AWQ packs along rows, GPTQ along columns.
-            scales = parts["scales"].shape if "scales" in parts else ()
-            kind = GptqMatrix if parts["qweight"].shape[-1:] == scales[-1:] else AwqMatrix
-        elif "weight.absmax" in parts:
-            return TableMatrix(module, parts, scheme, self._state(module, parts))
-        else:
-            ending = "weight_packed" if "weight_packed" in parts else "weight"
-            kind = _KINDS.get((ending, parts[ending].dtype if ending in parts else ""))
-            if kind is PlainMatrix and "SCB" in parts:
-                kind = RowsMatrix
-        if kind is None:
-            found = ", ".join(f"{ending} ({info.dtype})" for ending, info in parts.items())
-            raise WeightError(f"checkpoint: {module} is quantized in a way that is not known: {found}")
-        return kind(module, parts, scheme)
-
-    def _state(self, module: str, parts: Mapping[str, TensorInfo]) -> Tensor:
-        name = next((ending for ending in parts if ending.startswith(STATE)), None)
-        if name is None:
-            raise WeightError(f"checkpoint: {module}.{STATE}nf4 is missing")
-        return self._read(f"{module}.{name}")
-
-    def _read(self, name: str) -> Tensor:
-        with self._files.open(self._files.tensors[name].file) as file:
-            return file.read(name, ()).clone()
 
     @contextmanager
     def open(self, file: Path) -> Iterator["_Reader"]:
@@ -122,6 +92,33 @@ class _Reader:
         if file not in self._opened:
             self._opened[file] = self._stack.enter_context(self._files.open(file))
         return self._opened[file].read(name, index)
+
+
+def _matrix(module: str, parts: Mapping[str, TensorInfo], scheme: WeightScheme, reader: TensorReader) -> QuantizedMatrix:
+    """Returns the matrix that a module's tensors are; `reader` reads what the headers do not tell."""
+    for ending, info in parts.items():
+        if info.dtype not in _DTYPES.get(ending, (info.dtype,)):
+            wanted = ", ".join(_DTYPES[ending])
+            raise WeightError(f"checkpoint: {module}.{ending} is {info.dtype} (expected {wanted})")
+    kind: Callable[[str, Mapping[str, TensorInfo], WeightScheme], QuantizedMatrix] | None
+    if "qweight" in parts:
+        # AWQ packs along rows, GPTQ along columns.
+        scales = parts["scales"].shape if "scales" in parts else ()
+        kind = GptqMatrix if parts["qweight"].shape[-1:] == scales[-1:] else AwqMatrix
+    elif "weight.absmax" in parts:
+        state = next((ending for ending in parts if ending.startswith(STATE)), None)
+        if state is None:
+            raise WeightError(f"checkpoint: {module}.{STATE}nf4 is missing")
+        return TableMatrix(module, parts, scheme, reader.read(f"{module}.{state}", ()))
+    else:
+        ending = "weight_packed" if "weight_packed" in parts else "weight"
+        kind = _KINDS.get((ending, parts[ending].dtype if ending in parts else ""))
+        if kind is PlainMatrix and "SCB" in parts:
+            kind = RowsMatrix
+    if kind is None:
+        found = ", ".join(f"{ending} ({info.dtype})" for ending, info in parts.items())
+        raise WeightError(f"checkpoint: {module} is quantized in a way that is not known: {found}")
+    return kind(module, parts, scheme)
 
 
 def _parts(index: Index) -> tuple[slice, slice]:
