@@ -23,7 +23,7 @@ class WeightScheme:
     group       columns of a row that share a scale; None: all, or as many as there are scales for
     symmetric   0 is the code in the middle; else there are zero points
     zero_shift  what has to be added to a stored zero point: 1 in GPTQ's first version
-    ordered     columns of a group may lie anywhere in a row (GPTQ's desc_act)
+    ordered     columns of a group may lie anywhere in a row (GPTQ's desc_act, actorder "group" of compressed-tensors)
     block       rows and columns that share a scale, where both are more than one
     """
 
@@ -246,10 +246,6 @@ def _group_scheme(group: Fields) -> WeightScheme:
     weights = group.child("weights")
     kind = _refuse_other(weights, "type", ("int", "float"), "int")
     bits = _bits(weights, "num_bits", (2, 3, 4, 5, 6, 7, 8) if kind == "int" else (4, 8))
-    if weights.get("actorder") in ("group", "dynamic"):
-        raise UnsupportedModel(
-            f"{weights.source}: actorder {weights.get('actorder')!r} is not supported; supported: weight, static"
-        )
     symmetric = weights.boolean("symmetric", True)
     if kind == "float" and not symmetric:
         raise UnsupportedModel(f"{weights.source}: symmetric false is not supported for floats")
@@ -259,7 +255,8 @@ def _group_scheme(group: Fields) -> WeightScheme:
         if len(block) != 2 or 0 in block:
             raise weights.error("block_structure", "must be two integers above 0")
         return WeightScheme(bits, block=(block[0], block[1]))
-    return WeightScheme(bits, weights.integer("group_size") if strategy in ("group", "tensor_group") else None, symmetric)
+    columns = weights.integer("group_size") if strategy in ("group", "tensor_group") else None
+    return WeightScheme(bits, columns, symmetric, ordered=weights.get("actorder") in ("group", "dynamic"))
 
 
 def _refuse_cache(fields: Fields) -> None:

@@ -143,6 +143,29 @@ def test_columns_in_another_order_are_numbers(written: Written, tmp_path: Path) 
         torch.testing.assert_close(found, expected[name][:, order], rtol=0, atol=ROUNDED * found.abs().max().item())
 
 
+def test_columns_of_compressed_tensors_in_another_order_are_numbers(written: Written, tmp_path: Path) -> None:
+    """actorder "group", which older versions wrote: the group of each column is in weight_g_idx."""
+    folder, expected = written["W4A16"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.down_proj"
+    mixed, shifts = torch.randperm(384, generator=torch.Generator().manual_seed(0)), torch.arange(0, 32, 4)
+    for each in [each for each in tensors if each.endswith("weight_packed")]:
+        module = each.removesuffix(".weight_packed")
+        order = mixed if module == name else torch.arange(tensors[each].shape[1] * 8)
+        codes = (tensors[each][:, :, None] >> shifts & 15).flatten(1)[:, order]
+        tensors[each] = (codes.unflatten(1, (-1, 8)).long() << shifts).sum(2).to(torch.int32)
+        tensors[f"{module}.weight_g_idx"] = (order // 128).to(torch.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    config["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    edit_json(tmp_path / "config.json", {"quantization_config": config})
+    files = open_checkpoint(tmp_path)
+    assert files.tensors[f"{name}.weight"].form is None
+    with files.open(tmp_path / "model.safetensors") as file:
+        found = file.read(f"{name}.weight", ())
+    torch.testing.assert_close(found, expected[f"{name}.weight"][:, mixed], rtol=0, atol=ROUNDED * found.abs().max().item())
+
+
 def test_columns_in_an_order_that_the_config_denies_are_an_error(written: Written, tmp_path: Path) -> None:
     name = in_order(written["gptq"][0], tmp_path, torch.arange(128), torch.arange(128).flip(0) // 32)
     with (

@@ -45,13 +45,8 @@ class GptqMatrix(IntegerMatrix):
     def numbers(self, read: Read, rows: slice) -> Tensor:
         if self.form is not None:
             return self.codes(read, rows).dequantized()
-        codes, scales, zeros = self._parts(read, rows)
-        group_of = read("g_idx", ()).long() if "g_idx" in self.tensors else self._in_order
-        if not bool(((group_of >= 0) & (group_of < scales.shape[1])).all()):
-            raise WeightError(f"checkpoint: {self.module}.g_idx names groups that it does not have")
-        middle = 1 << self.scheme.bits - 1
-        points = torch.full_like(scales, middle) if zeros is None else zeros.float()
-        return (codes.float() - points[:, group_of]) * scales.float()[:, group_of]
+        order = read("g_idx", ()) if "g_idx" in self.tensors else self._in_order
+        return self._ordered(*self._parts(read, rows), order, "g_idx")
 
     def _parts(self, read: Read, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns codes, scales and zero points of some rows."""
@@ -110,17 +105,28 @@ class PackedMatrix(IntegerMatrix):
             is_packed = "weight_zero_point" not in tensors or tensors["weight_zero_point"].dtype == "I32"
             self._check("weight_zero_point", (-(-n * scheme.bits // 32), groups) if is_packed else (n, groups))
         self._set_form(self._group_of("weight_scale", groups))
+        if scheme.ordered:
+            self._check("weight_g_idx", (self.shape[1],))
+            self.form = None
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
-        bits = self.scheme.bits
-        zeros = None
+        return self._matrix(*self._parts(read, rows))
+
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        if not self.scheme.ordered:
+            return self.codes(read, rows).dequantized()
+        return self._ordered(*self._parts(read, rows), read("weight_g_idx", ()), "weight_g_idx")
+
+    def _parts(self, read: Read, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns codes, scales and zero points of some rows."""
+        bits, zeros = self.scheme.bits, None
         if not self.scheme.symmetric:
             zeros = read("weight_zero_point", ())
             zeros = (
                 unpack(zeros.T, bits)[:, rows].T if zeros.dtype == torch.int32 else zeros[rows].to(torch.int16) + (1 << bits - 1)
             )
         codes = unpack(read("weight_packed", (rows,)), bits)
-        return self._matrix(codes, scales_of(read, "weight_scale", rows, codes.shape[0]), zeros)
+        return codes, scales_of(read, "weight_scale", rows, codes.shape[0]), zeros
 
 
 class PlainMatrix(IntegerMatrix):

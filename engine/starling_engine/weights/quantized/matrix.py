@@ -110,6 +110,14 @@ class IntegerMatrix(QuantizedMatrix):
         minima = None if zeros is None else -scales * (zeros.float() - (middle if kept == 8 else 0))
         return GroupQuantized(codes, scales, Format(kept, self.group, zero, minima=minima is not None), minima)
 
+    def _ordered(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, ending: str) -> Tensor:
+        """Returns numbers where each column has a group of its own, group_of [K]. Raises WeightError for one that is not there."""
+        group_of = group_of.long()
+        if not bool(((group_of >= 0) & (group_of < scales.shape[1])).all()):
+            raise WeightError(f"checkpoint: {self.module}.{ending} names groups that it does not have")
+        points = torch.full_like(scales, 1 << self.scheme.bits - 1) if zeros is None else zeros.float()
+        return (codes.float() - points[:, group_of]) * scales.float()[:, group_of]
+
 
 def for_kernels(matrix: GroupQuantized, form: Format, name: str) -> GroupQuantized:
     """Returns the same codes with groups of the format's size, and scales of its dtype.

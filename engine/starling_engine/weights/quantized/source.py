@@ -145,7 +145,7 @@ _DTYPES = {
     **dict.fromkeys(("qweight", "qzeros"), ("I32",)),
     **dict.fromkeys(("scales", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "SCB", "weight.quant_map"), _FLOATS),
     **dict.fromkeys(("weight.nested_absmax", "weight.nested_quant_map"), _FLOATS),
-    "g_idx": ("I32", "I64"),
+    **dict.fromkeys(("g_idx", "weight_g_idx"), ("I32", "I64")),
     "weight_scale": (*_FLOATS, "F8_E4M3", "U8"),
     "weight_zero_point": ("I32", "I8"),
     "weight.absmax": ("F32", "U8"),
