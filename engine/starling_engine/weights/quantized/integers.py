@@ -6,7 +6,7 @@ from torch import Tensor
 from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import WeightScheme
 from starling_engine.native.group_quantized import GroupQuantized
-from starling_engine.weights.quantized.matrix import Endings, IntegerMatrix, Read, nibbles, unpack
+from starling_engine.weights.quantized.matrix import Endings, IntegerMatrix, Read, unpack
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 """Place of each of eight columns among the nibbles of a word."""
@@ -86,8 +86,11 @@ class AwqMatrix(IntegerMatrix):
 
 def _awq_codes(words: Tensor) -> Tensor:
     """[R, W] int32 -> [8 W, R] uint8."""
-    codes = nibbles(words.contiguous().view(torch.uint8)).view(words.shape[0], -1, 8)
-    return codes[:, :, _AWQ_ORDER].flatten(1).T
+    turned = words.T.contiguous()
+    codes = torch.empty(turned.shape[0], 8, turned.shape[1], dtype=torch.uint8)
+    for column, place in enumerate(_AWQ_ORDER):
+        codes[:, column] = turned >> 4 * place & 15
+    return codes.flatten(0, 1)
 
 
 class PackedMatrix(IntegerMatrix):
