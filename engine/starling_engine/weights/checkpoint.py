@@ -1,9 +1,10 @@
 """Opens the files of a checkpoint, whatever their format."""
 
+from functools import lru_cache
 from pathlib import Path
 
 from starling_engine.errors import WeightError
-from starling_engine.gguf.reader import is_gguf
+from starling_engine.gguf.reader import is_gguf, stamp_of
 from starling_engine.model_config.quantization import CONFIG, QuantizationConfig, read_config_json, read_quantization
 from starling_engine.native.group_quantized import Format
 from starling_engine.weights.gguf_source import GgufWeights
@@ -23,8 +24,10 @@ def open_checkpoint(path: Path, *, pickles: bool = False) -> WeightFiles:
             raise WeightError(f"{path} is a GGUF file, not a folder with pytorch_model.bin; leave --load-format out")
         return GgufWeights(path)
     quantization = _quantization(path)
-    files = PickledWeights(path) if pickles else SafetensorsWeights(path)
-    return files if quantization is None else QuantizedWeights(files, quantization)
+    if pickles:
+        files = PickledWeights(path)
+        return files if quantization is None else QuantizedWeights(files, quantization)
+    return SafetensorsWeights(path) if quantization is None else _read_once(path, *_stamps(path))
 
 
 def stored_formats(path: Path, *, pickles: bool = False) -> dict[str, Format]:
@@ -32,6 +35,19 @@ def stored_formats(path: Path, *, pickles: bool = False) -> dict[str, Format]:
     if not is_gguf(path) and _quantization(path) is None:
         return {}
     return {name: info.form for name, info in open_checkpoint(path, pickles=pickles).tensors.items() if info.form is not None}
+
+
+@lru_cache(maxsize=1)
+def _read_once(folder: Path, *_stamps: tuple[int, ...]) -> QuantizedWeights:
+    """Reads the headers of a quantized checkpoint: seconds for experts with four tensors each, and asked for several times."""
+    quantization = _quantization(folder)
+    assert quantization is not None, "read a moment ago"
+    return QuantizedWeights(SafetensorsWeights(folder), quantization)
+
+
+def _stamps(folder: Path) -> list[tuple[int, ...]]:
+    """Returns what changes when one of the folder's files does."""
+    return [stamp_of(path.stat()) for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json")]
 
 
 def _quantization(folder: Path) -> QuantizationConfig | None:

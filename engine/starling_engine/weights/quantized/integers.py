@@ -32,21 +32,24 @@ class GptqMatrix(IntegerMatrix):
         self._check("qzeros", (groups, n * bits // 32))
         if scheme.ordered or "g_idx" in tensors:
             self._check("g_idx", (k,))
-        self._in_order = torch.arange(k) // group
         self._set_form(group)
         if scheme.ordered or k % group:
             self.form = None
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
-        if "g_idx" in self.tensors and not bool((read("g_idx", ()) == self._in_order).all()):
+        if "g_idx" in self.tensors and not bool((read("g_idx", ()) == self._in_order()).all()):
             raise WeightError(f"checkpoint: {self.module}.g_idx has columns in another order, but the config says desc_act: false")
         return self._matrix(*self._parts(read, rows))
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         if self.form is not None:
             return self.codes(read, rows).dequantized()
-        order = read("g_idx", ()) if "g_idx" in self.tensors else self._in_order
+        order = read("g_idx", ()) if "g_idx" in self.tensors else self._in_order()
         return self._ordered(*self._parts(read, rows), order, "g_idx")
+
+    def _in_order(self) -> Tensor:
+        """Returns the group of each column, where groups are neighbours."""
+        return torch.arange(self.shape[1]) // self.group
 
     def _parts(self, read: Read, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns codes, scales and zero points of some rows."""
