@@ -1,17 +1,35 @@
 """Experts for bf16 on CPUs: packed weights, and all slots of a layer in one call of the native kernel."""
 
+from abc import ABC, abstractmethod
+
 import torch
 
-from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
+from starling_engine.layers.experts import ExpertPart, ExpertsShape, Grouping, group_by_slot, plain_parts
 from starling_engine.native import ops
 from starling_engine.native.reference import PackedExperts
 
 
-class NativeExperts:
+class GroupedExperts(ABC):
+    """Base of methods that multiply all slots of a layer in one call for gates and ups, and one for downs."""
+
+    capturable = False
+    _shape: ExpertsShape
+
+    def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        groups = group_by_slot(expert_slots, self._shape.num_slots)
+        if not len(groups.order):
+            return torch.zeros(x.shape, dtype=x.dtype)
+        return self.multiply(x, groups, weights.flatten()[groups.order])
+
+    @abstractmethod
+    def multiply(self, x: torch.Tensor, groups: Grouping, weights: torch.Tensor) -> torch.Tensor:
+        """Does as `ExpertsMethod.apply` for pairs that are grouped; weights [S] fp32, in their order."""
+
+
+class NativeExperts(GroupedExperts):
     """Packs each matrix as it is loaded. Only a gate that waits for its up is held unpacked."""
 
     name = "native"
-    capturable = False
     _gate_up: PackedExperts | None = None
     _down: PackedExperts | None = None
 
@@ -33,12 +51,8 @@ class NativeExperts:
     def memory(self, slot: int) -> list[torch.Tensor]:
         return [self._gate_ups().data[slot], self._downs().data[slot]]
 
-    def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        groups = group_by_slot(expert_slots, self._shape.num_slots)
-        if not len(groups.order):
-            return torch.zeros(x.shape, dtype=x.dtype)
+    def multiply(self, x: torch.Tensor, groups: Grouping, weights: torch.Tensor) -> torch.Tensor:
         assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
-        weights = weights.flatten()[groups.order]
         activated = ops.grouped_linear(x, groups.tokens, groups.starts, self._gate_up)
         return ops.grouped_sum(activated, groups.tokens, weights, groups.starts, self._down, len(x))
 

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import torch
 
-from starling_engine.layers.experts import ExpertPart, ExpertsShape, Projection, group_by_slot, plain_parts
+from starling_engine.layers.experts import ExpertPart, ExpertsShape, Grouping, Projection, plain_parts
+from starling_engine.layers.experts_packed import GroupedExperts
 from starling_engine.native import quantized_ops as ops
 from starling_engine.native.group_quantized import Format, GroupQuantized, quantize, stacked
 from starling_engine.native.quantized_ops import PackedQuantized
 
 
-class QuantizedExperts:
+class QuantizedExperts(GroupedExperts):
     """Packs each matrix as it is loaded. Only a gate that waits for its up, or an up that waits for its gate, is held unpacked."""
 
     name = "quantized"
-    capturable = False
 
     def __init__(self, gate_up: Format, down: Format, *, online: bool) -> None:
         """`online`: the checkpoint has numbers, and codes are made of them."""
@@ -51,12 +51,8 @@ class QuantizedExperts:
     def memory(self, slot: int) -> list[torch.Tensor]:
         return [each[slot] for packed in (self._gate_ups(), self._downs()) for each in packed.tensors]
 
-    def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        groups = group_by_slot(expert_slots, self._shape.num_slots)
-        if not len(groups.order):
-            return torch.zeros(x.shape, dtype=x.dtype)
+    def multiply(self, x: torch.Tensor, groups: Grouping, weights: torch.Tensor) -> torch.Tensor:
         assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
-        weights = weights.flatten()[groups.order]
         activated = ops.grouped_quantized_linear(x, groups.tokens, groups.starts, self._gate_up)
         return ops.grouped_quantized_sum(activated, groups.tokens, weights, groups.starts, self._down, len(x))
 

@@ -18,8 +18,8 @@ AT_ONCE = 1 << 20
 """Elements that are quantized at a time: what is made of them on the way stays in the caches."""
 
 
-CUT_GROUPS = (64, 32, 16)
-"""Groups that others are cut into, where ranks have some columns each."""
+GROUPS = (128, 64, 32, 16)
+"""Columns of the groups that larger ones are cut into, so that ranks may have some columns each; the best one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Format:
 
     def cut(self, start: int, columns: int) -> "Format | None":
         """Returns the format of some columns of a row, with smaller groups if need be; None where there is none."""
-        sizes = [self.group, *(size for size in CUT_GROUPS if size < self.group and self.group % size == 0)]
+        sizes = [self.group, *(size for size in GROUPS if size < self.group and self.group % size == 0)]
         for size in sizes:
             found = replace(self, group=size)
             if start % size == 0 and columns % size == 0 and (self.floats or found.block == self.block):

@@ -21,6 +21,7 @@ from tests.engine.frontend import llama_cpp_answers
 from tests.engine.frontend.test_quantization import GREEDY, TEXT, model, surprise
 from tests.engine.gguf_files import SMOLLM2, entry, header, text, write_gguf
 from tests.engine.real_engine import MODEL, engine_args
+from tests.engine.written import Written
 
 pytestmark = [
     pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels"),
@@ -41,17 +42,13 @@ most, from what float32 gives here."""
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The repository's own model in each type, written when it is asked for."""
-    return _Files(tmp_path_factory.mktemp("gguf"))
+    folder = tmp_path_factory.mktemp("gguf")
 
+    def write(type_name: str) -> Path:
+        write_gguf(folder / f"pydoc.{type_name}.gguf", Path(MODEL), lambda _: type_name)
+        return folder / f"pydoc.{type_name}.gguf"
 
-class _Files(dict[str, Path]):
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __missing__(self, type_name: str) -> Path:
-        self[type_name] = path = self._folder / f"pydoc.{type_name}.gguf"
-        write_gguf(path, Path(MODEL), lambda _: type_name)
-        return path
+    return Written(write)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import inspect
 import os.path
-import shutil
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from starling_engine.kv_offload.secondary.folder.inspect import list_models
 
 from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
 from tests.engine.real_engine import MODEL, engine_args
+from tests.engine.written import copy_tokenizer
 
 pytestmark = [
     pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels"),
@@ -79,8 +79,7 @@ def test_ranks_have_the_same_weights(layout: dict[str, int]) -> None:
 def test_ranks_have_the_same_experts(layout: dict[str, Any], tmp_path: Path) -> None:
     sizes = {"moe_intermediate_size": 64, "vocab_size": 4096}
     write_checkpoint(tmp_path, Variant("qwen3_moe", {**VARIANTS["qwen3-moe"].changes, **sizes}), torch.bfloat16)
-    for each in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(MODEL) / each, tmp_path)
+    copy_tokenizer(tmp_path)
     with (
         model(tmp_path) as plain,
         model(tmp_path, quantization="int4") as one,

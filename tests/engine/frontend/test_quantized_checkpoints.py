@@ -15,6 +15,7 @@ from tests.engine.checkpoints import edit_json
 from tests.engine.frontend.test_quantization import GREEDY, TEXT, model, surprise
 from tests.engine.quantized_checkpoints import Writer, auto_round, bitsandbytes, compressed, write_quantized
 from tests.engine.real_engine import MODEL, engine_args
+from tests.engine.written import Written, copy_tokenizer
 
 pytestmark = [
     pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels"),
@@ -31,27 +32,22 @@ NATS: dict[str, tuple[Callable[[], Writer], float]] = {
     "NVFP4": (partial(compressed, "NVFP4"), 0.2),
     "W4A16": (partial(compressed, "W4A16"), 0.25),
 }
-"""What writes the model, and bounds on the nats a token by which it surprises more, or less, than bfloat16.
+"""Writers of the model, and bounds on the nats a token by which it surprises more, or less, than bfloat16.
 
 Nothing is calibrated: 4 bits in groups of 128 lose more than those in groups of 32."""
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return _Folders(tmp_path_factory.mktemp("pydoc"))
+    folder = tmp_path_factory.mktemp("pydoc")
 
+    def write(kind: str) -> Path:
+        (folder / kind).mkdir()
+        write_quantized(NATS[kind][0], Path(MODEL), folder / kind)
+        copy_tokenizer(folder / kind)
+        return folder / kind
 
-class _Folders(dict[str, Path]):
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __missing__(self, kind: str) -> Path:
-        self[kind] = path = self._folder / kind
-        path.mkdir()
-        write_quantized(NATS[kind][0], Path(MODEL), path)
-        for each in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(Path(MODEL) / each, path)
-        return path
+    return Written(write)
 
 
 @pytest.fixture(scope="module")

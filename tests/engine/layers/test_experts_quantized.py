@@ -53,8 +53,8 @@ def matrices(shape: ExpertsShape, gate_up: Format, down: Format) -> Matrices:
     sizes = shape.intermediate.whole, shape.hidden_size
     found = {}
     for expert in range(shape.num_experts):
-        for projection in ("gate", "up"):
-            found[NAMES.weight(expert, projection)] = random_matrix(*sizes, gate_up)  # type: ignore[arg-type]
+        found[NAMES.weight(expert, "gate")] = random_matrix(*sizes, gate_up)
+        found[NAMES.weight(expert, "up")] = random_matrix(*sizes, gate_up)
         found[NAMES.weight(expert, "down")] = random_matrix(*reversed(sizes), down)
     return found
 
@@ -154,7 +154,8 @@ def test_a_part_that_waits_is_forgotten_with_its_slot() -> None:
     layer.reserve(0)[NAMES.weight(0, "gate")].load(gate)
     layer.drop(0)
     layer.reserve(1)[NAMES.weight(1, "up")].load(up)
-    assert not layer.has(1) and layer.method._waiting.keys() == {(0, "up")}  # type: ignore[attr-defined]
+    assert isinstance(layer.method, QuantizedExperts)
+    assert not layer.has(1) and layer.method._waiting.keys() == {(0, "up")}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_a_part_that_waits_is_forgotten_with_its_slot() -> None:
 def test_what_kernels_cannot_multiply_is_dequantized(
     shape: ExpertsShape, change: dict[str, Format | None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    forms = {NAMES.weight(expert, each): INT4 for expert in range(7) for each in ("gate", "up", "down")}  # type: ignore[arg-type]
+    forms = dict.fromkeys(matrices(SHAPE, INT4, INT4), INT4)
     stored = {name: form for name, form in {**forms, **change}.items() if form is not None}
     assert select_experts_method(BF16, CPU, None, stored)(shape, NAMES).name == "native"
     assert any(line.startswith("dequantized, since") and "mlp.experts" in line for line in caplog.messages)

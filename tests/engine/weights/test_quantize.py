@@ -56,7 +56,7 @@ def test_transformers_reads_the_same_numbers(name: str, source: Path, tmp_path: 
 
 
 def test_groups_of_zeros_stay_zeros(source: Path, tmp_path: Path) -> None:
-    """In float16, too, whose least number is far from 0."""
+    """Float16 has its least number far from 0."""
     shutil.copytree(source, tmp_path / "in")
     tensors = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
     tensors["model.layers.0.mlp.up_proj.weight"][3] = 0

@@ -25,8 +25,8 @@ from tests.engine.quantized_checkpoints import (
     model_opt,
     write_quantized,
 )
-from tests.engine.real_engine import MODEL
 from tests.engine.weights.test_loader import PROMPT, loaded
+from tests.engine.written import Written, copy_tokenizer
 
 SHAPE = Variant("qwen3", {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32})
 WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
@@ -54,36 +54,29 @@ WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
     "fp8": (lambda: fp8_blocks, (8, 128)),
     "modelopt": (lambda: model_opt, (4, 16)),
 }
-"""What writes each kind, and bits and groups of the codes that kernels get; None where they get numbers."""
+"""Writers of each kind, and bits and groups of the codes that kernels get; None where they get numbers."""
 ROUNDED = 2**-8
 """Other tools compute numbers in the 8 bits of bfloat16, or in float16; ours are exact."""
 
-Written = dict[str, tuple[Path, Tensors]]
+Checkpoints = dict[str, tuple[Path, Tensors]]
+"""Folders of each kind, with their numbers."""
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return _Written(tmp_path_factory.mktemp("quantized"))
+def written(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    folder = tmp_path_factory.mktemp("quantized")
+    write_checkpoint(folder / "plain", SHAPE)
+    copy_tokenizer(folder / "plain")
 
+    def write(kind: str) -> tuple[Path, Tensors]:
+        (folder / kind).mkdir()
+        return folder / kind, write_quantized(WRITERS[kind][0], folder / "plain", folder / kind)
 
-class _Written(Written):
-    """Checkpoints of each kind, and their numbers, written when they are asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        write_checkpoint(folder / "plain", SHAPE)
-        for each in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(Path(MODEL) / each, folder / "plain")
-
-    def __missing__(self, kind: str) -> tuple[Path, Tensors]:
-        target = self._folder / kind
-        target.mkdir()
-        self[kind] = found = target, write_quantized(WRITERS[kind][0], self._folder / "plain", target)
-        return found
+    return Written(write)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_numbers_are_those_of_the_tool_that_wrote_them(kind: str, written: Written) -> None:
+def test_numbers_are_those_of_the_tool_that_wrote_them(kind: str, written: Checkpoints) -> None:
     folder, expected = written[kind]
     files, form = open_checkpoint(folder), WRITERS[kind][1]
     names = [f"model.layers.{n}.{each}.weight" for n in range(3) for each in ("self_attn.k_proj", "mlp.up_proj", "mlp.down_proj")]
@@ -105,7 +98,7 @@ def test_numbers_are_those_of_the_tool_that_wrote_them(kind: str, written: Writt
 
 
 @pytest.mark.parametrize("kind", ["W4A16", "fp8", "modelopt"])
-def test_a_whole_model_is_that_of_its_numbers(kind: str, written: Written) -> None:
+def test_a_whole_model_is_that_of_its_numbers(kind: str, written: Checkpoints) -> None:
     folder, numbers = written[kind]
     plain = folder.parent / "plain"
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
@@ -131,7 +124,7 @@ def in_order(folder: Path, target: Path, order: torch.Tensor, group_of: torch.Te
     return f"{name}.weight"
 
 
-def test_columns_in_another_order_are_numbers(written: Written, tmp_path: Path) -> None:
+def test_columns_in_another_order_are_numbers(written: Checkpoints, tmp_path: Path) -> None:
     """GPTQ with desc_act: the groups of columns are mixed. Codes in another order, each with its group, are the matrix so."""
     folder, expected = written["gptq"]
     order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
@@ -143,7 +136,7 @@ def test_columns_in_another_order_are_numbers(written: Written, tmp_path: Path) 
         torch.testing.assert_close(found, expected[name][:, order], rtol=0, atol=ROUNDED * found.abs().max().item())
 
 
-def test_columns_of_compressed_tensors_in_another_order_are_numbers(written: Written, tmp_path: Path) -> None:
+def test_columns_of_compressed_tensors_in_another_order_are_numbers(written: Checkpoints, tmp_path: Path) -> None:
     """actorder "group", which older versions wrote: the group of each column is in weight_g_idx."""
     folder, expected = written["W4A16"]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -166,7 +159,7 @@ def test_columns_of_compressed_tensors_in_another_order_are_numbers(written: Wri
     torch.testing.assert_close(found, expected[f"{name}.weight"][:, mixed], rtol=0, atol=ROUNDED * found.abs().max().item())
 
 
-def test_columns_in_an_order_that_the_config_denies_are_an_error(written: Written, tmp_path: Path) -> None:
+def test_columns_in_an_order_that_the_config_denies_are_an_error(written: Checkpoints, tmp_path: Path) -> None:
     name = in_order(written["gptq"][0], tmp_path, torch.arange(128), torch.arange(128).flip(0) // 32)
     with (
         open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file,
@@ -175,7 +168,7 @@ def test_columns_in_an_order_that_the_config_denies_are_an_error(written: Writte
         file.read(name, ())
 
 
-def test_a_group_that_does_not_exist_is_an_error(written: Written, tmp_path: Path) -> None:
+def test_a_group_that_does_not_exist_is_an_error(written: Checkpoints, tmp_path: Path) -> None:
     name = in_order(written["gptq"][0], tmp_path, torch.arange(128), torch.arange(128) // 25, desc_act=True)
     with (
         open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file,
@@ -184,7 +177,7 @@ def test_a_group_that_does_not_exist_is_an_error(written: Written, tmp_path: Pat
         file.read(name, ())
 
 
-def test_the_last_group_may_be_smaller(written: Written, tmp_path: Path) -> None:
+def test_the_last_group_may_be_smaller(written: Checkpoints, tmp_path: Path) -> None:
     """GPTQ with 128 columns in groups of 48: two, and one of 32."""
     folder, _ = written["gptq"]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -204,7 +197,7 @@ def test_the_last_group_may_be_smaller(written: Written, tmp_path: Path) -> None
         assert files.tensors[f"{name}.weight"].form is None and torch.equal(file.read(f"{name}.weight", ()), expected)
 
 
-def test_biases_of_zeros_are_left_out(written: Written, tmp_path: Path) -> None:
+def test_biases_of_zeros_are_left_out(written: Checkpoints, tmp_path: Path) -> None:
     """Older quantizers write them for every matrix."""
     shutil.copytree(written["gptq"][0], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -215,7 +208,7 @@ def test_biases_of_zeros_are_left_out(written: Written, tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_one_scale_for_a_matrix_and_others_for_its_input(written: Written, tmp_path: Path) -> None:
+def test_one_scale_for_a_matrix_and_others_for_its_input(written: Checkpoints, tmp_path: Path) -> None:
     """FP8 as ModelOpt and AutoFP8 write it: scalars without a dimension."""
     shutil.copytree(written["FP8"][0], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -225,7 +218,7 @@ def test_one_scale_for_a_matrix_and_others_for_its_input(written: Written, tmp_p
     assert torch.equal(loaded(tmp_path), loaded(written["FP8"][0]))
 
 
-def test_zero_points_may_be_bytes(written: Written, tmp_path: Path) -> None:
+def test_zero_points_may_be_bytes(written: Checkpoints, tmp_path: Path) -> None:
     folder, expected = written["W4A16_ASYM"]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -239,7 +232,7 @@ def test_zero_points_may_be_bytes(written: Written, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected[f"{UP}.weight"], rtol=0, atol=ROUNDED * found.abs().max().item())
 
 
-def test_a_matrix_may_lie_in_two_files(written: Written, tmp_path: Path) -> None:
+def test_a_matrix_may_lie_in_two_files(written: Checkpoints, tmp_path: Path) -> None:
     folder, _ = written["W4A16"]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -312,7 +305,9 @@ def cut(tensors: Tensors, ending: str) -> None:
         ("nf4", lambda t: t.update({f"{UP}.weight.quant_state.bitsandbytes__nf4": state(blocksize=float("inf"))}), "quant_state"),
     ],
 )
-def test_damage_is_named(kind: str, change: Callable[[Tensors], object], message: str, written: Written, tmp_path: Path) -> None:
+def test_damage_is_named(
+    kind: str, change: Callable[[Tensors], object], message: str, written: Checkpoints, tmp_path: Path
+) -> None:
     shutil.copytree(written[kind][0], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
@@ -321,7 +316,7 @@ def test_damage_is_named(kind: str, change: Callable[[Tensors], object], message
         open_checkpoint(tmp_path)
 
 
-def test_zero_points_that_should_not_be_are_an_error(written: Written, tmp_path: Path) -> None:
+def test_zero_points_that_should_not_be_are_an_error(written: Checkpoints, tmp_path: Path) -> None:
     shutil.copytree(written["gptq asymmetric"][0], tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     edit_json(tmp_path / "config.json", {"quantization_config": {**config, "sym": True}})
@@ -329,7 +324,7 @@ def test_zero_points_that_should_not_be_are_an_error(written: Written, tmp_path:
         loaded(tmp_path)
 
 
-def test_scales_that_float16_cannot_hold_are_an_error(written: Written, tmp_path: Path) -> None:
+def test_scales_that_float16_cannot_hold_are_an_error(written: Checkpoints, tmp_path: Path) -> None:
     shutil.copytree(written["W4A16"][0], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors[f"{UP}.weight_scale"][3] = 1e5
@@ -339,7 +334,7 @@ def test_scales_that_float16_cannot_hold_are_an_error(written: Written, tmp_path
         file.read_codes(f"{UP}.weight", ())
 
 
-def test_what_is_not_a_number_is_an_error(written: Written, tmp_path: Path) -> None:
+def test_what_is_not_a_number_is_an_error(written: Checkpoints, tmp_path: Path) -> None:
     shutil.copytree(written["fp8"][0], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors[f"{UP}.weight"].view(torch.uint8)[5, 7] = 0xFF
@@ -351,7 +346,7 @@ def test_what_is_not_a_number_is_an_error(written: Written, tmp_path: Path) -> N
         file.read_codes(f"{UP}.weight", ())
 
 
-def test_groups_that_no_kernel_has_are_numbers(written: Written, tmp_path: Path) -> None:
+def test_groups_that_no_kernel_has_are_numbers(written: Checkpoints, tmp_path: Path) -> None:
     """Groups of 8 columns: numbers, as the config of the tool allows."""
     shutil.copytree(written["W8A8"][0], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -7,20 +7,18 @@ from torch import Tensor
 
 from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import WeightScheme
-from starling_engine.native.group_quantized import E2M1, Format, GroupQuantized
+from starling_engine.native.group_quantized import E2M1, GROUPS, Format, GroupQuantized
 from starling_engine.weights.quantized.integers import scales_in, scales_of
-from starling_engine.weights.quantized.matrix import Endings, QuantizedMatrix, Read, nibbles
+from starling_engine.weights.quantized.matrix import CodedMatrix, Endings, Read, nibbles
 
 _SCALES = ("weight_scale_inv", "weight_scale")
 """Endings of what FP8 numbers are multiplied by; DeepSeek's means the scale, too, whatever its name says."""
 
 _NOT_A_NUMBER = 0x7F
 """The code of it, apart from its sign."""
-_GROUPS = (128, 64, 32)
-"""Columns of the groups that kernels take, the best one first."""
 
 
-class Float8Matrix(QuantizedMatrix):
+class Float8Matrix(CodedMatrix):
     """weight [N, K] float8_e4m3fn, with one scale, or one for each row, group of columns, or block of rows and columns."""
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
@@ -37,7 +35,7 @@ class Float8Matrix(QuantizedMatrix):
             )
         self._describe("float8_e4m3fn", (n, k), 8, 0)
         self._width = min(columns, k) if scheme.block is not None else k // scales_in(shape)
-        group = next((each for each in _GROUPS if k % each == 0 and self._width % each == 0), None)
+        group = next((each for each in GROUPS[:-1] if k % each == 0 and self._width % each == 0), None)
         self.form = None if group is None else Format(8, group, floats=True)
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
@@ -62,7 +60,7 @@ class Float8Matrix(QuantizedMatrix):
         return _as_float(read(self._scale, ()))[torch.arange(start, start + n) // self.scheme.block[0]]
 
 
-class Float4Matrix(QuantizedMatrix):
+class Float4Matrix(CodedMatrix):
     """Floats in 4 bits (e2m1), two in a byte, with a scale for each 16 (NVFP4) or 32 columns (MXFP4).
 
     weight_packed, or weight of ModelOpt, [N, K / 2] uint8; weight_scale [N, G] float8_e4m3fn, or exponents in uint8 (MXFP4).
@@ -92,9 +90,6 @@ class Float4Matrix(QuantizedMatrix):
         elif "weight_global_scale" in self.tensors:
             scales = scales / read("weight_global_scale", ()).float()
         return GroupQuantized(codes, scales, Format(4, self._group, table=E2M1))
-
-    def numbers(self, read: Read, rows: slice) -> Tensor:
-        return self.codes(read, rows).dequantized()
 
 
 def _as_float(scales: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class GptqMatrix(IntegerMatrix):
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         if self.form is not None:
-            return self.codes(read, rows).dequantized()
+            return super().numbers(read, rows)
         order = read("g_idx", ()) if "g_idx" in self.tensors else self._in_order()
         return self._ordered(*self._parts(read, rows), order, "g_idx")
 
@@ -120,7 +120,7 @@ class PackedMatrix(IntegerMatrix):
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         if not self.scheme.ordered:
-            return self.codes(read, rows).dequantized()
+            return super().numbers(read, rows)
         return self._ordered(*self._parts(read, rows), read("weight_g_idx", ()), "weight_g_idx")
 
     def _parts(self, read: Read, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:

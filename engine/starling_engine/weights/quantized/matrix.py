@@ -8,7 +8,7 @@ from torch import Tensor
 
 from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import WeightScheme
-from starling_engine.native.group_quantized import Format, GroupQuantized
+from starling_engine.native.group_quantized import GROUPS, Format, GroupQuantized
 from starling_engine.weights.source import Index, TensorInfo
 
 Read = Callable[[str, Index], Tensor]
@@ -18,8 +18,6 @@ Endings = Mapping[str, TensorInfo]
 
 _KERNELS = ((2, 16), (4, 16), (5, 32), (6, 16), (8, 32))
 """Bits of the codes that kernels multiply, and what groups have to be multiples of."""
-_GROUPS = (128, 64, 32, 16)
-"""Groups that larger ones are cut into, so that ranks may have some columns each."""
 
 
 class QuantizedMatrix(ABC):
@@ -42,10 +40,6 @@ class QuantizedMatrix(ABC):
     @abstractmethod
     def numbers(self, read: Read, rows: slice) -> Tensor:
         """Returns rows [R, K] in float32."""
-
-    def codes(self, read: Read, rows: slice) -> GroupQuantized:
-        """Returns rows with codes as in `form`; groups are the checkpoint's, and scales and minima float32 (see `for_kernels`)."""
-        raise NotImplementedError(f"{self.module}: {self.label} has no codes")
 
     def _describe(self, label: str, shape: tuple[int, int], bits: float, groups: int) -> None:
         """Sets what the headers tell. `groups` are the scales of a row, of two bytes."""
@@ -78,16 +72,24 @@ class QuantizedMatrix(ABC):
         return group
 
 
-class IntegerMatrix(QuantizedMatrix):
-    """Whole numbers with a scale, and maybe a zero point, for each group of columns of a row."""
+class CodedMatrix(QuantizedMatrix):
+    """A matrix whose codes kernels may read."""
+
+    @abstractmethod
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        """Returns rows with codes as in `form`; groups are the checkpoint's, and scales and minima float32 (see `for_kernels`)."""
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         return self.codes(read, rows).dequantized()
 
+
+class IntegerMatrix(CodedMatrix):
+    """Whole numbers with a scale, and maybe a zero point, for each group of columns of a row."""
+
     def _set_form(self, group: int) -> None:
         bits, symmetric = self.scheme.bits, self.scheme.symmetric
         self.group = group
-        kept_group = group if group <= _GROUPS[0] else next((each for each in _GROUPS if group % each == 0), group)
+        kept_group = group if group <= GROUPS[0] else next((each for each in GROUPS if group % each == 0), group)
         self.form = next(
             (
                 Format(kept, kept_group, 128 if kept == 8 else (1 << bits - 1) * symmetric, minima=not symmetric)

@@ -13,7 +13,7 @@ from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.weights.quantized.bitsandbytes import STATE, RowsMatrix, TableMatrix
 from starling_engine.weights.quantized.floats import Float4Matrix, Float8Matrix
 from starling_engine.weights.quantized.integers import AwqMatrix, GptqMatrix, PackedMatrix, PlainMatrix
-from starling_engine.weights.quantized.matrix import QuantizedMatrix, for_kernels
+from starling_engine.weights.quantized.matrix import CodedMatrix, QuantizedMatrix, for_kernels
 from starling_engine.weights.source import Index, TensorInfo, TensorReader, WeightFiles
 
 _ENDINGS = (
@@ -78,6 +78,7 @@ class _Reader:
 
     def read_codes(self, name: str, index: Index) -> GroupQuantized:
         matrix = self._matrices[name]
+        assert isinstance(matrix, CodedMatrix), "has no codes"
         rows, columns = _parts(index)
         start, stop, _ = columns.indices(matrix.shape[1])
         form = matrix.form and matrix.form.cut(start, stop - start)
