@@ -44,11 +44,6 @@ def stored(engine: AsyncEngine) -> int:
     return 0 if tier is None else tier.stored_bytes_total
 
 
-def bypassed(engine: AsyncEngine) -> int:
-    tier = engine.stats.tiers.get("store")
-    return 0 if tier is None else tier.bypassed_total
-
-
 async def until_joined(engine: AsyncEngine, first: int) -> None:
     """Completes new prompts, from `another(first)` on, until the store takes what is computed, and has all of it."""
     for number in range(first, first + 100):
@@ -71,33 +66,26 @@ async def until_stored(engine: AsyncEngine, size: int) -> None:
     raise AssertionError(f"{stored(engine)} bytes of {size} were written")
 
 
-async def until_looked_up(engine: AsyncEngine, first: int) -> None:
-    """Completes new prompts until the core finds lookups quick enough to wait for, which a busy machine may delay."""
-    for number in range(first, first + 100):
-        before = bypassed(engine)
-        await engine.complete(another(number), GREEDY)
-        await asyncio.sleep(0.5)  # for the numbers to come
-        if bypassed(engine) == before:
-            return
-    raise AssertionError(f"no request looked up: {engine.stats}")
-
-
 async def test_what_one_engine_has_computed_another_finds(master: Master) -> None:
     url = f"{master.url}&timeout=10"
-    prompts = [PROMPT, [token + 1 for token in PROMPT]]
+    prompts = [another(number) for number in range(20)]
     async with running(kv_store=url) as engine:
-        await until_joined(engine, 0)
-        before = stored(engine)
-        first = [await engine.complete(prompt, GREEDY) for prompt in prompts]
-        await until_stored(engine, before + len(prompts) * CHUNKS * CHUNK_BYTES)
-    async with running(kv_store=url, block_size=32) as engine:
         await until_joined(engine, 100)
-        await until_looked_up(engine, 200)
-        second = [await engine.complete(prompt, GREEDY) for prompt in prompts]
-        assert [each.num_cached_tokens for each in first] == [0, 0]
-        # A request does not wait without bound: on a busy machine one of the two may compute.
-        assert CHUNKS * 64 in [each.num_cached_tokens for each in second]
-        assert [each.outputs[0].token_ids for each in first] == [each.outputs[0].token_ids for each in second]
+        first = []
+        for prompt in prompts:
+            before = stored(engine)
+            first.append(await engine.complete(prompt, GREEDY))
+            await until_stored(engine, before + CHUNKS * CHUNK_BYTES)
+    assert {each.num_cached_tokens for each in first} == {0}
+    async with running(kv_store=url, block_size=32) as engine:
+        await until_joined(engine, 200)
+        for prompt, computed in zip(prompts, first, strict=True):
+            found = await engine.complete(prompt, GREEDY)
+            assert found.outputs[0].token_ids == computed.outputs[0].token_ids
+            if found.num_cached_tokens:  # where lookups are slow, as on a busy machine, requests compute, and one in 16 probes
+                break
+            await asyncio.sleep(0.1)
+        assert found.num_cached_tokens == CHUNKS * 64
 
         master.kill()
         began = time.monotonic()
