@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from starling_engine.native import ops, quantized_ops
+from starling_engine.native.cache_rows import cached
 from starling_engine.native.group_quantized import FP8, INT4, INT8, Format, GroupQuantized
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
 from starling_engine.params import SamplingParams
@@ -141,18 +142,23 @@ def paged(
     return q, kv, tables, starts, torch.full((sequences,), context, dtype=torch.int32)
 
 
+CACHES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
+
+
 def bench_decode(clock: Clock) -> Iterator[str]:
     shapes = [(HEADS, KV_HEADS, DIM), (32, 8, 128), (32, 4, 128), (16, 8, 64), (8, 1, 256)]
     for sequences, context in ((1, 1024), (1, 8192), (32, 160), (32, 1024)):
         for heads, kv_heads, dim in shapes if sequences > 1 else shapes[:1]:
             case = paged(sequences, 1, context, heads, kv_heads, dim)
             seconds = clock(ops.paged_attention, *case, dim**-0.5)
-            fp8 = clock(ops.paged_attention, case[0], case[1].to(torch.float8_e4m3fn), *case[2:], dim**-0.5)
+            rounded = {name: cached(case[1], dtype, 1.0) for name, dtype in CACHES.items()}
+            others = {name: clock(ops.paged_attention, case[0], kv, *case[2:], dim**-0.5) for name, kv in rounded.items()}
+            times = ", ".join(f"{name} {other * 1e3:.3f} ms" for name, other in others.items())
             size = case[1].numel() * 2
             yield (
                 f"decode, {sequences} x {context} tokens, H={heads} KVH={kv_heads} D={dim}: "
                 f"{seconds * 1e3:.3f} ms, {size / seconds / 1e9:.1f} GB/s | "
-                f"fp8 cache {fp8 * 1e3:.3f} ms | {memory_bandwidth(clock)}"
+                f"caches in {times} | {memory_bandwidth(clock)}"
             )
 
 

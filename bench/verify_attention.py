@@ -32,7 +32,7 @@ SLEEP_SECONDS = 0.004
 def kernels_of(library: Path | None) -> Iterator[None]:
     """Lets `ops` call another library; None is this checkout's own."""
     with mock.patch.object(ops, "load", lambda: ctypes.CDLL(str(library))) if library else nullcontext():
-        ops.library.cache_clear()
+        ops.loaded.cache_clear()
         yield
 
 

@@ -85,8 +85,9 @@ class EngineArgs:
     enforce_eager: bool = argument(
         False,
         MODEL,
-        "On a GPU, no recorded steps (CUDA graphs).",
-        "On a GPU, launch every kernel of a step by itself; without it, recorded steps (CUDA graphs) are replayed.",
+        "No recorded steps (on a GPU, CUDA graphs).",
+        "Launch every kernel of a step by itself. Without it, recorded steps are replayed: on a GPU as CUDA graphs, on a CPU"
+        " those of few tokens.",
     )
     attention_backend: str = argument("auto", MODEL, "The device's best unless named.")
     num_threads: int | None = argument(None, MODEL, "CPU threads; by default what the cgroup allows.", low=1)
@@ -136,10 +137,11 @@ class EngineArgs:
     kv_cache_dtype: str = argument(
         "auto",
         MEMORY,
-        "auto, fp8 or fp8_e4m3: half of bfloat16's bytes.",
+        "auto, fp8, int8 or int4: a half or a third of bfloat16's bytes.",
         "Type of cached keys and values: auto is the model's dtype; fp8 and fp8_e4m3 are float8_e4m3fn, half of bfloat16's"
-        " bytes and less exact. Scales are the checkpoint's, or else 1.",
-        choices=("auto", "fp8", "fp8_e4m3"),
+        " bytes and less exact. Scales are the checkpoint's, or else 1. int8 and int4 take 8.5 and 5 bits a number, with a scale"
+        " for each 32 of a row.",
+        choices=("auto", "fp8", "fp8_e4m3", "int8", "int4"),
     )
     kv_cache_memory_bytes: int | None = argument(
         None,

@@ -11,6 +11,7 @@ EvictionPolicy = Literal["lru", "arc"]
 DirectIo = Literal["auto", "on", "off"]
 SpeculativeMethod = Literal["ngram", "suffix"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
+CacheType = Literal["fp8", "int8", "int4"]
 MAX_NUM_WAITING_TOKENS = 1 << 23
 """Takes 4 bytes a token in the core and some 36 in the frontend: 0.3 GB."""
 
@@ -121,6 +122,9 @@ class TiersConfig:
         return self.fs_path is not None or self.store is not None
 
 
+CACHE_DTYPES: dict[CacheType, str] = {"fp8": "float8_e4m3fn", "int8": "int8", "int4": "uint8"}
+CACHE_GROUP = 32
+"""Columns of a head that share a scale in a cache of int8 or int4."""
 QUANTIZATION_VERSION = 2
 """Version of the codes that each name of a quantization gives. Keys and values of another version are not found in the KV tiers."""
 
@@ -150,8 +154,8 @@ class WorkerConfig:
     enforce_eager: bool = False
     quantization: str | None = None
     """Weights are quantized so while they are loaded; None keeps `dtype`. See `QUANTIZATION_VERSION`."""
-    fp8_cache: bool = False
-    """Keys and values are cached in float8_e4m3fn, else in `dtype`."""
+    kv_cache: CacheType | None = None
+    """Type of cached keys and values; None: `dtype`."""
     tiers: TiersConfig | None = None
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     expert_parallel: bool = False
@@ -180,8 +184,8 @@ class WorkerConfig:
 
     @property
     def kv_dtype(self) -> str:
-        """Dtype of cached keys and values."""
-        return "float8_e4m3fn" if self.fp8_cache else self.dtype
+        """Dtype of the tensors that have cached keys and values; two codes of 4 bits are a byte (`native/cache_rows.py`)."""
+        return self.dtype if self.kv_cache is None else CACHE_DTYPES[self.kv_cache]
 
 
 @dataclass(frozen=True)

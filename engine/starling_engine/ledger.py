@@ -106,6 +106,16 @@ LOGPROB_ROWS = 64
 """Prompt positions whose full-vocabulary log probabilities are held at once."""
 
 
+RECORDED_TOKENS = 16
+"""Tokens of the largest step that a host records. In larger ones Python takes a small part of the time."""
+
+
+def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
+    """Returns the memory of recorded steps: they share that of the largest one, which keeps what each of its layers computes."""
+    widths = 4 * model.hidden_size + _attention_width(model) + _mlp_width(model, dtype_bytes)
+    return RECORDED_TOKENS * (model.num_layers * widths * dtype_bytes + model.vocab_size * 4)
+
+
 def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int, max_model_len: int) -> int:
     """Returns the working memory of the largest step, and the table of rotations.
 

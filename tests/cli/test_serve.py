@@ -76,7 +76,7 @@ def test_vllms_flags_are_known():
         ([MODEL, "--block-size", "7"], "block_size", "--block-size"),
         ([MODEL, "--max-model-len", "9999999"], "4096", "--max-model-len"),
         ([MODEL, "--dtype", "int3"], "dtype", "--dtype"),
-        ([MODEL, "--kv-cache-dtype", "int8"], "one of auto, fp8, fp8_e4m3", "--kv-cache-dtype"),
+        ([MODEL, "--kv-cache-dtype", "int3"], "one of auto, fp8, fp8_e4m3, int8, int4", "--kv-cache-dtype"),
         ([MODEL, "--kv-cache-memory-bytes", "1KiB"], "set it to at least", "--kv-cache-memory-bytes"),
         ([MODEL, "--kv-fs-path", "/kv"], "kv_fs_path: needs kv_fs_bytes", "--kv-fs-path"),
         ([MODEL, "--kv-cpu-bytes", "1GiB", "--no-enable-prefix-caching"], "kv_cpu_bytes: needs enable_prefix", "--kv-cpu-bytes"),

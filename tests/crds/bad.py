@@ -201,7 +201,7 @@ ENGINE = [
     bad("engine.memoryFraction", 0, "greater than 0", "above 0"),
     bad("engine.memoryFraction", 1.1, "less than or equal to 1", "at most 1"),
     one_of("engine.blockSize", 12, "8", "16", "32"),
-    one_of("kvCache.dtype", "fp8_e5m2", "auto", "fp8", "fp8_e4m3"),
+    one_of("kvCache.dtype", "fp8_e5m2", "auto", "fp8", "fp8_e4m3", "int8", "int4"),
     bad("engine.stepTargetMilliseconds", -1, "greater than or equal to 0", "at least 0"),
     bad("engine.maxBatchedTokens", 128, "must be at least maxSequences (256)"),
     bad("engine.maxBatchedTokens", 2048, "must be at least maxSequences (4096)", engine__maxSequences=4096),

@@ -57,6 +57,7 @@ GOOD: dict[str, dict[str, Any]] = {
         }
     ),
     "tiers": service({"kvCache.tiers.cpu.bytes": "16Gi", TIER: {"bytes": "200G", "claim": "kv"}}),
+    "a cache in 4 bits": service({"kvCache.dtype": "int4"}),
     "a cache in fp8": service({"kvCache.dtype": "fp8", "engine.prefixCaching": False}),
     "a folder on nodes": service({TIER: {"bytes": "64Mi", "path": "/var/lib/starling/kv"}}),
     "store": service({"kvCache.store": "mooncake://starling-mooncake.starling-system.svc:50051?segment=4Gi"}),

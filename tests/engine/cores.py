@@ -36,7 +36,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
     max_model_len = settings.pop("max_model_len", MAX_MODEL_LEN)
     tiers = settings.pop("tiers", None)
     device = settings.pop("device", "cpu")
-    fp8_cache = settings.pop("fp8_cache", False)
+    kv_cache = settings.pop("kv_cache", None)
     enforce_eager = settings.pop("enforce_eager", False)
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,
@@ -46,7 +46,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         **settings,
     )
     model = load_model_config(folder)
-    specs = kv_specs(model, block_size, 4)
+    specs = kv_specs(model, block_size, "float32")
     vocabulary = None
     if (folder / "tokenizer.json").is_file():
         vocabulary = VocabularyConfig(str(folder), model.vocab_size, model.eos_token_ids)
@@ -70,7 +70,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         layout=layout,
         expert_parallel=expert_parallel,
         tiers=tiers,
-        fp8_cache=fp8_cache,
+        kv_cache=kv_cache,
     )
     config = EngineConfig(
         scheduler=scheduler, worker=worker, block_size=block_size, progress_timeout=patience, vocabulary=vocabulary

@@ -50,7 +50,7 @@ class EmulatedLibrary:
         regions = {storage.data_ptr(): storage for storage in self.pointed_to if storage.nbytes()}
         views = [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in regions.values()]  # type: ignore[call-overload]
         whole, floating = [], []
-        for letter, value in zip(ops._SIGNATURES[name], arguments, strict=True):
+        for letter, value in zip(ops.SIGNATURES[name], arguments, strict=True):
             if letter == "p":
                 whole.append(self._place(regions, value))
             elif letter in "fd":

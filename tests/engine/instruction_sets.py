@@ -47,4 +47,4 @@ def using(name: str | None) -> Iterator[None]:
 
 def _load_again() -> None:
     build.load.cache_clear()
-    ops.library.cache_clear()
+    ops.loaded.cache_clear()

@@ -16,10 +16,11 @@ class PagedDriver:
     def __init__(self, model: Decoder, dtype: torch.dtype, block_size: int, sequences: int = 1) -> None:
         config = model.config
         pages = sequences * MAX_BLOCKS + 1
-        specs = kv_specs(config, block_size, dtype.itemsize)
+        specs = kv_specs(config, block_size, str(dtype).removeprefix("torch."))
         self._model = model
         self._block_size = block_size
-        self._kv = [torch.full((pages, *spec.layer_block_shape), float("nan"), dtype=dtype) for spec in specs]
+        nothing = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max  # scales of such bits are NaN
+        self._kv = [torch.full((pages, *spec.layer_block_shape), nothing, dtype=dtype) for spec in specs]
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(2)) + 1
         self._tables = order.view(sequences, MAX_BLOCKS).to(torch.int32)
         self.lengths = [0] * sequences

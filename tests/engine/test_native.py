@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from starling_engine.native import load, ops, reference
+from starling_engine.native.cache_rows import cached
 from starling_engine.native.reference import PackedExperts
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
 from starling_engine.params import SamplingParams
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.timeout(60),
 ]
 
-BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+BF16, FP32, FP8, INT8, INT4 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8, torch.uint8
 
 
 @pytest.fixture(autouse=True, scope="module", params=every_set())
@@ -298,7 +299,7 @@ def test_each_code_of_fp8_reads_as_in_torch(tokens: int, heads: int, dim: int, d
     torch.testing.assert_close(found, codes.to(dtype).expand_as(found), rtol=2e-7, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("cache", [BF16, FP32, FP8])
+@pytest.mark.parametrize("cache", [BF16, FP32, FP8, INT8, INT4])
 @pytest.mark.parametrize(("part", "soft_cap"), [(0, 0.0), (0, 5.0), (1, 0.0)])
 def test_rows_that_read_what_is_not_a_number_show_it(part: int, soft_cap: float, cache: torch.dtype) -> None:
     """One token's key (0) or value (1) of one head is broken: in single tokens, split ones and chunks as in the reference."""
@@ -308,9 +309,10 @@ def test_rows_that_read_what_is_not_a_number_show_it(part: int, soft_cap: float,
     for sequence in range(3):
         kv[tables[sequence, at // 16], part, 1, at % 16, 3] = torch.nan
     arguments = (tables, starts, contexts, 0.125, 0, soft_cap)
-    for dtype in (BF16, FP32) if cache == FP8 else (cache,):
-        found = ops.paged_attention(q.to(dtype), kv.to(cache), *arguments).isnan()
-        expected = reference.paged_attention(q.to(dtype), kv.to(cache), *arguments).isnan()
+    for dtype in (cache,) if cache in (BF16, FP32) else (BF16, FP32):
+        stored = cached(kv.to(dtype), cache, 1.0)
+        found = ops.paged_attention(q.to(dtype), stored, *arguments).isnan()
+        expected = reference.paged_attention(q.to(dtype), stored, *arguments).isnan()
         unseeing = slice(1, 1 + at - 10)  # a value that they do not weigh may show as well
         found[unseeing] = expected[unseeing] = False
         assert torch.equal(found, expected)

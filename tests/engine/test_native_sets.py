@@ -10,6 +10,7 @@ from starling_engine.native import load
 from starling_engine.params import SamplingParams
 
 from tests.engine import test_native as kernels
+from tests.engine import test_native_cache_rows as cache_rows
 from tests.engine import test_quantized_ops as quantized
 from tests.engine.instruction_sets import other_sets, using
 
@@ -18,7 +19,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+BF16, FP32, FP8, INT8, INT4 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8, torch.uint8
 SAMPLED = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
 CASES: dict[str, Callable[[], None]] = {
     **{f"linear of {m}": partial(kernels.test_linear, m, 100, 70, True, BF16) for m in (1, 2, 3, 5, 9, 130)},
@@ -36,6 +37,14 @@ CASES: dict[str, Callable[[], None]] = {
     **{
         f"codes of fp8, {tokens}": partial(kernels.test_each_code_of_fp8_reads_as_in_torch, tokens, 16, 16, BF16)
         for tokens in (1, 9)
+    },
+    **{
+        f"to {cache}": partial(cache_rows.test_what_is_stored_is_the_reference_s_to_the_bit, 64, 16, BF16, cache)
+        for cache in (INT8, INT4)
+    },
+    **{
+        f"drafts over {cache}": partial(cache_rows.test_paged_attention, kernels.DRAFTS, 6, 2, 96, 32, 37, 0.0, cache, BF16, 1)
+        for cache in (INT8, INT4)
     },
     "to fp8": partial(kernels.test_what_goes_to_an_fp8_cache_is_rounded_as_torch_does, BF16),
     **{f"norm in {dtype}": partial(kernels.test_rms_norm, 3, 100, dtype) for dtype in (BF16, FP32)},

@@ -155,15 +155,19 @@ class Tiers(ApiModel):
     filesystem: FilesystemTier | None = Field(default=None, description="A tier in files.")
 
 
+KVCacheType = Literal["auto", "fp8", "fp8_e4m3", "int8", "int4"]
+
+
 class KVCacheSpec(ApiModel):
     """The KV cache: its type, and where it goes beyond the device."""
 
-    dtype: Annotated[Literal["auto", "fp8", "fp8_e4m3"], EngineArgument("kv_cache_dtype", unless_default=True)] = Field(
+    dtype: Annotated[KVCacheType, EngineArgument("kv_cache_dtype", unless_default=True)] = Field(
         default="auto",
         description=(
             "Type of cached keys and values: auto is the model's dtype; fp8 and fp8_e4m3 are float8_e4m3fn, half of bfloat16's"
-            " bytes and less exact. Scales are the checkpoint's, or else 1. On GPUs it needs compute capability 8.9; models that"
-            " cache latents (MLA) have auto alone."
+            " bytes and less exact. Scales are the checkpoint's, or else 1. On GPUs it needs compute capability 8.9. int8 and"
+            " int4 take 8.5 and 5 bits a number, with a scale for each 32 of a row; CPUs alone have them. Models that cache"
+            " latents (MLA) have auto alone."
         ),
     )
     tiers: Tiers = Field(default_factory=Tiers, description="Offload tiers.")

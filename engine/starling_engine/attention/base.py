@@ -44,7 +44,8 @@ class AttentionBackend(Protocol):
         """Normalises and rotates, stores keys and values, attends.
 
         qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] may be overwritten. kv [num_blocks, 2, num_kv_heads, block_size,
-        head_dim] is written at meta.slot_mapping; it has qkv's dtype, or float8_e4m3fn where the backend was selected for that.
+        head_dim] is written at meta.slot_mapping; it has qkv's dtype. Where the backend was selected for another type of cache,
+        it has rows of that (`native/cache_rows.py`).
 
         Returns [T, num_heads * head_dim] in qkv's dtype.
         """

@@ -14,7 +14,8 @@ HEAD_DIM_STEP = 16
 class NativeAttention:
     """Needs `native.load()`; see `AttentionBackend`.
 
-    The dtype is one of DTYPES, the cache of that or of fp8; the head size is a multiple of 16, at most 256.
+    The dtype is one of DTYPES, the cache of that or of a type of `native/cache_rows.py`; the head size is a multiple of 16, at most
+    256.
     """
 
     name = "native"

@@ -11,6 +11,7 @@ from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.config import CacheType
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.base import Platform
 from starling_engine.platforms.triton_support import why_not_triton
@@ -29,15 +30,15 @@ logger = logging.getLogger("starling.attention")
 
 
 def select_attention(
-    name: str, platform: Platform, dtype: torch.dtype, head_dim: int, *, latent: bool = False, fp8_cache: bool = False
+    name: str, platform: Platform, dtype: torch.dtype, head_dim: int, *, latent: bool = False, cache: CacheType | None = None
 ) -> tuple[Backend, str]:
     """Returns the backend and why it was taken. "auto" takes the first of the platform's backends that can serve the model.
 
-    `latent` is for a model whose cache holds latents (MLA); all others have grouped-query attention. With `fp8_cache` keys and
-    values are cached in float8_e4m3fn. Raises ConfigError when `name` cannot serve the model; it lists those that can.
+    `latent` is for a model whose cache holds latents (MLA); all others have grouped-query attention. With `cache` keys and values
+    are cached in that, not in `dtype`. Raises ConfigError when `name` cannot serve the model; it lists those that can.
     """
     offered = platform.attention_backends()
-    refused = {other: why for other in offered if (why := _why_not(other, platform, dtype, head_dim, latent, fp8_cache))}
+    refused = {other: why for other in offered if (why := _why_not(other, platform, dtype, head_dim, latent, cache))}
     possible = [other for other in offered if other not in refused]
     if name == "auto":
         chosen = next(other for other in possible if other not in BY_NAME_ONLY)
@@ -52,13 +53,13 @@ def select_attention(
     return _make(chosen, latent), reason
 
 
-def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, latent: bool, fp8_cache: bool) -> str | None:
+def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, latent: bool, cache: CacheType | None) -> str | None:
     """Returns why the backend cannot serve the model; None when it can."""
-    assert not (latent and fp8_cache), "refused with the arguments"
+    assert not (latent and cache), "refused with the arguments"
     if name in ("torch", "sdpa"):
         return None
-    if fp8_cache and name in BY_NAME_ONLY:
-        return "it reads no cache in fp8"
+    if cache and name in (BY_NAME_ONLY if cache == "fp8" else (*BY_NAME_ONLY, "triton")):
+        return f"it reads no cache in {cache}"
     if latent and name == "triton":
         return why_not_triton(platform.device) or _why_unsupported(dtype, 0, TRITON_DTYPES)
     if latent:

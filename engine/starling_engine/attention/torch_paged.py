@@ -5,11 +5,11 @@ from torch.nn import functional as F
 
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.native.fp8 import cached
+from starling_engine.native.cache_rows import cached, uncached
 
 
 class TorchPagedAttention:
-    """Gathers each sequence's blocks and attends with torch's own kernels. Any dtype, head size and device, and a cache in fp8."""
+    """Gathers each sequence's blocks and attends with torch's own kernels. Any dtype, head size, device and type of cache."""
 
     name = "torch"
     capturable = False
@@ -39,7 +39,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Ten
 
 
 def _store(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Writes k, v [T, KVH, D] where `slot_mapping` says. A token with -1 is left out."""
+    """Writes k, v [T, KVH, row] where `slot_mapping` says. A token with -1 is left out."""
     block_size = kv.shape[3]
     if (slot_mapping < 0).any():
         kept = slot_mapping >= 0
@@ -59,14 +59,14 @@ def _attend(q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: At
             continue
         first = max(0, length - (end - start) - layer.window + 1) if layer.window else 0
         k, v, seen_from = _gather(kv, meta.block_tables[row], first, length)
-        k, v = k.to(q.dtype), v.to(q.dtype)
+        k, v = uncached(k, q.dtype), uncached(v, q.dtype)
         mask = _mask(end - start, length, seen_from, layer.window, q.device)
         out[start:end] = _attend_one(q[start:end], k, v, mask, layer)
     return out
 
 
 def _gather(kv: torch.Tensor, table: torch.Tensor, first: int, length: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Returns keys and values [KVH, N, D] of the blocks with positions `first` to `length`, and their first position."""
+    """Returns keys and values [KVH, N, row] of the blocks with positions `first` to `length`, and their first position."""
     block_size = kv.shape[3]
     first_block = first // block_size
     blocks = table[first_block : -(-length // block_size)].long()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from starling_engine.args import EngineArgs, speculative_of
 from starling_engine.config import (
+    CACHE_GROUP,
+    CacheType,
     EngineConfig,
     EplbConfig,
     SchedulerConfig,
@@ -23,6 +25,9 @@ from starling_engine.sleep import SLEEP_EXCLUDES_DP_SYNC
 from starling_engine.topology.layout import NodePlacement, ParallelLayout
 from starling_engine.topology.placement import even_slots
 from starling_engine.weights.hub import resolve_model
+
+CACHE_TYPES: dict[str, CacheType | None] = {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "int8": "int8", "int4": "int4"}
+"""Types of the cache, by the argument `kv_cache_dtype`."""
 
 
 def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, ModelConfig, EngineConfig]:
@@ -73,7 +78,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         attention_backend=args.attention_backend,
         enforce_eager=args.enforce_eager,
         quantization=_quantization(args, model, folder),
-        fp8_cache=_fp8_cache(args, model),
+        kv_cache=_kv_cache(args, model),
         local_ranks=local_ranks,
         num_threads=max(1, (args.num_threads or cpu_limit()) // local_ranks),
         # Each data parallel rank is an engine core of its own, so the layout of its workers has one.
@@ -118,14 +123,15 @@ def _quantization(args: EngineArgs, model: ModelConfig, path: Path) -> str | Non
     return name
 
 
-def _fp8_cache(args: EngineArgs, model: ModelConfig) -> bool:
-    """Returns whether fp8 is requested and possible for the model; the worker checks its device."""
-    fp8 = args.kv_cache_dtype != "auto"
-    if fp8 and model.mla:
-        raise ConfigError(
-            f"{args.kv_cache_dtype} is not possible: this model caches latents (MLA); possible: auto", "kv_cache_dtype"
-        )
-    return fp8
+def _kv_cache(args: EngineArgs, model: ModelConfig) -> CacheType | None:
+    """Returns the type of the cache, if it is possible for the model; the worker checks its device."""
+    name, cache = args.kv_cache_dtype, CACHE_TYPES[args.kv_cache_dtype]
+    if cache is not None and model.mla:
+        raise ConfigError(f"{name} is not possible: this model caches latents (MLA); possible: auto", "kv_cache_dtype")
+    if cache in ("int8", "int4") and model.head_dim % CACHE_GROUP:
+        why = f"{CACHE_GROUP} columns share a scale, and head_dim is {model.head_dim}"
+        raise ConfigError(f"{name} is not possible: {why}; possible: auto, fp8", "kv_cache_dtype")
+    return cache
 
 
 def _tiers(args: EngineArgs, model: ModelConfig, worker: WorkerConfig) -> TiersConfig | None:

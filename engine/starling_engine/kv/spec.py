@@ -12,18 +12,19 @@ from dataclasses import dataclass
 class KVSpec:
     """Keys and values of every token of a sequence (full attention).
 
-    A block of one layer is [2, num_kv_heads, block_size, head_dim] of `dtype_bytes` each (keys first).
+    A block of one layer is [2, num_kv_heads, block_size, row_size] of `dtype_bytes` each (keys first). A row is what one head
+    caches of a token: as many elements as it has dimensions, or their codes and scales (`native/cache_rows.py`).
     """
 
     block_size: int
     num_kv_heads: int
-    head_dim: int
+    row_size: int
     dtype_bytes: int
 
     @property
     def layer_block_shape(self) -> tuple[int, ...]:
         """Shape of a block in this layer, in elements."""
-        return (2, self.num_kv_heads, self.block_size, self.head_dim)
+        return (2, self.num_kv_heads, self.block_size, self.row_size)
 
     @property
     def layer_block_bytes(self) -> int:
@@ -58,14 +59,14 @@ class WindowSpec(KVSpec):
 class LatentSpec(KVSpec):
     """A latent of every token of a sequence, from which all heads make their keys and values (arXiv 2405.04434, section 2.1).
 
-    `num_kv_heads` is 1 and `head_dim` kv_lora_rank + rope_dim. A block of one layer is [block_size, head_dim], a token's row
+    `num_kv_heads` is 1 and `row_size` kv_lora_rank + rope_dim. A block of one layer is [block_size, row_size], a token's row
 
         | compressed keys and values, normalised (kv_lora_rank) | the heads' common key part, rotated (rope_dim) |
     """
 
     @property
     def layer_block_shape(self) -> tuple[int, ...]:
-        return (self.block_size, self.head_dim)
+        return (self.block_size, self.row_size)
 
 
 @dataclass(frozen=True, slots=True)

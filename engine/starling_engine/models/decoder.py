@@ -97,10 +97,10 @@ class Decoder:
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None = None) -> torch.Tensor:
         """ids [T] int64 -> hidden [R, hidden_size] of `ctx.rows` (or of all tokens) after the final norm.
 
-        Later stages take the output of the stage before, `arrived` [T, hidden_size], in place of ids. All but the last return
-        [T, hidden_size] for the next one. Writes the step's keys and values to `ctx.kv`.
+        With `arrived` [T, hidden_size] ids are not looked at: later stages take the output of the stage before. All but the last
+        return [T, hidden_size] for the next one. Writes the step's keys and values to `ctx.kv`.
         """
-        hidden = self._embed(ids) if arrived is None else arrived
+        hidden = self.embed(ids) if arrived is None else arrived
         residual: torch.Tensor | None = None
         last = len(self._layers) - 1 if self.stage.last else -1
         for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
@@ -109,6 +109,10 @@ class Decoder:
         if not self.stage.last:
             return hidden if residual is None else hidden.add_(residual)
         return self._norm.forward(hidden, residual)[0]
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Looks up ids [T] int64 -> [T, hidden_size], in the first stage."""
+        return self._embed(ids)
 
     def forward_without_tokens(self, tick: Callable[[], None] = no_tick) -> None:
         """Runs a step without tokens of its own: makes the exchanges of `forward` with the ranks that have some, layer by layer."""

@@ -7,21 +7,24 @@ guarantee shapes, types and contiguity, so these are asserted.
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from starling_engine.native.build import load
-from starling_engine.native.fp8 import FP8
+from starling_engine.native.cache_rows import FP8, INT4, INT8, columns
 from starling_engine.native.reference import PackedExperts, PackedWeight
 from starling_engine.native.sampling_metadata import SAMPLING_COLUMNS, SamplingMetadata, has_rows
+from starling_engine.native.weight_memory import WEIGHTS
 
 BLOCK_COLUMNS = 16
 _TYPES = {"p": c_void_p, "n": c_int64, "i": c_int, "f": c_float, "d": c_double}
-_SIGNATURES = {
-    "starling_huge_pages": "pn",
+SIGNATURES = {
     "starling_pack_linear": "pnnpii",
     "starling_linear": "pnnpnnpipii",
     "starling_grouped_linear": "pnppnpnnipi",
@@ -44,6 +47,7 @@ _SIGNATURES = {
     "starling_paged_attention": "pppnppnnnnnfnfffpiii",
     "starling_sample": "pnn" + "p" * len(SAMPLING_COLUMNS) + "pppi",
     "starling_apply_token_bitmask": "pnnpnpni",
+    "starling_replay": "pn",
     "starling_copy_chunk": "pnnnpnnnpi",
     "starling_exchange_bytes": "nn",
     "starling_exchange": "pnnnpnpd",
@@ -55,13 +59,42 @@ _RETURNS_INT64 = ("starling_read_gguf", "starling_exchange_bytes", "starling_exc
 """Functions that return a number. The others return nothing."""
 
 
+class Library(Protocol):
+    """The kernels' functions, with the arguments of SIGNATURES."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+
+_watched: tuple[int, Library] | None = None
+"""A thread's number, and the library that it calls in place of the loaded one."""
+
+
+def library() -> Library:
+    """Returns the library, or what stands for it. Raises RuntimeError where there is none (see `load`)."""
+    if _watched is not None and _watched[0] == threading.get_ident():
+        return _watched[1]
+    return loaded()
+
+
+@contextmanager
+def standing_for(library: Library) -> Iterator[None]:
+    """Lets the calling thread call this library; one thread at a time may."""
+    global _watched
+    assert _watched is None
+    _watched = threading.get_ident(), library
+    try:
+        yield
+    finally:
+        _watched = None
+
+
 @functools.cache
-def library() -> ctypes.CDLL:
+def loaded() -> ctypes.CDLL:
     """Returns the loaded library with its signatures. Raises RuntimeError where there is none (see `load`)."""
     lib = load()
     if lib is None:
         raise RuntimeError("no native CPU kernels here; use starling_engine.native.reference")
-    for name, letters in _SIGNATURES.items():
+    for name, letters in SIGNATURES.items():
         function = getattr(lib, name)
         function.argtypes = [_TYPES[letter] for letter in letters]
         function.restype = c_int64 if name in _RETURNS_INT64 else None
@@ -73,9 +106,13 @@ def _is_float(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float32, torch.bfloat16)
 
 
+_CACHES = {FP8: 1, INT8: 2, INT4: 3}
+"""Kinds of a cache by its dtype, other than that of the model."""
+
+
 def _is_cache_of(tensor: Tensor, kv: Tensor) -> bool:
-    """Returns whether the cache `kv` has the tensor's type, or float8_e4m3fn."""
-    return _is_float(tensor) and kv.dtype in (tensor.dtype, FP8)
+    """Returns whether the cache `kv` has the tensor's type, or one of `cache_rows`."""
+    return _is_float(tensor) and (kv.dtype == tensor.dtype or kv.dtype in _CACHES)
 
 
 def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
@@ -98,9 +135,7 @@ def pack_expert(weight: Tensor, experts: PackedExperts, index: int) -> None:
 
 def _empty_packed(n: int, k: int, gated: bool, *leading: int) -> Tensor:
     assert k % 2 == 0 and (not gated or n % BLOCK_COLUMNS == 0)
-    data = torch.empty(*leading, -(-n // BLOCK_COLUMNS), k // 2, BLOCK_COLUMNS, 2, dtype=torch.bfloat16)
-    library().starling_huge_pages(data.data_ptr(), data.nbytes)
-    return data
+    return WEIGHTS.empty((*leading, -(-n // BLOCK_COLUMNS), k // 2, BLOCK_COLUMNS, 2), torch.bfloat16)
 
 
 def _pack(weight: Tensor, to: PackedWeight) -> None:
@@ -266,9 +301,11 @@ def qk_norm_rope_store(
     (int32 or int64), element i with i + rotary / 2. cos_sin [max_positions, rotary] fp32 has the cosines, then the sines.
     kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64, block * block_size + offset; not where a slot is -1. fp32
     or bf16; D at most 256. A cache of float8_e4m3fn gets keys and values divided by their scales, clamped to its largest number.
+    One of int8 or uint8 [num_blocks, 2, KVH, block_size, row] gets rows as `cache_rows` has them.
     """
     tokens, width = qkv.shape
-    _, _, kv_heads, block_size, dim = kv.shape
+    _, _, kv_heads, block_size, _ = kv.shape
+    dim = columns(kv)
     heads = width // dim - 2 * kv_heads
     assert _is_cache_of(qkv, kv) and qkv.is_contiguous() and kv.is_contiguous()
     assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 256
@@ -299,7 +336,7 @@ def qk_norm_rope_store(
         1 / key_scale,
         1 / value_scale,
         qkv.dtype is torch.float32,
-        kv.dtype is FP8,
+        _CACHES.get(kv.dtype, 0),
         torch.get_num_threads(),
     )
     return q
@@ -319,17 +356,17 @@ def paged_attention(
 ) -> Tensor:
     """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
 
-    kv [num_blocks, 2, KVH, block_size, D] holds this step's keys already. It has q's type, fp32 or bf16, or float8_e4m3fn, whose
-    keys and values are multiplied by their scales (1 for other types). Sequence s has q's rows [query_start[s], query_start[s +
-    1]), the last of its context_lens[s] tokens. All indices are int32, block_tables [S, max_blocks]. With a window, a token sees
-    itself and the window - 1 before it; blocks before the window are not read. soft_cap turns scores into soft_cap * tanh(score /
-    soft_cap).
+    kv [num_blocks, 2, KVH, block_size, D] holds this step's keys already. It has q's type, fp32 or bf16, or one of
+    `cache_rows`; keys and values of float8_e4m3fn are multiplied by their scales (1 for other types). Sequence s has q's rows
+    [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens. All indices are int32, block_tables [S,
+    max_blocks]. With a window, a token sees itself and the window - 1 before it; blocks before the window are not read. soft_cap
+    turns scores into soft_cap * tanh(score / soft_cap).
     """
     _, heads, dim = q.shape
     _, _, kv_heads, block_size, _ = kv.shape
     sequences, max_blocks = block_tables.shape
     assert _is_cache_of(q, kv)
-    assert q.is_contiguous() and kv.is_contiguous() and kv.shape[4] == dim
+    assert q.is_contiguous() and kv.is_contiguous() and columns(kv) == dim
     assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0 and block_size % 8 == 0
     assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
     assert block_tables.is_contiguous() and query_start.is_contiguous() and context_lens.is_contiguous()
@@ -354,7 +391,7 @@ def paged_attention(
         value_scale,
         out.data_ptr(),
         q.dtype is torch.float32,
-        kv.dtype is FP8,
+        _CACHES.get(kv.dtype, 0),
         torch.get_num_threads(),
     )
     return out

@@ -13,6 +13,7 @@ from starling_engine.gguf.reader import BlockType
 from starling_engine.native import ops
 from starling_engine.native.gguf_blocks import FORMATS
 from starling_engine.native.group_quantized import Format, GroupQuantized
+from starling_engine.native.weight_memory import WEIGHTS, huge_pages
 
 WITH_TABLE = 128
 """Kernels hold a table's numbers plus this: they multiply bytes without sign."""
@@ -70,9 +71,8 @@ def read_gguf(raw: Tensor, block: BlockType) -> GroupQuantized:
     n, blocks = raw.shape[0], raw.shape[1] // block.size
     k = blocks * block.elements
     raw = raw.contiguous()
-    codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k // form.group, dtype=torch.float16)
+    codes, scales = huge_pages(n * k).view(n, k), torch.empty(n, k // form.group, dtype=torch.float16)
     found = GroupQuantized(codes, scales, form, torch.empty_like(scales) if form.minima else None)
-    ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
     done = ops.library().starling_read_gguf(
         raw.data_ptr(), n, blocks, block.size, block.number, codes.data_ptr(), k, *_addresses(found)[1:3], k // form.group,
         torch.get_num_threads(),
@@ -106,10 +106,11 @@ def _empty(n: int, k: int, form: Format, gated: bool, *leading: int) -> PackedQu
     assert k % form.group == 0 and (not gated or n % ops.BLOCK_COLUMNS == 0)
     assert form.group % (16 if form.floats else form.block) == 0
     blocks = -(-n // ops.BLOCK_COLUMNS)
-    codes = torch.empty(*leading, blocks, k * ops.BLOCK_COLUMNS * form.bits // 8, dtype=torch.uint8)
-    scales = torch.empty(*leading, blocks, k // form.group, ops.BLOCK_COLUMNS, dtype=form.scale_dtype)
-    ops.library().starling_huge_pages(codes.data_ptr(), codes.nbytes)
-    return PackedQuantized(codes, scales, torch.empty_like(scales) if form.minima else None, form, n, k, gated)
+    codes = WEIGHTS.empty((*leading, blocks, k * ops.BLOCK_COLUMNS * form.bits // 8), torch.uint8)
+    sides = [
+        WEIGHTS.empty((*leading, blocks, k // form.group, ops.BLOCK_COLUMNS), form.scale_dtype) for _ in range(1 + form.minima)
+    ]
+    return PackedQuantized(codes, sides[0], sides[1] if form.minima else None, form, n, k, gated)
 
 
 def _pack(weight: GroupQuantized, to: PackedQuantized) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from starling_engine.native.fp8 import cached
+from starling_engine.native.cache_rows import cached, columns, uncached
 from starling_engine.native.sampling_metadata import SamplingMetadata
 from starling_engine.rng import gumbel
 
@@ -118,7 +118,7 @@ def qk_norm_rope_store(
 
     For the arguments see `ops`.
     """
-    kv_heads, block_size, dim = kv.shape[2:]
+    kv_heads, block_size, dim = *kv.shape[2:4], columns(kv)
     q, k, v = qkv.view(len(qkv), -1, dim).split_with_sizes([qkv.shape[1] // dim - 2 * kv_heads, kv_heads, kv_heads], 1)
     q = q if q_norm is None else _normalised(q, q_norm, eps)
     k = k if k_norm is None else _normalised(k, k_norm, eps)
@@ -159,13 +159,13 @@ def paged_attention(
     for s, context in enumerate(context_lens.tolist()):
         rows = slice(starts[s], starts[s + 1])
         if rows.start < rows.stop:
-            keys, values = _gather(kv, block_tables[s], context)
+            keys, values = (uncached(each, torch.float32) for each in _gather(kv, block_tables[s], context))
             out[rows] = value_scale * _attend(q[rows], keys, values, scale * key_scale, window, soft_cap)
     return out
 
 
 def _gather(kv: Tensor, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Returns keys and values [KVH, context, D] of one sequence."""
+    """Returns keys and values [KVH, context, row] of one sequence."""
     block_size = kv.shape[3]
     blocks = kv[block_table[: -(-context // block_size)].long()]
     both = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context]
@@ -173,11 +173,11 @@ def _gather(kv: Tensor, block_table: Tensor, context: int) -> tuple[Tensor, Tens
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, soft_cap: float) -> Tensor:
-    """Attends from q [T, H, D], the last T positions, to keys and values [KVH, context, D] -> [T, H, D]."""
+    """Attends from q [T, H, D], the last T positions, to keys and values [KVH, context, D] fp32 -> [T, H, D]."""
     tokens, heads, dim = q.shape
     kv_heads, context, _ = keys.shape
     grouped = q.float().view(tokens, kv_heads, heads // kv_heads, dim)
-    scores = torch.einsum("tkgd,kcd->kgtc", grouped, keys.float()) * scale
+    scores = torch.einsum("tkgd,kcd->kgtc", grouped, keys) * scale
     if soft_cap > 0:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     position = torch.arange(context - tokens, context, device=q.device)[:, None]
@@ -187,7 +187,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, 
         hidden = hidden | (key <= position - window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     # Keys before the window may lie in blocks that hold anything by now, even NaN.
-    seen = values.float().masked_fill(hidden.all(0)[None, :, None], 0.0)
+    seen = values.masked_fill(hidden.all(0)[None, :, None], 0.0)
     return torch.einsum("kgtc,kcd->tkgd", weights, seen).reshape(q.shape).to(q.dtype)
 
 

@@ -50,6 +50,8 @@ class CudaPlatform:
             raise ConfigError(f"{torch.cuda.get_device_name(self.device)} has no bfloat16; possible: float16, float32", "dtype")
 
     def check_kv_dtype(self, dtype: torch.dtype) -> None:
+        if dtype in (torch.int8, torch.uint8):
+            raise ConfigError("int8 and int4 have no kernels for GPUs; possible: auto, fp8", "kv_cache_dtype")
         capability = torch.cuda.get_device_capability(self.device)
         if dtype == torch.float8_e4m3fn and capability < FP8_CAPABILITY:
             raise ConfigError(

@@ -19,9 +19,12 @@ from starling_engine.worker.host.batch import InputBatch, SlotState
 class RunnableModel(Protocol):
     """A model that runs steps.
 
-    forward  ids [T] int64 -> [T, hidden]; `arrived` [T, hidden] comes from the stage before, None in the first
+    embed    ids [T] int64 -> [T, hidden], in the first stage
+    forward  ids [T] int64 -> [T, hidden]; `arrived` [T, hidden] comes from the stage before, or from `embed`, in place of ids
     logits   hidden [R, hidden] -> [R, vocab] fp32, in `out` if given
     """
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -34,7 +37,7 @@ class NoModel:
     def forward(self, *_: object) -> NoReturn:
         raise AssertionError("no step is planned for a core that sleeps")
 
-    logits = forward
+    embed = logits = forward
 
 
 class PromptOutputs:

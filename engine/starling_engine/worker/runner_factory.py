@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from starling_engine import native
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup
 from starling_engine.models.decoder import Decoder
@@ -41,7 +42,7 @@ class RunnerFactory:
         op, pages = select_sample_op(self.platform.device), KVPages(kv, self.groups, self.tick)
         if self.platform.queue is None:
             sampler = Sampler(op, select_mask_op(self.platform.device))
-            return ModelRunner(self.model, pages, self.batch, sampler, self.link, self.masking)
+            return ModelRunner(self.model, pages, self.batch, sampler, self.link, self.masking, recorded=self.host_records)
         return DeviceRunner(
             self.model,
             pages,
@@ -59,6 +60,13 @@ class RunnerFactory:
             cascades=self.model.cascades,
             own_drafts=self.config.own_drafts,
         )
+
+    @property
+    def host_records(self) -> bool:
+        """True where a host may record steps: other ranks have no part in them, and there are native kernels to replay."""
+        config = self.config
+        alone = config.layout.world_size == 1 and not config.dp_sync
+        return alone and not config.enforce_eager and native.load() is not None
 
     def _is_recorded(self) -> bool:
         reason = "enforce_eager" if self.config.enforce_eager else self.model.eager_reason

@@ -53,7 +53,7 @@ class RankSetup:
             dtype,
             model.head_dim,
             latent=model.mla is not None,
-            fp8_cache=config.fp8_cache,
+            cache=config.kv_cache,
         )
         path, pickles = Path(config.model_path), config.load_format == "pt"
         stored = {} if config.load_format == "dummy" else stored_formats(path, pickles=pickles)
@@ -95,7 +95,7 @@ class RankSetup:
                 return
             folder, pickles = Path(self.config.model_path), self.config.load_format == "pt"
             load_weights(model, folder, on_progress, pickles=pickles)
-            if self.config.fp8_cache:
+            if self.config.kv_cache == "fp8":
                 load_kv_scales(model.kv_scaled, folder, pickles=pickles)
 
 

@@ -93,12 +93,16 @@ def test_a_cache_in_fp8_has_fewer_backends(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(native, "load", object)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     monkeypatch.setattr(select, "_make", lambda chosen, _latent: chosen)
-    assert select_attention("auto", CpuPlatform(), BF16, 128, fp8_cache=True)[0] == "native"
-    assert select_attention("auto", CpuPlatform(), FP16, 128, fp8_cache=True)[0] == "torch"
-    assert select_attention("auto", CudaPlatform(), BF16, 128, fp8_cache=True)[0] == "triton"
+    assert select_attention("auto", CpuPlatform(), BF16, 128, cache="fp8")[0] == "native"
+    assert select_attention("auto", CpuPlatform(), FP16, 128, cache="fp8")[0] == "torch"
+    assert select_attention("auto", CudaPlatform(), BF16, 128, cache="fp8")[0] == "triton"
     for name in ("flash_attn", "flashinfer"):
         with pytest.raises(ConfigError, match=r"not possible \(it reads no cache in fp8\); possible: auto, triton, sdpa, torch"):
-            select_attention(name, CudaPlatform(), BF16, 128, fp8_cache=True)
+            select_attention(name, CudaPlatform(), BF16, 128, cache="fp8")
+    for cache in ("int8", "int4"):
+        assert select_attention("auto", CpuPlatform(), BF16, 128, cache=cache)[0] == "native"
+        with pytest.raises(ConfigError, match=rf"not possible \(it reads no cache in {cache}\); possible: auto, native, torch"):
+            select_attention("triton", CpuPlatform(), BF16, 128, cache=cache)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,12 @@ def plain() -> float:
         return surprise(llm)
 
 
+@pytest.mark.parametrize(("kind", "bound"), [("int8", 0.01), ("int4", 0.08)])
+def test_a_cache_in_fewer_bits_costs_little(kind: str, bound: float, plain: float) -> None:
+    with model(kv_cache_dtype=kind) as llm:
+        assert abs(surprise(llm) - plain) < bound
+
+
 @pytest.mark.parametrize(("name", "bound"), [("int8", 0.01), ("int4", 0.15), ("fp8", 0.02)])
 def test_the_model_stays_as_good_as_its_bits_allow(name: str, bound: float, plain: float) -> None:
     with model(quantization=name) as llm:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from starling_engine.native.fp8 import FP8
+from starling_engine.native.cache_rows import FP8
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.request import EngineRequest
@@ -12,9 +12,9 @@ from starling_engine.weights.cache_scales import load_kv_scales
 
 from tests.engine.checkpoints import PROMPT
 from tests.engine.cores import core_for, run
-from tests.engine.fp8 import ONES, SCALES, Scales, assert_near, fp8_reference
 from tests.engine.models.test_decoder import build
 from tests.engine.paged_driver import PagedDriver
+from tests.engine.rounding_caches import ONES, SCALES, Scales, assert_near, cache_reference
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"
@@ -27,7 +27,7 @@ STEPS = 4
 def test_logits_equal_those_of_a_cache_that_rounds(name: str, scales: Scales, tmp_path: Path) -> None:
     from starling_engine.attention.triton_paged import TritonAttention
 
-    reference, plain = fp8_reference(tmp_path, name, scales)
+    reference, plain = cache_reference(tmp_path, name, scales)
     model = build(reference, TritonAttention())
     load_kv_scales(model.kv_scaled, tmp_path)
     driver = PagedDriver(model, FP8, block_size=16)
@@ -39,9 +39,9 @@ def test_logits_equal_those_of_a_cache_that_rounds(name: str, scales: Scales, tm
 def test_an_engine_answers_as_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are recorded and replayed with the scales of the checkpoint; those of one request have drafts."""
     monkeypatch.setenv(INTERPRETED, "1")
-    reference, _ = fp8_reference(tmp_path, "llama3.1", SCALES)
+    reference, _ = cache_reference(tmp_path, "llama3.1", SCALES)
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
-    with core_for(tmp_path, device="interpreter", fp8_cache=True, budget=32) as core:
+    with core_for(tmp_path, device="interpreter", kv_cache="fp8", budget=32) as core:
         requests = [
             EngineRequest(id=str(n), prompt_ids=reference.prompt, params=params, prediction_ids=predicted)
             for n, predicted in enumerate(([], reference.tokens))

@@ -82,7 +82,7 @@ def local_part(share: GroupShare, whole: np.ndarray) -> np.ndarray:
 def test_any_layout_reads_what_any_other_wrote(layers: int, heads: int, windows: tuple[int, ...]) -> None:
     model = model_of(layers, heads, windows)
     layouts = [ParallelLayout(pipeline=p, tensor=t) for p in (1, 2, 4) for t in (1, 2, 4) if t <= heads or t % heads == 0]
-    groups = group_layers(kv_specs(model, 16, 4))
+    groups = group_layers(kv_specs(model, 16, "float32"))
     rng = np.random.default_rng(0)
     run_bytes = 64 * 4 * 4
     whole = [[rng.integers(0, 256, (len(g.layers), 2, heads, run_bytes), np.uint8) for _ in NAMES] for g in groups]

@@ -343,7 +343,7 @@ def test_the_folder_may_lack_a_generation_config(tmp_path: Path) -> None:
 
 def test_each_layer_says_what_it_caches() -> None:
     config = of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=8, max_window_layers=3)
-    assert kv_specs(config, 16, 2) == [KVSpec(16, 2, 16, 2)] * 3 + [WindowSpec(16, 2, 16, 2, 8)]
+    assert kv_specs(config, 16, "bfloat16") == [KVSpec(16, 2, 16, 2)] * 3 + [WindowSpec(16, 2, 16, 2, 8)]
 
 
 def test_a_config_is_read_and_memory_planned_without_torch() -> None:

@@ -77,6 +77,8 @@ def test_a_gpu_that_cannot_convert_fp8_caches_none(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla")
     platform.check_kv_dtype(torch.float16)
+    with pytest.raises(ConfigError, match="int8 and int4 have no kernels for GPUs; possible: auto, fp8"):
+        platform.check_kv_dtype(torch.uint8)
     if serves:
         platform.check_kv_dtype(torch.float8_e4m3fn)
         return

@@ -8,7 +8,7 @@ from starling_engine.errors import WeightError
 from starling_engine.weights.cache_scales import load_kv_scales
 
 from tests.engine.checkpoints import VARIANTS, edit_json, write_checkpoint
-from tests.engine.fp8 import ONES, SCALES, add_scales, scale_tensors
+from tests.engine.rounding_caches import ONES, SCALES, add_scales, scale_tensors
 from tests.engine.weights.test_loader import empty_model, loaded
 
 LAYER = "model.layers.1.self_attn"

@@ -15,6 +15,7 @@ from starling_engine.layers.linear_dense import DenseLinear
 from starling_engine.layers.linear_packed import NativeLinear
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
+from starling_engine.native import weight_memory
 from starling_engine.platforms import host_memory
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.worker.sleep.memory import ALIGNMENT, HostCopies, Pages, as_bytes, discard_pages, storages_of
@@ -45,8 +46,13 @@ def model_of(variant: str, folder: Path, dtype: torch.dtype, method: type[Linear
 
 @pytest.mark.parametrize("method", [DenseLinear, NativeLinear])
 @pytest.mark.parametrize("variant", ["llama-biases", "qwen3-tied", "qwen3-moe-some-plain", "deepseek-v3"])
-def test_all_storages_of_a_model_are_found_once(variant: str, method: type[LinearMethod], tmp_path: Path) -> None:
-    """The checkpoint's tensors, a tied matrix once; also rotary tables, and the experts' slots."""
+def test_all_storages_of_a_model_are_found_once(
+    variant: str, method: type[LinearMethod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's tensors, a tied matrix once; also rotary tables, and the experts' slots. No memory is taken ahead."""
+    monkeypatch.setattr(weight_memory, "PIECE", 64)
+    monkeypatch.setattr(weight_memory, "HUGE_PAGE", 64)
+    monkeypatch.setattr(weight_memory.WEIGHTS, "_rest", torch.empty(0, dtype=torch.uint8))
     if method is NativeLinear and native.load() is None:
         pytest.skip("this machine has no native kernels")
     model = model_of(variant, tmp_path, torch.bfloat16, method)

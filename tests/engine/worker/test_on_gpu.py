@@ -15,10 +15,10 @@ from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.core.test_drafts import Replay
 from tests.engine.core.test_sleep import SleepDriver, ask_again
 from tests.engine.cores import assert_greedy, core_for, greedy, run
-from tests.engine.fp8 import SCALES, fp8_reference
 from tests.engine.kv_offload.test_model import MIB, core_with, serve
 from tests.engine.mixed_requests import assert_same, random_traffic
-from tests.engine.models.test_fp8_cache import assert_alike
+from tests.engine.models.test_rounded_caches import assert_alike
+from tests.engine.rounding_caches import SCALES, cache_reference
 
 DEVICE = "cuda"
 EAGER = "steps are not recorded: enforce_eager"
@@ -79,8 +79,8 @@ def test_answers_are_the_same_after_sleep(name: str, tmp_path: Path) -> None:
 
 
 def test_a_cache_in_fp8_answers_as_the_reference_that_rounds(tmp_path: Path) -> None:
-    reference, _ = fp8_reference(tmp_path, "llama3.1", SCALES)
-    with core_for(tmp_path, device=DEVICE, fp8_cache=True) as core:
+    reference, _ = cache_reference(tmp_path, "llama3.1", SCALES)
+    with core_for(tmp_path, device=DEVICE, kv_cache="fp8") as core:
         results = run(core, [greedy(str(n), reference.prompt) for n in range(2)])
     for tokens, error in results.values():
         assert error is None

@@ -73,6 +73,7 @@ def mounts_of(changes: dict[str, Any]) -> dict[str, Any]:
         ({"kvCache": {"store": "mooncake://s:50051"}}, "kv_store", "mooncake://s:50051"),
         ({}, "kv_cache_dtype", None),
         ({"kvCache": {"dtype": "fp8"}}, "kv_cache_dtype", "fp8"),
+        ({"kvCache": {"dtype": "int4"}}, "kv_cache_dtype", "int4"),
     ],
 )
 def test_engine_arguments(changes: dict[str, Any], argument: str, value: Any) -> None:

@@ -31,8 +31,9 @@ def open_secondary(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig)
     """Opens the folder, which is nearer, and the store; None where there is neither. Raises ConfigError."""
     opened: list[SecondaryTier] = []
     if tiers.has_secondary:
-        # Rounding to fp8 depends on the dtype that keys and values were computed in.
-        dtype = f"{config.kv_dtype} of {config.dtype}" if config.fp8_cache else config.dtype
+        # How keys and values are rounded depends on the dtype that they were computed in.
+        cached = "float8_e4m3fn" if config.kv_cache == "fp8" else config.kv_cache
+        dtype = config.dtype if cached is None else f"{cached} of {config.dtype}"
         if config.quantization is not None:
             dtype = f"{dtype} by weights in {config.quantization} (version {QUANTIZATION_VERSION})"
         fingerprint = fingerprint_of(config.model_path, config.load_format, config.seed, dtype)

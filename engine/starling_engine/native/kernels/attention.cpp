@@ -1,6 +1,7 @@
 // Paged causal attention over a batch that mixes decodes, of a token and perhaps some drafts, and long chunks. It is cut into
 // tasks, free threads take the next task, and parts of a split context are combined at the end.
 #include "attention.h"
+#include "replay.h"
 
 #include <algorithm>
 #include <vector>
@@ -160,25 +161,23 @@ using namespace starling;
 extern "C" {
 
 // Sequence s has the query rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens.
-// Keys and values of a cache in fp8 are multiplied by key_scale and value_scale.
+// `cache` is the kind of the cache; keys and values of one in fp8 are multiplied by key_scale and value_scale.
 // block_tables [sequences][max_blocks]; dim a multiple of 16, at most 256.
 void starling_paged_attention(const void* q, const void* kv, const int32_t* block_tables, int64_t max_blocks,
                               const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
                               int64_t heads, int64_t kv_heads, int64_t dim, int64_t block_size, float scale,
                               int64_t window, float soft_cap, float key_scale, float value_scale, void* out, int fp32,
-                              int fp8_cache, int threads) {
-  const auto run = [&](auto type, auto cache) {
+                              int cache, int threads) {
+  with_types(fp32, cache, [&](auto type, auto cached) {
     using T = decltype(type);
-    using C = decltype(cache);
+    using C = decltype(cached);
     attend(Attention<T, C>{static_cast<const T*>(q), static_cast<const C*>(kv), block_tables, max_blocks, heads,
                            kv_heads, dim, block_size, scale * key_scale, value_scale, window, soft_cap,
                            static_cast<T*>(out)},
            query_start, context_lens, sequences, threads);
-  };
-  if (fp8_cache)
-    fp32 ? run(float{}, fp8{}) : run(bf16{}, fp8{});
-  else
-    fp32 ? run(float{}, float{}) : run(bf16{}, bf16{});
+  });
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_paged_attention)

@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "fp8.h"
+#include "cache_rows.h"
 #include "parallel.h"
 
 namespace starling {
@@ -21,11 +21,11 @@ constexpr int64_t kMaxDecodeTokens = 8;
 // Query rows of one KV head, from 2 tokens on, up to which reading keys once is as fast as packing them.
 constexpr int64_t kMaxDecodeRows = 64;
 
-// C is what the cache holds: T, or fp8. It is computed in Operand<T>.
+// C is what the cache holds: T, fp8, or rows with scales. It is computed in Operand<T>.
 template <typename T, typename C = T>
 struct Attention {
   const T* q;   // [tokens][heads][dim]
-  const C* kv;  // [blocks][2][kv_heads][block_size][dim]
+  const C* kv;  // [blocks][2][kv_heads][block_size][row_size]
   const int32_t* block_tables;
   int64_t max_blocks;
   int64_t heads, kv_heads, dim, block_size;
@@ -36,6 +36,7 @@ struct Attention {
   T* out;          // as q
 
   int64_t group() const { return heads / kv_heads; }
+  int64_t row() const { return row_size<C>(dim); }
   bool is_decode(int64_t tokens) const {
     return tokens == 1 || (tokens > 1 && tokens <= kMaxDecodeTokens && tokens * group() <= kMaxDecodeRows);
   }
@@ -84,7 +85,7 @@ template <typename T, typename C>
 inline const C* key_row(const Attention<T, C>& a, const Task& task, int64_t key) {
   const uint32_t size = static_cast<uint32_t>(a.block_size), at = static_cast<uint32_t>(key);
   const int64_t block = a.block_tables[task.sequence * a.max_blocks + at / size];
-  return a.kv + ((block * 2 * a.kv_heads + task.kv_head) * a.block_size + at % size) * a.dim;
+  return a.kv + ((block * 2 * a.kv_heads + task.kv_head) * a.block_size + at % size) * a.row();
 }
 
 // Copies the task's queries in the order of its state's rows.
@@ -98,7 +99,7 @@ inline void gather_queries(const Attention<T, C>& a, const Task& task, Operand<T
 
 template <typename T, typename C>
 inline int64_t values_after(const Attention<T, C>& a) {
-  return a.kv_heads * a.block_size * a.dim;
+  return a.kv_heads * a.block_size * a.row();
 }
 
 // Raw dot products to scores in units of log2: soft_cap * tanh(scale * x / soft_cap), or scale * x.

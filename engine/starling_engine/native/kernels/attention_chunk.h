@@ -95,7 +95,7 @@ struct Chunk {
   int64_t octet_count() const { return (count + 7) / 8; }
 };
 
-// Converts chunks of a cache in fp8 to T, one after the other.
+// Converts chunks of a cache of another type to T, one after the other.
 template <typename T>
 struct Unpacked {
   T* rows;  // [2][kMaxChunk][dim]: keys, then values
@@ -105,18 +105,19 @@ struct Unpacked {
   static int64_t values_after(int64_t dim) { return kMaxChunk * dim; }
 
   // Prefetches the rows of `next` for which `chunk` has one. The result is valid until the next call.
-  Chunk<T> take(const Chunk<fp8>& chunk, const Chunk<fp8>& next, int64_t values_at) const {
+  template <typename C>
+  Chunk<T> take(const Chunk<C>& chunk, const Chunk<C>& next, int64_t values_at) const {
     Chunk<T> out;
     out.count = chunk.count;
     T* to = rows;
     int64_t o = 0;
     for (; o < chunk.octet_count(); ++o, to += 8 * dim) {
-      for (int64_t d = 0; o < next.octet_count() && d < 8 * dim; d += kLine<fp8>) {
+      for (int64_t d = 0; o < next.octet_count() && d < 8 * row_size<C>(dim); d += kLine<C>) {
         fetch(next.octets[o] + d);
         fetch(next.octets[o] + values_at + d);
       }
-      unpack(chunk.octets[o], 8 * dim, to);
-      unpack(chunk.octets[o] + values_at, 8 * dim, to + values_after(dim));
+      load_rows(chunk.octets[o], 8, dim, to);
+      load_rows(chunk.octets[o] + values_at, 8, dim, to + values_after(dim));
       out.octets[o] = to;
     }
     out.octets[o] = o > 0 ? out.octets[o - 1] : nullptr;

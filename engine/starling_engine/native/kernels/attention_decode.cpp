@@ -4,7 +4,7 @@
 // chunk: memory is then read in long runs, which is 1.5 times as fast as head after head.
 //
 // Chunks begin at a multiple of 8 (see attention_chunk.h): in a windowed context some keys too early, whose scores are
-// masked off. A cache in fp8 is converted first, chunk by chunk.
+// masked off. A cache of another type is converted first, chunk by chunk.
 #include "attention_chunk.h"
 
 namespace starling {
@@ -53,8 +53,8 @@ struct QueryRows {
 template <typename T, typename C>
 State attend_decode(const Attention<T, C>& a, const Task& task) {
   using O = Operand<T>;
-  constexpr bool kPacked = std::is_same_v<C, fp8>;
-  const int64_t group = a.group(), dim = a.dim, rows = task.tokens * group, head_size = a.block_size * dim;
+  constexpr bool kPacked = !std::is_same_v<C, T>;
+  const int64_t group = a.group(), dim = a.dim, rows = task.tokens * group, head_size = a.block_size * a.row();
   Scratch& scratch = Scratch::mine();
   scratch.reset(State::bytes(task.rows(group), dim) + Scratch::padded<O>(task.rows(group) * dim) +
                 Scratch::padded<float>(rows * kMaxChunk) + Scratch::padded<O>(rows * kMaxChunk) +
@@ -93,5 +93,9 @@ template State attend_decode(const Attention<bf16>&, const Task&);
 template State attend_decode(const Attention<float>&, const Task&);
 template State attend_decode(const Attention<bf16, fp8>&, const Task&);
 template State attend_decode(const Attention<float, fp8>&, const Task&);
+template State attend_decode(const Attention<bf16, int8_row>&, const Task&);
+template State attend_decode(const Attention<bf16, int4_row>&, const Task&);
+template State attend_decode(const Attention<float, int8_row>&, const Task&);
+template State attend_decode(const Attention<float, int4_row>&, const Task&);
 
 }  // namespace starling

@@ -69,8 +69,8 @@ void multiply(GemmTile<T> tile, int64_t rows, int64_t blocks) {
 // Converts a row of keys and values of a cache that holds C to T.
 template <typename T, typename C>
 void unpack_row(const C* key, int64_t values_at, int64_t dim, T* to, int64_t unpacked_values_at) {
-  unpack(key, dim, to);
-  unpack(key + values_at, dim, to + unpacked_values_at);
+  load_rows(key, 1, dim, to);
+  load_rows(key + values_at, 1, dim, to + unpacked_values_at);
 }
 
 }  // namespace
@@ -140,5 +140,9 @@ template State attend_tile(const Attention<bf16>&, const Task&);
 template State attend_tile(const Attention<float>&, const Task&);
 template State attend_tile(const Attention<bf16, fp8>&, const Task&);
 template State attend_tile(const Attention<float, fp8>&, const Task&);
+template State attend_tile(const Attention<bf16, int8_row>&, const Task&);
+template State attend_tile(const Attention<bf16, int4_row>&, const Task&);
+template State attend_tile(const Attention<float, int8_row>&, const Task&);
+template State attend_tile(const Attention<float, int4_row>&, const Task&);
 
 }  // namespace starling

@@ -1,5 +1,6 @@
 // y = x W^T + b with W in float8_e4m3fn.
 #include "fp8_linear.h"
+#include "replay.h"
 
 using namespace starling;
 
@@ -58,3 +59,6 @@ void starling_embedding_fp8(const int64_t* ids, int64_t tokens, const uint8_t* p
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_fp8_linear)
+STARLING_RECORDABLE(starling_embedding_fp8)

@@ -1,7 +1,6 @@
 // y = x W^T + b with bf16 x and W. W is packed once (see gemm_tile.h), so that every batch size reads it in order.
 #include "linear.h"
-
-#include <sys/mman.h>
+#include "replay.h"
 
 namespace starling {
 namespace {
@@ -30,13 +29,6 @@ void pack_block(const bf16* w, const bf16* up, int64_t rows, int64_t k, bf16* ou
 using namespace starling;
 
 extern "C" {
-
-// Asks for huge pages before the first touch, which saves page faults, and table walks in every later read.
-void starling_huge_pages(char* memory, int64_t bytes) {
-  const uintptr_t page = 2u << 20, first = (reinterpret_cast<uintptr_t>(memory) + page - 1) & ~(page - 1);
-  const uintptr_t end = reinterpret_cast<uintptr_t>(memory + bytes);
-  if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-}
 
 // w [n, k] -> out [ceil(n / 16), k / 2, 16, 2], 64-byte aligned; k even, and n a multiple of 16 where it is gated.
 void starling_pack_linear(const bf16* w, int64_t n, int64_t k, bf16* out, int gated, int threads) {
@@ -74,3 +66,6 @@ void starling_embedding_packed(const int64_t* ids, int64_t tokens, const bf16* p
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_linear)
+STARLING_RECORDABLE(starling_embedding_packed)

@@ -3,6 +3,7 @@
 
 #include "parallel.h"
 #include "simd.h"
+#include "replay.h"
 
 namespace starling {
 namespace {
@@ -84,3 +85,6 @@ void starling_silu_mul(const void* gate_up, void* out, int64_t tokens, int64_t w
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_rms_norm)
+STARLING_RECORDABLE(starling_silu_mul)

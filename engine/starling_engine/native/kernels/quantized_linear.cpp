@@ -7,6 +7,7 @@
 // bytes. A line has the fields of as many quads as fit in 8 bits: with 4 bits, line l has quad l in the low halves of its bytes, and
 // in the high ones the quad that is half of the group further.
 #include "quantized.h"
+#include "replay.h"
 
 namespace starling {
 namespace {
@@ -304,3 +305,6 @@ void starling_embedding_quantized(const int64_t* ids, int64_t tokens, const uint
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_quantized_linear)
+STARLING_RECORDABLE(starling_embedding_quantized)

@@ -18,8 +18,8 @@ inline Reg load(const bf16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 inline Reg load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-inline IReg load_bytes(const fp8* p) {
-  return (IReg)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+inline IReg load_bytes(const void* p) {
+  return (IReg)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
 }
 inline void store(float* p, Reg v) { _mm256_storeu_ps(p, v); }
 inline void stream(void* p, IReg v) { _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)v); }

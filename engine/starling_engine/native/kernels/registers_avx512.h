@@ -20,6 +20,9 @@ inline Reg load(const bf16* p) {
 inline Reg load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+inline IReg load_bytes(const void* p) {
+  return (IReg)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
 inline void store(float* p, Reg v) { _mm512_storeu_ps(p, v); }
 inline void stream(void* p, IReg v) { _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v); }
 inline void end_of_stream() { _mm_sfence(); }

@@ -15,7 +15,7 @@ inline Reg splat(float x) { return vdupq_n_f32(x); }
 inline Reg load(const float* p) { return vld1q_f32(p); }
 inline Reg load(const bf16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16)); }
 inline Reg load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
-inline IReg load_bytes(const fp8* p) {
+inline IReg load_bytes(const void* p) {
   uint32_t four;
   std::memcpy(&four, p, sizeof four);
   return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));

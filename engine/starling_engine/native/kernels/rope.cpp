@@ -2,7 +2,8 @@
 #include <cmath>
 
 #include "parallel.h"
-#include "fp8.h"
+#include "cache_rows.h"
+#include "replay.h"
 
 namespace starling {
 namespace {
@@ -15,7 +16,7 @@ void store_scaled(T* out, Floats v, float, Lanes lanes) {
 }
 void store_scaled(fp8* out, Floats v, float by, Lanes lanes) { store16(out, v * splat16(by), lanes); }
 
-// C is what the cache holds: T, or fp8, as T times `keys_by` and `values_by`.
+// C is what the cache holds: T, or fp8, as T times `keys_by` and `values_by`, or rows with scales.
 template <typename T, typename C>
 struct Heads {
   const T* qkv;  // [tokens][(heads + 2 kv_heads) * dim]
@@ -25,7 +26,7 @@ struct Heads {
   const T* q_norm;  // [dim] or null
   const T* k_norm;
   float eps;
-  C* kv;  // [blocks][2][kv_heads][block_size][dim]
+  C* kv;  // [blocks][2][kv_heads][block_size][row_size]
   int64_t block_size;
   T* q;  // [tokens][heads][dim]
   float keys_by, values_by;
@@ -35,16 +36,28 @@ struct Heads {
     const float* cosines = cos_sin + position * rotary;
     for (int64_t h = 0; h < heads; ++h) rotate(row + h * dim, q_norm, cosines, q + (token * heads + h) * dim, 1);
     if (slot < 0) return;
-    const int64_t head_size = block_size * dim;
-    C* keys = kv + slot / block_size * 2 * kv_heads * head_size + slot % block_size * dim;
+    const int64_t size = row_size<C>(dim), head_size = block_size * size;
+    C* keys = kv + slot / block_size * 2 * kv_heads * head_size + slot % block_size * size;
     C* values = keys + kv_heads * head_size;
     for (int64_t h = 0; h < kv_heads; ++h) {
-      rotate(row + (heads + h) * dim, k_norm, cosines, keys + h * head_size, keys_by);
+      rotate_key(row + (heads + h) * dim, cosines, keys + h * head_size);
       copy(row + (heads + kv_heads + h) * dim, values + h * head_size);
     }
   }
 
  private:
+  void rotate_key(const T* in, const float* cosines, C* out) const {
+    if constexpr (kIsRow<C>) {
+      T rotated[kMaxDim + 16];
+      rotate(in, k_norm, cosines, rotated, 1);
+      store_row(rotated, dim, out);
+    } else {
+      rotate(in, k_norm, cosines, out, keys_by);
+    }
+  }
+
+  void copy(const T* in, int8_row* out) const { store_row(in, dim, out); }
+  void copy(const T* in, int4_row* out) const { store_row(in, dim, out); }
   void copy(const T* in, T* out) const { std::memcpy(out, in, dim * sizeof(T)); }
   void copy(const T* in, fp8* out) const {
     for (int64_t i = 0; i < dim; i += 16)
@@ -94,16 +107,16 @@ using namespace starling;
 
 extern "C" {
 
-// A cache of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32. slots [tokens] are
+// `cache` is the kind of the cache; one of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32. slots [tokens] are
 // block * block_size + offset, or -1 to store nothing.
 void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                                  const void* positions, int wide_positions, const float* cos_sin, int64_t rotary,
                                  const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_size,
                                  const int64_t* slots, void* q, float keys_by, float values_by, int fp32,
-                                 int fp8_cache, int threads) {
-  const auto run = [&](auto type, auto cache) {
+                                 int cache, int threads) {
+  with_types(fp32, cache, [&](auto type, auto cached) {
     using T = decltype(type);
-    using C = decltype(cache);
+    using C = decltype(cached);
     const Heads<T, C> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
                            static_cast<const T*>(q_norm), static_cast<const T*>(k_norm), eps,
                            static_cast<C*>(kv),           block_size, static_cast<T*>(q), keys_by, values_by};
@@ -112,11 +125,9 @@ void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads,
       work.run(t, wide_positions ? static_cast<const int64_t*>(positions)[t] : static_cast<const int32_t*>(positions)[t],
                slots[t]);
     });
-  };
-  if (fp8_cache)
-    fp32 ? run(float{}, fp8{}) : run(bf16{}, fp8{});
-  else
-    fp32 ? run(float{}, float{}) : run(bf16{}, bf16{});
+  });
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_qk_norm_rope_store)

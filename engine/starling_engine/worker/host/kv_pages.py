@@ -17,7 +17,7 @@ class KVPages:
         self.device = kv[0].device
         self.groups = list(groups)
         self._kv = kv
-        self._tick = tick
+        self.tick = tick
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._index_of = {layer: index for index, layer in enumerate(sorted(self._group_of))}
 
@@ -30,4 +30,4 @@ class KVPages:
 
     def context(self, metadata: Sequence[AttentionMetadata], rows: torch.Tensor | None) -> ForwardContext:
         """Returns the context of a forward pass. `metadata` of each group; `rows` as in ForwardContext."""
-        return ForwardContext(self._kv, [metadata[self._group_of[layer]] for layer in self._index_of], rows, self._tick)
+        return ForwardContext(self._kv, [metadata[self._group_of[layer]] for layer in self._index_of], rows, self.tick)

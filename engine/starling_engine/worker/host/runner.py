@@ -7,6 +7,7 @@ import torch
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.host.batch import InputBatch, StepInputs
 from starling_engine.worker.host.kv_pages import KVPages
+from starling_engine.worker.host.recorded_steps import RecordedSteps
 from starling_engine.worker.host.sampler import Sampler
 from starling_engine.worker.masks import StepMasking
 from starling_engine.worker.pending_step import Finished, PendingStep
@@ -18,13 +19,23 @@ class ModelRunner:
     """See `Runner`."""
 
     def __init__(
-        self, model: RunnableModel, pages: KVPages, batch: InputBatch, sampler: Sampler, link: StageLink, masking: StepMasking
+        self,
+        model: RunnableModel,
+        pages: KVPages,
+        batch: InputBatch,
+        sampler: Sampler,
+        link: StageLink,
+        masking: StepMasking,
+        *,
+        recorded: bool,
     ) -> None:
+        """Steps of few tokens are recorded and replayed if `recorded`."""
         self._pages = pages
         self._batch = batch
         self._sampler = sampler
         self._link = link
         self._masking = masking
+        self._is_recorded = recorded
         self._use(model)
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -47,11 +58,16 @@ class ModelRunner:
         samples = step.samples(batch.sampling_rows(plan))
         last = torch.from_numpy(samples.tokens)
         # Few requests need all states of their prompt; else only tokens that are sampled from leave the last layer.
-        every = len(last) == len(inputs.ids) or batch.any_needs_all_hidden_states(plan)
-        hidden = self._forward(inputs, None if every else last, arrived)
-        if len(samples):
-            picked = hidden[last] if every and len(last) < len(hidden) else hidden
-            logits = self._model.logits(picked)
+        whole = batch.any_needs_all_hidden_states(plan)
+        all_sampled = len(last) == len(inputs.ids)
+        logits: torch.Tensor | None
+        found = self._recorded.run(inputs) if self._recorded is not None and all_sampled and not whole else None
+        if found is not None:
+            hidden, logits = found
+        else:
+            hidden = self._forward(inputs, None if all_sampled or whole else last, arrived)
+            logits = self._model.logits(hidden[last] if whole and len(last) < len(hidden) else hidden) if len(samples) else None
+        if logits is not None:
             self._sampler.sample(logits, batch, samples, self._masking.of(plan, samples, result), result)
         if batch.extra_slots:
             for output in self._prompt_outputs.compute(plan, step.query_end - 1, hidden, result):
@@ -71,6 +87,8 @@ class ModelRunner:
     def _use(self, model: RunnableModel) -> None:
         self._model = model
         self._prompt_outputs = PromptOutputs(model, self._batch, torch.from_numpy)
+        widths = [table.shape[1] for table in self._batch.tables]
+        self._recorded = RecordedSteps(model, self._pages, widths) if self._is_recorded else None
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
         return self._model.forward(inputs.ids, self._pages.context(inputs.metadata, rows), arrived)

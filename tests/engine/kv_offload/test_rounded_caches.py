@@ -1,11 +1,11 @@
-"""Chunks of a cache in fp8: they come back as they were, under other layouts too, and are never taken for those of another type."""
+"""Chunks of a cache in fewer bits come back as they were, under other layouts too, and are never taken for those of another."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starling_engine.config import TiersConfig
+from starling_engine.config import CacheType, TiersConfig
 from starling_engine.kv.layer_specs import kv_groups
 from starling_engine.kv_offload.secondary.folder.inspect import list_models, verify
 from starling_engine.kv_offload.secondary.parts import group_shares
@@ -23,13 +23,16 @@ from tests.engine.real_engine import MODEL
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(folder, VARIANTS["qwen3-mixed"])
+    mixed = VARIANTS["qwen3-mixed"]
+    write_checkpoint(folder, replace(mixed, changes={**mixed.changes, "head_dim": 32}))
     return folder
 
 
-def answers(folder: Path, tiers: TiersConfig | None, *, fp8_cache: bool, found: bool = False, **settings: Any) -> Outputs:
+def answers(
+    folder: Path, tiers: TiersConfig | None, *, kv_cache: CacheType | None, found: bool = False, **settings: Any
+) -> Outputs:
     """Of six prompts; what of them was in the tiers is checked."""
-    with core_with(folder, tiers, fp8_cache=fp8_cache, **settings) as core:
+    with core_with(folder, tiers, kv_cache=kv_cache, **settings) as core:
         outputs = serve(core)
         assert bool(core.scheduler.stats.external_hits_total) == found
         if found:
@@ -37,17 +40,20 @@ def answers(folder: Path, tiers: TiersConfig | None, *, fp8_cache: bool, found: 
         return outputs
 
 
-def test_what_one_leaves_another_finds_unless_its_cache_is_of_another_type(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("fp8", "float8_e4m3fn"), ("int8", "int8"), ("int4", "int4")])
+def test_what_one_leaves_another_finds_unless_its_cache_is_of_another_type(
+    kind: CacheType, name: str, folder: Path, tmp_path: Path
+) -> None:
     tiers = TiersConfig(cpu_bytes=4 * MIB, fs_path=str(tmp_path), fs_bytes=64 * MIB)
-    rounded, plain = answers(folder, None, fp8_cache=True), answers(folder, None, fp8_cache=False)
+    rounded, plain = answers(folder, None, kv_cache=kind), answers(folder, None, kv_cache=None)
     assert rounded != plain, "or this shows nothing"
-    assert answers(folder, tiers, fp8_cache=True, block_size=16) == rounded
-    assert answers(folder, tiers, fp8_cache=False) == plain, "nothing was found"
-    assert answers(folder, tiers, fp8_cache=True, found=True, layout=ParallelLayout(tensor=2)) == rounded
-    assert answers(folder, tiers, fp8_cache=False, found=True, block_size=16) == plain
+    assert answers(folder, tiers, kv_cache=kind, block_size=16) == rounded
+    assert answers(folder, tiers, kv_cache=None) == plain, "nothing was found"
+    assert answers(folder, tiers, kv_cache=kind, found=True, layout=ParallelLayout(tensor=2)) == rounded
+    assert answers(folder, tiers, kv_cache=None, found=True, block_size=16) == plain
     assert {model.dtype: model.objects > 0 for model in list_models(tmp_path)} == {
         "float32": True,
-        "float8_e4m3fn of float32": True,
+        f"{name} of float32": True,
     }
     assert all(fault is None for _, fault in verify(tmp_path))
 
@@ -55,7 +61,7 @@ def test_what_one_leaves_another_finds_unless_its_cache_is_of_another_type(folde
 @pytest.mark.parametrize("layout", [ParallelLayout(), ParallelLayout(pipeline=2, tensor=2)], ids=["one", "four"])
 def test_what_counts_bytes_counts_a_quarter_of_float32_s(layout: ParallelLayout) -> None:
     wide = replace(worker_of(layout, 0), tiers=TiersConfig(cpu_bytes=4 * MIB))
-    narrow, model = replace(wide, fp8_cache=True), load_model_config(Path(MODEL))
+    narrow, model = replace(wide, kv_cache="fp8"), load_model_config(Path(MODEL))
     assert block_bytes(kv_groups(model, wide)) == 4 * block_bytes(kv_groups(model, narrow))
     assert chunk_bytes(model, wide) == 4 * chunk_bytes(model, narrow)
     assert host_slots(model, wide) == host_slots(model, narrow) // 4

@@ -1,0 +1,121 @@
+"""Records the native kernels that a piece of work calls, to call them again in one go.
+
+A recording has the addresses of what was read and written, so its inputs must lie where they lay, and nothing else may compute:
+new tensors get memory of the recording's own, views are free, and all other operations are refused.
+"""
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from starling_engine.native import ops
+
+PIECE = 4 << 20
+"""Bytes that are taken from the system at once."""
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten.slice.Tensor, aten.detach.default, aten.alias.default, aten.select.int, aten.unsqueeze.default)
+
+
+class NotRecordable(Exception):
+    """The work called what cannot be called again."""
+
+
+class Scratch:
+    """Memory for what recorded work computes: recordings share it, since one at a time is replayed."""
+
+    def __init__(self) -> None:
+        self._pieces: list[torch.Tensor] = []
+        self._index = self._used = 0
+
+    def restart(self) -> None:
+        """Gives the same memory again."""
+        self._index = self._used = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        size = -(-torch.Size(shape).numel() * dtype.itemsize // 64) * 64
+        while self._index < len(self._pieces) and self._used + size > len(self._pieces[self._index]):
+            self._index, self._used = self._index + 1, 0
+        if self._index == len(self._pieces):
+            self._pieces.append(torch.empty(max(size, PIECE), dtype=torch.uint8))
+        found = self._pieces[self._index][self._used : self._used + torch.Size(shape).numel() * dtype.itemsize]
+        self._used += size
+        return found.view(dtype).view(*shape)
+
+
+class Recording:
+    """Calls of kernels, in order."""
+
+    def __init__(self) -> None:
+        self._words = array("q")
+        self.count = 0
+
+    def add(self, function: int, arguments: Sequence[int]) -> None:
+        self._words.extend((function, len(arguments), *arguments))
+        self.count += 1
+
+    def replay(self) -> None:
+        """Makes the calls."""
+        ops.library().starling_replay(self._words.buffer_info()[0], self.count)
+
+
+def record(work: Callable[[], Any], scratch: Scratch) -> tuple[Recording, Any]:
+    """Runs the work and records what it calls. Returns the recording and what the work gave, which each replay writes again.
+
+    Raises NotRecordable as soon as the work calls something else, and leaves it half done.
+    """
+    scratch.restart()
+    recording = Recording()
+    with ops.standing_for(_Noting(recording)), _Allocations(scratch):
+        return recording, work()
+
+
+class _Noting:
+    """The library, whose functions note that they are called."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        library = ops.loaded()
+        function, again = getattr(library, name), getattr(library, f"{name}_again", None)
+        if again is None:
+            raise NotRecordable(name)
+        address = ctypes.cast(again, ctypes.c_void_p).value
+        assert address is not None
+
+        def call(*arguments: float | None) -> None:
+            self._recording.add(address, [_word(each, kind) for each, kind in zip(arguments, ops.SIGNATURES[name], strict=True)])
+            function(*arguments)
+
+        return call
+
+
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives scratch for new tensors, and refuses what computes."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._scratch = scratch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten.empty.memory_format:
+            return self._scratch.empty(args[0], kwargs.get("dtype") or torch.get_default_dtype())
+        if func is aten.empty_like.default:
+            return self._scratch.empty(args[0].shape, kwargs.get("dtype") or args[0].dtype)
+        if func in VIEWS:
+            return func(*args, **kwargs)
+        raise NotRecordable(str(func))
+
+
+def _word(argument: float | None, kind: str) -> int:
+    """Returns the word of an argument, whose kind is a letter of `ops.SIGNATURES`."""
+    if kind in "fd":
+        assert argument is not None
+        return int(struct.unpack("q", struct.pack("d", argument))[0])
+    return 0 if argument is None else int(argument)

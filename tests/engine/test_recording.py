@@ -1,0 +1,74 @@
+"""Recordings of native kernels: a replay does what the calls did, with whatever lies at their addresses by then."""
+
+import re
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from starling_engine.native import load, ops, quantized_ops, recording
+from starling_engine.native.group_quantized import INT4, quantize
+from starling_engine.native.recording import NotRecordable, Scratch, record
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(load() is None, reason="this machine has no native kernels")
+
+BF16 = torch.bfloat16
+
+
+def test_a_replay_computes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of a scale and of an epsilon are passed as they are."""
+    monkeypatch.setattr(recording, "PIECE", 2000)
+    packed = quantized_ops.pack_quantized(quantize(torch.randn(64, 64).to(BF16), INT4))
+    plain, norm = ops.pack_linear(torch.randn(96, 64).to(BF16)), torch.rand(64).to(BF16)
+    kv, tables = torch.randn(4, 2, 1, 8, 32).to(BF16), torch.tensor([[2, 1]], dtype=torch.int32)
+    start, context = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([11], dtype=torch.int32)
+    x = torch.randn(1, 64).to(BF16)
+
+    def work() -> tuple[Tensor, Tensor]:
+        unit = torch.empty_like(x)
+        ops.rms_norm(x, norm, 0.25, unit)
+        q = ops.linear(quantized_ops.quantized_linear(unit, packed), plain)
+        attended = ops.paged_attention(q.view(1, 3, 32), kv, tables, start, context, 0.3, soft_cap=2.0)
+        return attended, ops.linear(attended.view(1, 96)[:, :64], plain, out_dtype=torch.float32)
+
+    scratch = Scratch()
+    expected = work()
+    recorded, found = record(work, scratch)
+    assert all(map(torch.equal, found, expected))
+    x.copy_(torch.randn(1, 64))
+    context.fill_(9)
+    expected = work()
+    assert not torch.equal(found[1], expected[1])
+    recorded.replay()
+    assert all(map(torch.equal, found, expected))
+    record(work, scratch)
+    assert len(scratch._pieces) == 1, "the memory is the same"
+
+
+@pytest.mark.parametrize("name", ["aten.add.Tensor", "starling_apply_token_bitmask"])
+def test_what_else_computes_is_refused(name: str) -> None:
+    x, row, word = torch.ones(2, 32), torch.tensor([0]), torch.zeros(1, 1, dtype=torch.int32)
+    kinds: dict[str, Callable[[], object]] = {
+        "aten.add.Tensor": lambda: x + x,
+        "starling_apply_token_bitmask": lambda: ops.apply_token_bitmask(x, row, word),
+    }
+    with pytest.raises(NotRecordable, match=re.escape(name)):
+        record(kinds[name], Scratch())
+    kinds[name]()
+    assert ops.library() is ops.loaded()
+
+
+def test_calls_of_other_threads_are_not_recorded() -> None:
+    x = torch.randn(2, 64)
+
+    def elsewhere() -> None:
+        ops.apply_token_bitmask(x, torch.tensor([0]), torch.zeros(1, 2, dtype=torch.int32))
+
+    def work() -> None:
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+
+    recorded, _ = record(work, Scratch())
+    assert recorded.count == 0 and x[0].isinf().all()

@@ -1,0 +1,115 @@
+"""Recorded steps of a host: the same numbers as without, for any mix of sizes; what cannot be recorded runs as it comes."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from starling_engine import LLM, SamplingParams, native
+from starling_engine.attention.native_cpu import NativeAttention
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kv.layer_specs import kv_specs
+from starling_engine.kv.spec import group_layers
+from starling_engine.ledger import RECORDED_TOKENS
+from starling_engine.models.decoder import Decoder
+from starling_engine.worker.host.batch import StepInputs
+from starling_engine.worker.host.kv_pages import KVPages
+from starling_engine.worker.host.recorded_steps import RecordedSteps
+
+from tests.engine.checkpoints import VOCAB, Reference
+from tests.engine.models.conftest import ReferenceOf
+from tests.engine.models.conftest import reference_of as reference_of
+from tests.engine.models.test_decoder import build
+from tests.engine.real_engine import MODEL
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+
+BLOCK, WIDTH = 8, 6
+BF16 = torch.bfloat16
+
+
+class Steps:
+    """A model with two caches of equal numbers: one for recorded steps, one for those that run as they come."""
+
+    def __init__(self, reference: Reference, dtype: torch.dtype = BF16) -> None:
+        self.model: Decoder = build(reference, NativeAttention(), dtype)
+        self._groups = group_layers(kv_specs(self.model.config, BLOCK, str(dtype).removeprefix("torch.")))
+        shape = self._groups[0].spec.layer_block_shape
+        self._kv = [torch.randn((RECORDED_TOKENS + 1) * WIDTH + 1, *shape).to(dtype) for _ in range(self.model.config.num_layers)]
+        self.ticks = 0
+        self.eager, pages = self._pages(), self._pages()
+        self.recorded = RecordedSteps(self.model, pages, [WIDTH for _ in self._groups])
+
+    def _pages(self) -> KVPages:
+        return KVPages([layer.clone() for layer in self._kv], self._groups, self._tick)
+
+    def _tick(self) -> None:
+        self.ticks += 1
+
+    def inputs(self, counts: list[int]) -> StepInputs:
+        """Makes a step of so many tokens a row, behind contexts of random lengths."""
+        rows, tokens = len(counts), sum(counts)
+        lengths = torch.randint(max(counts), BLOCK * WIDTH, (rows,))
+        positions = torch.cat([torch.arange(n - c, n) for n, c in zip(lengths.tolist(), counts, strict=True)])
+        start = torch.tensor([0, *counts]).cumsum(0).int()
+        row = torch.repeat_interleave(torch.arange(rows), torch.tensor(counts))
+        metadata = []
+        for _ in self._groups:
+            table = torch.randperm((RECORDED_TOKENS + 1) * WIDTH)[: rows * WIDTH].view(rows, WIDTH).int() + 1
+            slots = table[row, positions // BLOCK].long() * BLOCK + positions % BLOCK
+            width = -(-int(lengths.max()) // BLOCK)
+            metadata.append(AttentionMetadata(positions, slots, start, lengths.int(), table[:, :width].contiguous(), max(counts)))
+        return StepInputs(torch.randint(0, VOCAB, (tokens,)), metadata)
+
+    def compare(self, counts: list[int]) -> bool:
+        """Runs a step both ways; returns whether it was recorded, or could have been."""
+        inputs = self.inputs(counts)
+        found = self.recorded.run(inputs)
+        hidden = self.model.forward(inputs.ids, self.eager.context(inputs.metadata, None))
+        if found is not None:
+            assert torch.equal(found[0], hidden) and torch.equal(found[1], self.model.logits(hidden))
+        return found is not None
+
+
+@pytest.mark.parametrize("name", ["qwen3", "ministral-mixed", "llama-biases"])
+def test_numbers_are_those_of_the_same_steps_without(name: str, reference_of: ReferenceOf) -> None:
+    """Of one group and two, decodes and drafts, each size several times."""
+    with torch.inference_mode():
+        steps = Steps(reference_of(name))
+        kinds = [[1], [1] * 3, [4], [2, 1, 3], [1] * RECORDED_TOKENS, [1] * 5]
+        for counts in (*kinds, *reversed(kinds), *kinds):
+            assert steps.compare(counts)
+        before = steps.ticks
+        steps.recorded.run(steps.inputs([1]))
+        assert steps.ticks == before + 1, "a replay is progress"
+        assert not steps.compare([1] * (RECORDED_TOKENS + 1)) and not steps.compare([RECORDED_TOKENS, 1])
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("mixtral", BF16), ("qwen3", torch.float32)])
+def test_what_computes_in_torch_runs_as_it_comes(
+    name: str, dtype: torch.dtype, reference_of: ReferenceOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with torch.inference_mode():
+        steps = Steps(reference_of(name), dtype)
+        assert not steps.compare([1]) and not steps.compare([1, 1])
+    assert [record.message.split(":")[0] for record in caplog.records].count("steps of few tokens are not recorded") == 1
+
+
+def test_an_engine_answers_the_same_with_them_and_without() -> None:
+    """Prompts, decodes with drafts, and what needs more than logits, many at once; also after weights and cache have moved."""
+    prompts = [{"prompt_token_ids": [(3 + 7 * i * (n + 1)) % 500 for i in range(5 + n)]} for n in range(20)]
+    params = [
+        SamplingParams(temperature=0.7 * (n % 2), seed=n, max_tokens=5 + n, logprobs=2 if n % 3 == 0 else None, ignore_eos=True)
+        for n in range(20)
+    ]
+    answers = []
+    for eager in (False, True):
+        settings = {"dtype": "bfloat16", "spec_method": "ngram", "spec_tokens": 3, "kv_cache_memory_bytes": 32 << 20}
+        with LLM(MODEL, enforce_eager=eager, **settings) as llm:
+            outputs = [llm.generate(prompts[:n], params[:n], use_tqdm=False) for n in (1, 4, 20)]
+            llm.sleep(level=2)
+            llm.wake_up()
+            outputs.append(llm.generate(prompts[:1], params[:1], use_tqdm=False))
+        answers.append([each.outputs[0].token_ids for some in outputs for each in some])
+    assert answers[0] == answers[1]
+    assert all(len(each) for each in answers[0]) and any(a != b for a, b in pairwise(answers[0]))
