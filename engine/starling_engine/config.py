@@ -123,6 +123,8 @@ class TiersConfig:
 
 
 CACHE_DTYPES: dict[CacheType, str] = {"fp8": "float8_e4m3fn", "int8": "int8", "int4": "uint8"}
+CACHE_VERSION = 1
+"""Version of the rows of a cache of int8 or int4. Those of another version are not found in the KV tiers."""
 CACHE_GROUP = 32
 """Columns of a head that share a scale in a cache of int8 or int4."""
 QUANTIZATION_VERSION = 2

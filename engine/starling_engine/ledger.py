@@ -111,8 +111,12 @@ RECORDED_TOKENS = 16
 
 
 def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
-    """Returns the memory of recorded steps: they share that of the largest one, which keeps what each of its layers computes."""
-    widths = 4 * model.hidden_size + _attention_width(model) + _mlp_width(model, dtype_bytes)
+    """Returns the memory of recorded steps: they share that of the largest one, which keeps what each of its layers computes.
+
+    That is norms, the output of each matrix, rotated queries, what they attend to, and a gate that is no part of its matrix.
+    """
+    attention = (3 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    widths = 3 * model.hidden_size + attention + 3 * model.intermediate_size
     return RECORDED_TOKENS * (model.num_layers * widths * dtype_bytes + model.vocab_size * 4)
 
 

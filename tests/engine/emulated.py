@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from starling_engine import env
-from starling_engine.native import build, isa, ops
+from starling_engine.native import build, isa, ops, weight_memory
 
 COMPILER, EMULATOR, SYSTEM = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 DRIVER = Path(__file__).with_suffix(".cpp")
@@ -96,6 +96,9 @@ def emulating(name: str) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "library", lambda: library)
+        for name in ("PIECE", "HUGE_PAGE"):  # whole storages are copied
+            patch.setattr(weight_memory, name, weight_memory.LINE)
+        patch.setattr(weight_memory.WEIGHTS, "_rest", torch.empty(0, dtype=torch.uint8))
         patch.setattr(torch.Tensor, "data_ptr", recorded)
         try:
             yield

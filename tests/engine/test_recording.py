@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from starling_engine.native import load, ops, quantized_ops, recording
+from starling_engine.native import load, ops, quantized_ops
 from starling_engine.native.group_quantized import INT4, quantize
 from starling_engine.native.recording import NotRecordable, Scratch, record
 from torch import Tensor
@@ -16,9 +16,8 @@ pytestmark = pytest.mark.skipif(load() is None, reason="this machine has no nati
 BF16 = torch.bfloat16
 
 
-def test_a_replay_computes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_computes_anew() -> None:
     """The numbers of a scale and of an epsilon are passed as they are."""
-    monkeypatch.setattr(recording, "PIECE", 2000)
     packed = quantized_ops.pack_quantized(quantize(torch.randn(64, 64).to(BF16), INT4))
     plain, norm = ops.pack_linear(torch.randn(96, 64).to(BF16)), torch.rand(64).to(BF16)
     kv, tables = torch.randn(4, 2, 1, 8, 32).to(BF16), torch.tensor([[2, 1]], dtype=torch.int32)
@@ -32,7 +31,7 @@ def test_a_replay_computes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         attended = ops.paged_attention(q.view(1, 3, 32), kv, tables, start, context, 0.3, soft_cap=2.0)
         return attended, ops.linear(attended.view(1, 96)[:, :64], plain, out_dtype=torch.float32)
 
-    scratch = Scratch()
+    scratch = Scratch(1 << 14)
     expected = work()
     recorded, found = record(work, scratch)
     assert all(map(torch.equal, found, expected))
@@ -42,8 +41,10 @@ def test_a_replay_computes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(found[1], expected[1])
     recorded.replay()
     assert all(map(torch.equal, found, expected))
-    record(work, scratch)
-    assert len(scratch._pieces) == 1, "the memory is the same"
+    other, again = record(work, scratch)
+    assert [each.data_ptr() for each in again] == [each.data_ptr() for each in found] and other.count == recorded.count == 5
+    with pytest.raises(NotRecordable, match="for more than 300 bytes"):
+        record(work, Scratch(300))
 
 
 @pytest.mark.parametrize("name", ["aten.add.Tensor", "starling_apply_token_bitmask"])
@@ -54,7 +55,7 @@ def test_what_else_computes_is_refused(name: str) -> None:
         "starling_apply_token_bitmask": lambda: ops.apply_token_bitmask(x, row, word),
     }
     with pytest.raises(NotRecordable, match=re.escape(name)):
-        record(kinds[name], Scratch())
+        record(kinds[name], Scratch(1 << 14))
     kinds[name]()
     assert ops.library() is ops.loaded()
 
@@ -70,5 +71,5 @@ def test_calls_of_other_threads_are_not_recorded() -> None:
         other.start()
         other.join()
 
-    recorded, _ = record(work, Scratch())
+    recorded, _ = record(work, Scratch(1 << 14))
     assert recorded.count == 0 and x[0].isinf().all()

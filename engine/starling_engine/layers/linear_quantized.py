@@ -80,10 +80,12 @@ class QuantizedLinear:
         self._staged.bias = None
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        out_dtype = out_dtype or torch.bfloat16
-        products = [ops.quantized_linear(x, weight, bias, out_dtype) for weight, bias in self._pieces]
-        whole = products[0] if len(products) == 1 else torch.cat(products, 1)
-        return whole if self._activation is None else self._activation(whole)
+        out = torch.empty(x.shape[0], sum(weight.width for weight, _ in self._pieces), dtype=out_dtype or torch.bfloat16)
+        column = 0
+        for weight, bias in self._pieces:
+            ops.quantized_linear(x, weight, bias, out=out[:, column : column + weight.width])
+            column += weight.width
+        return out if self._activation is None else self._activation(out)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         ((weight, _),) = self._pieces

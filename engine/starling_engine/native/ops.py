@@ -32,12 +32,12 @@ SIGNATURES = {
     "starling_embedding_packed": "pnpnpi",
     "starling_read_gguf": "pnnnipnppni",
     "starling_pack_quantized": "ppppnnnnniipppi",
-    "starling_quantized_linear": "pnnppppnnnnniipipii",
+    "starling_quantized_linear": "pnnppppnnnnniipipnii",
     "starling_grouped_quantized_linear": "pnppnppppnnnnniiipi",
     "starling_grouped_quantized_sum": "ppppnppppnnnnniipni",
     "starling_embedding_quantized": "pnppppnnnnniipi",
     "starling_pack_fp8": "ppnnnippi",
-    "starling_fp8_linear": "pnnppnnnpipii",
+    "starling_fp8_linear": "pnnppnnnpipnii",
     "starling_grouped_fp8_linear": "pnppnppnnnipi",
     "starling_grouped_fp8_sum": "ppppnppnnnpni",
     "starling_embedding_fp8": "pnppnnnpi",
@@ -65,27 +65,23 @@ class Library(Protocol):
     def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
 
-_watched: tuple[int, Library] | None = None
-"""A thread's number, and the library that it calls in place of the loaded one."""
+_of_thread = threading.local()
 
 
 def library() -> Library:
-    """Returns the library, or what stands for it. Raises RuntimeError where there is none (see `load`)."""
-    if _watched is not None and _watched[0] == threading.get_ident():
-        return _watched[1]
-    return loaded()
+    """Returns the library, or what stands for it in this thread. Raises RuntimeError where there is none (see `load`)."""
+    found: Library | None = getattr(_of_thread, "library", None)
+    return loaded() if found is None else found
 
 
 @contextmanager
 def standing_for(library: Library) -> Iterator[None]:
-    """Lets the calling thread call this library; one thread at a time may."""
-    global _watched
-    assert _watched is None
-    _watched = threading.get_ident(), library
+    """Lets the calling thread call this library in place of the loaded one."""
+    _of_thread.library = library
     try:
         yield
     finally:
-        _watched = None
+        del _of_thread.library
 
 
 @functools.cache

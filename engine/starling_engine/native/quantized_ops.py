@@ -148,18 +148,22 @@ def _table(numbers: tuple[int, ...]) -> Tensor:
 
 
 def quantized_linear(
-    x: Tensor, weight: PackedQuantized, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16
+    x: Tensor,
+    weight: PackedQuantized,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Multiplies x [M, K] bf16 (rows may be strided) by the weight, plus bias [N] bf16.
 
-    Where codes are whole numbers, rows of x are rounded to 8 bits by groups. Gives [M, N] bf16 or fp32. A gated weight gives silu
-    of the product's first half times the second, [M, N / 2].
+    Where codes are whole numbers, rows of x are rounded to 8 bits by groups. Gives [M, N] bf16 or fp32, in `out` if that is given
+    (rows may be strided). A gated weight gives silu of the product's first half times the second, [M, N / 2].
     """
     m, k = x.shape
     assert x.dtype == torch.bfloat16 and k == weight.k and x.stride(1) == 1
     assert bias is None or (bias.dtype == torch.bfloat16 and bias.shape == (weight.n,) and bias.is_contiguous())
-    assert out_dtype in (torch.float32, torch.bfloat16)
-    out = torch.empty(m, weight.width, dtype=out_dtype)
+    out = torch.empty(m, weight.width, dtype=out_dtype) if out is None else out
+    assert out.dtype in (torch.float32, torch.bfloat16) and out.shape == (m, weight.width) and out.stride(1) == 1
     floats = weight.format.floats
     (ops.library().starling_fp8_linear if floats else ops.library().starling_quantized_linear)(
         x.data_ptr(),
@@ -169,7 +173,8 @@ def quantized_linear(
         None if bias is None else bias.data_ptr(),
         weight.gated,
         out.data_ptr(),
-        out_dtype is torch.float32,
+        out.stride(0),
+        out.dtype is torch.float32,
         torch.get_num_threads(),
     )
     return out

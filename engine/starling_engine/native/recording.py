@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from starling_engine.native import ops
 
-PIECE = 4 << 20
-"""Bytes that are taken from the system at once."""
+LINE = 64
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.slice.Tensor, aten.detach.default, aten.alias.default, aten.select.int, aten.unsqueeze.default)
 
@@ -28,22 +27,22 @@ class NotRecordable(Exception):
 class Scratch:
     """Memory for what recorded work computes: recordings share it, since one at a time is replayed."""
 
-    def __init__(self) -> None:
-        self._pieces: list[torch.Tensor] = []
-        self._index = self._used = 0
+    def __init__(self, size: int) -> None:
+        """Reserves `size` bytes. The system gives them when they are written."""
+        self._memory = torch.empty(size, dtype=torch.uint8)
+        self._used = 0
 
     def restart(self) -> None:
         """Gives the same memory again."""
-        self._index = self._used = 0
+        self._used = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        size = -(-torch.Size(shape).numel() * dtype.itemsize // 64) * 64
-        while self._index < len(self._pieces) and self._used + size > len(self._pieces[self._index]):
-            self._index, self._used = self._index + 1, 0
-        if self._index == len(self._pieces):
-            self._pieces.append(torch.empty(max(size, PIECE), dtype=torch.uint8))
-        found = self._pieces[self._index][self._used : self._used + torch.Size(shape).numel() * dtype.itemsize]
-        self._used += size
+        """Returns a tensor that begins at a cache line. Raises NotRecordable where there is no room."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        found = self._memory[self._used : self._used + size]
+        if len(found) < size:
+            raise NotRecordable(f"for more than {len(self._memory)} bytes")
+        self._used += -(-size // LINE) * LINE
         return found.view(dtype).view(*shape)
 
 

@@ -55,4 +55,4 @@ def huge_pages(size: int) -> Tensor:
 
 
 WEIGHTS = WeightMemory()
-"""The memory of this process."""
+"""The memory of this process, which has one model: one that sleeps gives back whole pieces."""

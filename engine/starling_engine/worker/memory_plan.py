@@ -8,7 +8,7 @@ import torch
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup, peak_blocks
 from starling_engine.kv_offload.sizes import host_memory
-from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, block_bytes, plan_memory, recorded_bytes
+from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, block_bytes, plan_memory
 from starling_engine.models.decoder import Decoder
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.runner_factory import RunnerFactory
@@ -52,8 +52,7 @@ def _activations(factory: RunnerFactory, dtype: torch.dtype) -> int:
     if measured is not None:
         return measured + _expanded_latents(config, model) * dtype.itemsize
     sizes = config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
-    recorded = recorded_bytes(model.config, dtype.itemsize) if factory.host_records else 0
-    return activation_bytes(model.config, dtype.itemsize, *sizes) + recorded
+    return activation_bytes(model.config, dtype.itemsize, *sizes) + factory.recorded_bytes
 
 
 def _measure(factory: RunnerFactory) -> int | None:

@@ -9,6 +9,7 @@ import torch
 from starling_engine import native
 from starling_engine.config import WorkerConfig
 from starling_engine.kv.spec import KVGroup
+from starling_engine.ledger import recorded_bytes
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
 from starling_engine.sampling.select import select_mask_op, select_sample_op
@@ -42,7 +43,7 @@ class RunnerFactory:
         op, pages = select_sample_op(self.platform.device), KVPages(kv, self.groups, self.tick)
         if self.platform.queue is None:
             sampler = Sampler(op, select_mask_op(self.platform.device))
-            return ModelRunner(self.model, pages, self.batch, sampler, self.link, self.masking, recorded=self.host_records)
+            return ModelRunner(self.model, pages, self.batch, sampler, self.link, self.masking, recorded_bytes=self.recorded_bytes)
         return DeviceRunner(
             self.model,
             pages,
@@ -62,11 +63,13 @@ class RunnerFactory:
         )
 
     @property
-    def host_records(self) -> bool:
-        """True where a host may record steps: other ranks have no part in them, and there are native kernels to replay."""
-        config = self.config
+    def recorded_bytes(self) -> int:
+        """Memory for the steps that a host records; 0 where it records none."""
+        config, model = self.config, self.model.config
         alone = config.layout.world_size == 1 and not config.dp_sync
-        return alone and not config.enforce_eager and native.load() is not None
+        by_kernels = config.dtype == "bfloat16" and model.moe is None and model.mla is None and native.load() is not None
+        records = self.platform.queue is None and not config.enforce_eager and alone and by_kernels
+        return recorded_bytes(model, 2) if records else 0
 
     def _is_recorded(self) -> bool:
         reason = "enforce_eager" if self.config.enforce_eager else self.model.eager_reason

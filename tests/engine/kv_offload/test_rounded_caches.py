@@ -40,7 +40,7 @@ def answers(
         return outputs
 
 
-@pytest.mark.parametrize(("kind", "name"), [("fp8", "float8_e4m3fn"), ("int8", "int8"), ("int4", "int4")])
+@pytest.mark.parametrize(("kind", "name"), [("fp8", "float8_e4m3fn"), ("int8", "int8 (version 1)"), ("int4", "int4 (version 1)")])
 def test_what_one_leaves_another_finds_unless_its_cache_is_of_another_type(
     kind: CacheType, name: str, folder: Path, tmp_path: Path
 ) -> None:

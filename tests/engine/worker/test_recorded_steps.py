@@ -1,6 +1,7 @@
 """Recorded steps of a host: the same numbers as without, for any mix of sizes; what cannot be recorded runs as it comes."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +10,20 @@ from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.kv.spec import group_layers
-from starling_engine.ledger import RECORDED_TOKENS
+from starling_engine.layers import linear_select
+from starling_engine.layers.linear_select import select_linear_method
+from starling_engine.ledger import RECORDED_TOKENS, recorded_bytes
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
+from starling_engine.native.cache_rows import cached
+from starling_engine.weights.checkpoint import stored_formats
+from starling_engine.weights.loader import load_weights
 from starling_engine.worker.host.batch import StepInputs
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.recorded_steps import RecordedSteps
 
 from tests.engine.checkpoints import VOCAB, Reference
+from tests.engine.gguf_files import write_gguf
 from tests.engine.models.conftest import ReferenceOf
 from tests.engine.models.conftest import reference_of as reference_of
 from tests.engine.models.test_decoder import build
@@ -30,14 +38,16 @@ BF16 = torch.bfloat16
 class Steps:
     """A model with two caches of equal numbers: one for recorded steps, one for those that run as they come."""
 
-    def __init__(self, reference: Reference, dtype: torch.dtype = BF16) -> None:
-        self.model: Decoder = build(reference, NativeAttention(), dtype)
-        self._groups = group_layers(kv_specs(self.model.config, BLOCK, str(dtype).removeprefix("torch.")))
-        shape = self._groups[0].spec.layer_block_shape
-        self._kv = [torch.randn((RECORDED_TOKENS + 1) * WIDTH + 1, *shape).to(dtype) for _ in range(self.model.config.num_layers)]
+    def __init__(self, model: Decoder, cache: torch.dtype = BF16) -> None:
+        config = model.config
+        self.model = model
+        self._groups = group_layers(kv_specs(config, BLOCK, str(cache).removeprefix("torch.")))
+        shape = (*self._groups[0].spec.layer_block_shape[:-1], config.head_dim)
+        blocks = (RECORDED_TOKENS + 1) * WIDTH + 1
+        self._kv = [cached(torch.randn(blocks, *shape), cache, 1.0).to(cache) for _ in range(config.num_layers)]
         self.ticks = 0
         self.eager, pages = self._pages(), self._pages()
-        self.recorded = RecordedSteps(self.model, pages, [WIDTH for _ in self._groups])
+        self.recorded = RecordedSteps(self.model, pages, [WIDTH for _ in self._groups], recorded_bytes(config, 2))
 
     def _pages(self) -> KVPages:
         return KVPages([layer.clone() for layer in self._kv], self._groups, self._tick)
@@ -70,18 +80,43 @@ class Steps:
         return found is not None
 
 
-@pytest.mark.parametrize("name", ["qwen3", "ministral-mixed", "llama-biases"])
-def test_numbers_are_those_of_the_same_steps_without(name: str, reference_of: ReferenceOf) -> None:
-    """Of one group and two, decodes and drafts, each size several times."""
+def native_model(reference: Reference) -> Decoder:
+    """Makes the model with our kernels, whatever is best on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear_select, "_has_amx", lambda: False)
+        return build(reference, NativeAttention(), BF16)
+
+
+KINDS = [[1], [1] * 3, [4], [2, 1, 3], [4, 1, 1], [12, 1], [1, 12], [1] * 5]
+"""Tokens of each row: decodes, drafts, and rows so long that they are no decodes. Some have one size, and share a recording."""
+
+
+MODELS = [("qwen3", BF16), ("qwen3", torch.int8), ("qwen3", torch.uint8), ("ministral-mixed", BF16), ("llama-biases", BF16)]
+
+
+@pytest.mark.parametrize(("name", "cache"), MODELS)
+def test_numbers_are_those_of_the_same_steps_without(name: str, cache: torch.dtype, reference_of: ReferenceOf) -> None:
+    """Each size comes several times, and all share the memory that is planned."""
     with torch.inference_mode():
-        steps = Steps(reference_of(name))
-        kinds = [[1], [1] * 3, [4], [2, 1, 3], [1] * RECORDED_TOKENS, [1] * 5]
-        for counts in (*kinds, *reversed(kinds), *kinds):
-            assert steps.compare(counts)
+        steps = Steps(native_model(reference_of(name)), cache)
+        for counts in (*KINDS, *reversed(KINDS), *([1] * rows for rows in range(1, RECORDED_TOKENS + 1)), *KINDS):
+            assert steps.compare(counts), counts
         before = steps.ticks
         steps.recorded.run(steps.inputs([1]))
         assert steps.ticks == before + 1, "a replay is progress"
         assert not steps.compare([1] * (RECORDED_TOKENS + 1)) and not steps.compare([RECORDED_TOKENS, 1])
+
+
+def test_matrices_of_several_forms_are_recorded(tmp_path: Path) -> None:
+    """As in llama.cpp's mixes: values and down have more bits, so that queries, keys and values are no single matrix."""
+    path = tmp_path / "mixed.gguf"
+    write_gguf(path, Path(MODEL), lambda name: "Q8_0" if "attn_v" in name or "ffn_down" in name else "Q4_0")
+    with torch.inference_mode():
+        linear = select_linear_method(BF16, torch.device("cpu"), None, stored_formats(path))
+        model = Decoder(load_model_config(path), BF16, torch.device("cpu"), linear, NativeAttention())
+        load_weights(model, path)
+        steps = Steps(model)
+        assert all(steps.compare([1] * rows) for rows in (1, 3, 3, 1))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("mixtral", BF16), ("qwen3", torch.float32)])
@@ -90,13 +125,13 @@ def test_what_computes_in_torch_runs_as_it_comes(
 ) -> None:
     caplog.set_level("INFO")
     with torch.inference_mode():
-        steps = Steps(reference_of(name), dtype)
+        steps = Steps(build(reference_of(name), NativeAttention(), dtype), dtype)
         assert not steps.compare([1]) and not steps.compare([1, 1])
     assert [record.message.split(":")[0] for record in caplog.records].count("steps of few tokens are not recorded") == 1
 
 
 def test_an_engine_answers_the_same_with_them_and_without() -> None:
-    """Prompts, decodes with drafts, and what needs more than logits, many at once; also after weights and cache have moved."""
+    """Prompts, decodes with drafts, and what needs more than logits, many at once; also after weights have moved."""
     prompts = [{"prompt_token_ids": [(3 + 7 * i * (n + 1)) % 500 for i in range(5 + n)]} for n in range(20)]
     params = [
         SamplingParams(temperature=0.7 * (n % 2), seed=n, max_tokens=5 + n, logprobs=2 if n % 3 == 0 else None, ignore_eos=True)

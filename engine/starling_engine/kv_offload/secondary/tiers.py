@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from starling_engine.config import QUANTIZATION_VERSION, TiersConfig, WorkerConfig
+from starling_engine.config import CACHE_VERSION, QUANTIZATION_VERSION, TiersConfig, WorkerConfig
 from starling_engine.delta import TierStats
 from starling_engine.kv_offload.secondary.base import (
     LOOKUP_SECONDS,
@@ -32,8 +32,8 @@ def open_secondary(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig)
     opened: list[SecondaryTier] = []
     if tiers.has_secondary:
         # How keys and values are rounded depends on the dtype that they were computed in.
-        cached = "float8_e4m3fn" if config.kv_cache == "fp8" else config.kv_cache
-        dtype = config.dtype if cached is None else f"{cached} of {config.dtype}"
+        cached = "float8_e4m3fn" if config.kv_cache == "fp8" else f"{config.kv_cache} (version {CACHE_VERSION})"
+        dtype = config.dtype if config.kv_cache is None else f"{cached} of {config.dtype}"
         if config.quantization is not None:
             dtype = f"{dtype} by weights in {config.quantization} (version {QUANTIZATION_VERSION})"
         fingerprint = fingerprint_of(config.model_path, config.load_format, config.seed, dtype)

@@ -140,9 +140,9 @@ template State attend_tile(const Attention<bf16>&, const Task&);
 template State attend_tile(const Attention<float>&, const Task&);
 template State attend_tile(const Attention<bf16, fp8>&, const Task&);
 template State attend_tile(const Attention<float, fp8>&, const Task&);
-template State attend_tile(const Attention<bf16, int8_row>&, const Task&);
-template State attend_tile(const Attention<bf16, int4_row>&, const Task&);
-template State attend_tile(const Attention<float, int8_row>&, const Task&);
-template State attend_tile(const Attention<float, int4_row>&, const Task&);
+template State attend_tile(const Attention<bf16, int8_code>&, const Task&);
+template State attend_tile(const Attention<bf16, int4_pair>&, const Task&);
+template State attend_tile(const Attention<float, int8_code>&, const Task&);
+template State attend_tile(const Attention<float, int4_pair>&, const Task&);
 
 }  // namespace starling

@@ -8,12 +8,11 @@
 
 namespace starling {
 
-// Storage types of a byte. A row of int8_row has codes with a sign, one of int4_row two without in a byte: of column i, low, and of
-// column i + 16.
-struct int8_row {
+// Storage types: a code with a sign, and two without, of column i, low, and of column i + 16.
+struct int8_code {
   uint8_t bits;
 };
-struct int4_row {
+struct int4_pair {
   uint8_t bits;
 };
 
@@ -22,15 +21,15 @@ constexpr int64_t kRowGroup = 32;  // columns that share a scale
 template <typename C>
 constexpr bool kIsRow = false;
 template <>
-constexpr bool kIsRow<int8_row> = true;
+constexpr bool kIsRow<int8_code> = true;
 template <>
-constexpr bool kIsRow<int4_row> = true;
+constexpr bool kIsRow<int4_pair> = true;
 
 // Elements of a row of `dim` columns in the cache.
 template <typename C>
 inline int64_t row_size(int64_t dim) {
-  if constexpr (std::is_same_v<C, int8_row>) return dim + dim / kRowGroup * 2;
-  if constexpr (std::is_same_v<C, int4_row>) return dim / 2 + dim / kRowGroup * 4;
+  if constexpr (std::is_same_v<C, int8_code>) return dim + dim / kRowGroup * 2;
+  if constexpr (std::is_same_v<C, int4_pair>) return dim / 2 + dim / kRowGroup * 4;
   return dim;
 }
 
@@ -56,7 +55,7 @@ inline float broken(Floats a, Floats b) { return sum_of((a - a) + (b - b)); }
 
 // dim is a multiple of 32. A group with what is not a number reads as NaN.
 template <typename T>
-inline void store_row(const T* in, int64_t dim, int8_row* row) {
+inline void store_row(const T* in, int64_t dim, int8_code* row) {
   uint8_t *codes = &row->bits, *scales = codes + dim;
   for (int64_t g = 0; g < dim / kRowGroup; ++g, codes += kRowGroup) {
     const Floats a = load16(in + g * kRowGroup), b = load16(in + g * kRowGroup + 16), none = splat16(0.0f);
@@ -67,7 +66,7 @@ inline void store_row(const T* in, int64_t dim, int8_row* row) {
   }
 }
 template <typename T>
-inline void store_row(const T* in, int64_t dim, int4_row* row) {
+inline void store_row(const T* in, int64_t dim, int4_pair* row) {
   uint8_t *codes = &row->bits, *scales = codes + dim / 2, *minima = scales + dim / kRowGroup * 2;
   for (int64_t g = 0; g < dim / kRowGroup; ++g, codes += 16) {
     const Floats a = load16(in + g * kRowGroup), b = load16(in + g * kRowGroup + 16), none = splat16(0.0f);
@@ -102,7 +101,7 @@ inline Floats numbers(const C* codes, F read) {
   return by_part([&](int i) { return __builtin_convertvector(read(load_bytes(codes + i * kLanes)), Reg); });
 }
 template <typename T>
-inline void load_row(const int8_row* row, int64_t dim, T* out) {
+inline void load_row(const int8_code* row, int64_t dim, T* out) {
   const int64_t groups = dim / kRowGroup;
   const Sides scales(&row->bits + dim, groups);
   for (int64_t g = 0; g < groups; ++g, row += kRowGroup, out += kRowGroup) {
@@ -113,7 +112,7 @@ inline void load_row(const int8_row* row, int64_t dim, T* out) {
   }
 }
 template <typename T>
-inline void load_row(const int4_row* row, int64_t dim, T* out) {
+inline void load_row(const int4_pair* row, int64_t dim, T* out) {
   const int64_t groups = dim / kRowGroup;
   const Sides sides(&row->bits + dim / 2, 2 * groups);
   for (int64_t g = 0; g < groups; ++g, row += 16, out += kRowGroup) {
@@ -139,8 +138,8 @@ inline void with_types(int fp32, int cache, const F& f) {
   const auto with = [&](auto type) {
     switch (cache) {
       case 1: return f(type, fp8{});
-      case 2: return f(type, int8_row{});
-      case 3: return f(type, int4_row{});
+      case 2: return f(type, int8_code{});
+      case 3: return f(type, int4_pair{});
       default: return f(type, type);
     }
   };

@@ -25,15 +25,17 @@ void starling_pack_fp8(const uint8_t* codes, const float* scales, int64_t n, int
   });
 }
 
-// x [m, k] bf16 (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `bias` may be null.
+// x [m, k] bf16 (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32 (rows out_stride apart). `bias`
+// may be null.
 void starling_fp8_linear(const bf16* x, int64_t x_stride, int64_t m, const uint8_t* packed, const float* scales, int64_t n,
-                         int64_t k, int64_t groups, const bf16* bias, int gated, void* out, int out_fp32, int threads) {
+                         int64_t k, int64_t groups, const bf16* bias, int gated, void* out, int64_t out_stride, int out_fp32,
+                         int threads) {
   Scratch& scratch = Scratch::mine();
   scratch.reset(Scratch::padded<Bf16Operand>(OperandRows::room(m, k)));
   const OperandRows operand = OperandRows::of(x, x_stride, m, k, scratch.take<Bf16Operand>(OperandRows::room(m, k)));
   const Fp8Product product{operand.rows, operand.stride, reinterpret_cast<const fp8_weight*>(packed), scales, n, k, groups};
   const auto to = [&](auto type) {
-    const StoreSums<decltype(type)> store{bias, n, gated != 0, static_cast<decltype(type)*>(out)};
+    const StoreSums<decltype(type)> store{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
     in_parallel(threads_for(ceil_div(n, kBlockCols), n * k * ceil_div(m, 8), threads), [&](Part part) {
       const Span mine = part.of(ceil_div(n, kBlockCols));
       for (int64_t row = 0; row < m; row += kMaxRows) product.run_span(mine, row, std::min(kMaxRows, m - row), store);

@@ -46,7 +46,7 @@ struct GroupedLinear {
     const int64_t width = gated ? experts.n / 2 : experts.n;
     for (int64_t row = experts.starts[e]; row < experts.starts[e + 1]; row += kMaxRows) {
       const int64_t m = std::min(kMaxRows, experts.starts[e + 1] - row);
-      const StoreSums<bf16> store_sums{nullptr, experts.n, gated, out + row * width};
+      const StoreSums<bf16> store_sums{nullptr, experts.n, gated, out + row * width, width};
       experts.product(gathered(row, m), experts.k, e).run_span(mine, 0, m, store_sums);
     }
   }

@@ -61,7 +61,7 @@ void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const in
   const RunTile* tiles = weights.tiles();
   const int64_t width = gated ? n / 2 : n;
   runs.each_span(weights.pairs(), weights.bytes(), threads, [&](int64_t e, Span mine) {
-    const StoreSums<bf16> store_sums{nullptr, n, gated != 0, out + starts[e] * width};
+    const StoreSums<bf16> store_sums{nullptr, n, gated != 0, out + starts[e] * width, width};
     for (int64_t pair = mine.begin; pair < mine.end; ++pair) run_pair(rows.of(e), weights.of(e), tiles, pair, store_sums);
   });
 }

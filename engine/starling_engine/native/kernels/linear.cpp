@@ -50,10 +50,11 @@ void starling_linear(const bf16* x, int64_t x_stride, int64_t m, const bf16* pac
   scratch.reset(Scratch::padded<Bf16Operand>(OperandRows::room(m, k)));
   const OperandRows operand = OperandRows::of(x, x_stride, m, k, scratch.take<Bf16Operand>(OperandRows::room(m, k)));
   const PackedProduct product{operand.rows, operand.stride, packed, n, k};
+  const int64_t width = gated ? n / 2 : n;
   if (out_fp32)
-    run_linear(product, m, StoreSums<float>{bias, n, gated != 0, static_cast<float*>(out)}, threads);
+    run_linear(product, m, StoreSums<float>{bias, n, gated != 0, static_cast<float*>(out), width}, threads);
   else
-    run_linear(product, m, StoreSums<bf16>{bias, n, gated != 0, static_cast<bf16*>(out)}, threads);
+    run_linear(product, m, StoreSums<bf16>{bias, n, gated != 0, static_cast<bf16*>(out), width}, threads);
 }
 
 // Rows `ids` of the packed weight -> out [tokens, k].

@@ -95,7 +95,8 @@ struct StoreSums {
   const bf16* bias;  // [n], or null
   int64_t n;
   bool gated;
-  Out* out;  // [rows][n], or gated [rows][n / 2]
+  Out* out;  // [rows][n], or gated [rows][n / 2]; rows are out_stride apart
+  int64_t out_stride;
 
   void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
     if (gated) return store_gated(c, c_stride, row, rows_here, col, cols);
@@ -103,7 +104,7 @@ struct StoreSums {
       const Lanes lanes = first_lanes(cols - j);
       const Floats add = bias ? load16(bias + col + j, lanes) : splat16(0.0f);
       for (int64_t i = 0; i < rows_here; ++i)
-        store16(out + (row + i) * n + col + j, load16(c + i * c_stride + j) + add, lanes);
+        store16(out + (row + i) * out_stride + col + j, load16(c + i * c_stride + j) + add, lanes);
     }
   }
 
@@ -119,7 +120,7 @@ struct StoreSums {
         const float* sums = c + i * c_stride + j;
         const Floats first = load16(sums), second = both ? load16(sums + 16) : none;
         const Floats gate = low_halves(first, second) + add_gate, up = high_halves(first, second) + add_up;
-        store16(out + (row + i) * (n / 2) + at, silu(gate) * up, lanes);
+        store16(out + (row + i) * out_stride + at, silu(gate) * up, lanes);
       }
     }
   }

@@ -268,12 +268,12 @@ void starling_pack_quantized(const uint8_t* codes, const uint16_t* scales, const
   });
 }
 
-// x [m, k] bf16 (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32. `zero` is the code of 0, or what
-// stands for it in the table. `bias` may be null.
+// x [m, k] bf16 (rows x_stride elements apart) -> out [m, n], or gated [m, n / 2], bf16 or fp32 (rows out_stride apart). `zero` is
+// the code of 0, or what stands for it in the table. `bias` may be null.
 void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const uint8_t* codes, const uint16_t* scales,
                                const uint16_t* minima, const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span,
                                int64_t share, int bits,
-                               int zero, const bf16* bias, int gated, void* out, int out_fp32, int threads) {
+                               int zero, const bf16* bias, int gated, void* out, int64_t out_stride, int out_fp32, int threads) {
   if (m == 0) return;
   Scratch& scratch = Scratch::mine();
   const Columns columns{k, size, span, share};
@@ -283,7 +283,7 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
   parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
                [&](int64_t row) { rows.quantize(row, x + row * x_stride, weight.begin()); });
   const auto to = [&](auto type) {
-    const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out)};
+    const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
     const RunTile* tiles = weight.tiles();
     parallel_for(weight.pairs(), threads_for(weight.pairs(), weight.bytes() * ceil_div(m, rows.step), threads),
                  [&](int64_t pair) { run_pair(rows, weight, tiles, pair, store_sums); });

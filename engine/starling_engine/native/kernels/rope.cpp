@@ -56,8 +56,8 @@ struct Heads {
     }
   }
 
-  void copy(const T* in, int8_row* out) const { store_row(in, dim, out); }
-  void copy(const T* in, int4_row* out) const { store_row(in, dim, out); }
+  void copy(const T* in, int8_code* out) const { store_row(in, dim, out); }
+  void copy(const T* in, int4_pair* out) const { store_row(in, dim, out); }
   void copy(const T* in, T* out) const { std::memcpy(out, in, dim * sizeof(T)); }
   void copy(const T* in, fp8* out) const {
     for (int64_t i = 0; i < dim; i += 16)
@@ -107,8 +107,8 @@ using namespace starling;
 
 extern "C" {
 
-// `cache` is the kind of the cache; one of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32. slots [tokens] are
-// block * block_size + offset, or -1 to store nothing.
+// `cache` is the kind of the cache; one of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32.
+// slots [tokens] are block * block_size + offset, or -1 to store nothing.
 void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                                  const void* positions, int wide_positions, const float* cos_sin, int64_t rotary,
                                  const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_size,

@@ -31,12 +31,12 @@ class RecordedStep:
 class RecordedSteps:
     """Runs steps in which all tokens are sampled from. A model that computes by more than native kernels is left alone."""
 
-    def __init__(self, model: RunnableModel, pages: KVPages, table_widths: Sequence[int]) -> None:
+    def __init__(self, model: RunnableModel, pages: KVPages, table_widths: Sequence[int], scratch_bytes: int) -> None:
         self._model = model
         self._pages = pages
         self._embedded: torch.Tensor | None = None
         self._groups = [_metadata(RECORDED_TOKENS, width) for width in table_widths]
-        self._scratch = Scratch()
+        self._scratch = Scratch(scratch_bytes)
         self._steps: dict[tuple[int, int], RecordedStep] = {}
         self._possible = True
 

@@ -27,15 +27,15 @@ class ModelRunner:
         link: StageLink,
         masking: StepMasking,
         *,
-        recorded: bool,
+        recorded_bytes: int,
     ) -> None:
-        """Steps of few tokens are recorded and replayed if `recorded`."""
+        """Steps of few tokens are recorded and replayed in that much memory; 0 is for none."""
         self._pages = pages
         self._batch = batch
         self._sampler = sampler
         self._link = link
         self._masking = masking
-        self._is_recorded = recorded
+        self._recorded_bytes = recorded_bytes
         self._use(model)
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -88,7 +88,8 @@ class ModelRunner:
         self._model = model
         self._prompt_outputs = PromptOutputs(model, self._batch, torch.from_numpy)
         widths = [table.shape[1] for table in self._batch.tables]
-        self._recorded = RecordedSteps(model, self._pages, widths) if self._is_recorded else None
+        size = self._recorded_bytes
+        self._recorded = RecordedSteps(model, self._pages, widths, size) if size else None
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
         return self._model.forward(inputs.ids, self._pages.context(inputs.metadata, rows), arrived)
