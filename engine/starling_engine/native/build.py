@@ -12,11 +12,13 @@ import logging
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from starling_engine import env
 from starling_engine.native import isa
 from starling_engine.native.isa import InstructionSet, Unavailable
+from starling_engine.platforms.cgroup import cpu_limit
 
 logger = logging.getLogger("starling.native")
 
@@ -122,14 +124,22 @@ def _digest(version: str, chosen: InstructionSet, kernels: Path) -> str:
 def _compile(compiler: str, chosen: InstructionSet, target: Path) -> None:
     """Builds under a temporary name and renames, so that no process loads an unfinished library."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    sources = sorted(str(path) for path in KERNELS.glob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = Path(scratch) / target.name
-        command = [compiler, *FLAGS, *chosen.options, *sources, "-o", str(built)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"the build took longer than {BUILD_SECONDS} s") from error
-        if done.returncode != 0:
-            raise Unavailable(f"the build failed: {done.stderr.strip()[-2000:]}")
+        command = [compiler, *FLAGS, *chosen.options]
+        # The attention takes as long as all else, so it goes first.
+        sources = sorted(KERNELS.glob("*.cpp"), key=lambda path: not path.name.startswith("attention"))
+        objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]
+        with ThreadPoolExecutor(cpu_limit()) as threads:
+            list(threads.map(lambda source, made: _run([*command, "-c", str(source), "-o", made]), sources, objects))
+        _run([*command, *objects, "-o", str(built)])
         built.replace(target)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"the build took longer than {BUILD_SECONDS} s") from error
+    if done.returncode != 0:
+        raise Unavailable(f"the build failed: {done.stderr.strip()[-2000:]}")

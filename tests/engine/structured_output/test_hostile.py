@@ -1,4 +1,4 @@
-"""Schemas made to exhaust a server: each is answered, or refused with a reason, within half a second."""
+"""Schemas made to exhaust a server: each is answered, or refused with a reason, within half a second of processor time."""
 
 import time
 from collections.abc import Callable
@@ -91,12 +91,12 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_is_answered_or_refused_in_time(name: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     try:
         rewrite(HOSTILE[name])
     except InvalidRequest as refusal:
         assert str(refusal).startswith("$")
-    assert time.monotonic() - started < LIMIT
+    assert time.process_time() - started < LIMIT
 
 
 @pytest.mark.parametrize(
