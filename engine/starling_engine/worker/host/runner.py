@@ -57,16 +57,7 @@ class ModelRunner:
         result.counts = [0] * len(plan.slots)
         samples = step.samples(batch.sampling_rows(plan))
         last = torch.from_numpy(samples.tokens)
-        # Few requests need all states of their prompt; else only tokens that are sampled from leave the last layer.
-        whole = batch.any_needs_all_hidden_states(plan)
-        all_sampled = len(last) == len(inputs.ids)
-        logits: torch.Tensor | None
-        found = self._recorded.run(inputs) if self._recorded is not None and all_sampled and not whole else None
-        if found is not None:
-            hidden, logits = found
-        else:
-            hidden = self._forward(inputs, None if all_sampled or whole else last, arrived)
-            logits = self._model.logits(hidden[last] if whole and len(last) < len(hidden) else hidden) if len(samples) else None
+        hidden, logits = self._compute(inputs, last, arrived, whole=batch.any_needs_all_hidden_states(plan))
         if logits is not None:
             self._sampler.sample(logits, batch, samples, self._masking.of(plan, samples, result), result)
         if batch.extra_slots:
@@ -90,6 +81,22 @@ class ModelRunner:
         widths = [table.shape[1] for table in self._batch.tables]
         size = self._recorded_bytes
         self._recorded = RecordedSteps(model, self._pages, widths, size) if size else None
+
+    def _compute(
+        self, inputs: StepInputs, last: torch.Tensor, arrived: torch.Tensor | None, *, whole: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns hidden states, and the logits of the tokens `last`, or None without any.
+
+        Few requests need all states of their prompt (`whole`); else only tokens that are sampled from leave the last layer.
+        """
+        if len(last) == len(inputs.ids):
+            if not whole and self._recorded is not None and (found := self._recorded.run(inputs)) is not None:
+                return found
+            hidden = self._forward(inputs, None, arrived)
+            return hidden, self._model.logits(hidden)
+        hidden = self._forward(inputs, None if whole else last, arrived)
+        picked = hidden[last] if whole else hidden
+        return hidden, self._model.logits(picked) if len(last) else None
 
     def _forward(self, inputs: StepInputs, rows: torch.Tensor | None, arrived: torch.Tensor | None) -> torch.Tensor:
         return self._model.forward(inputs.ids, self._pages.context(inputs.metadata, rows), arrived)
