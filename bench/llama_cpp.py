@@ -83,18 +83,27 @@ def package() -> Path:
     return folder
 
 
-def llama_cpp(folder: Path, file: Path, threads: int) -> dict[str, float]:
+def figures_of(best_seconds: Callable[[int, int, int], float]) -> dict[str, float]:
+    """Returns a peer's figures, from the seconds of its best try for a batch, tokens of a prompt, and new tokens."""
     figures: dict[str, float] = {}
     for batch, prompt, new in (*offline.DECODE, *((*each, 1) for each in offline.PREFILL)):
-        numbers = [str(each) for each in (threads, batch, prompt, new, offline.TRIES)]
-        command = [program("node"), str(BENCH / "llama_cpp.mjs"), str(folder), str(file), *numbers]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        seconds = json.loads(done.stdout.splitlines()[-1])["best"]
+        seconds = best_seconds(batch, prompt, new)
         if new == 1:
             figures[offline.prefill_name(batch, prompt)] = batch * prompt / seconds
         else:
             figures[offline.decode_name(batch, prompt, new)] = batch * new / seconds
     return figures
+
+
+def llama_cpp(folder: Path, file: Path, threads: int) -> dict[str, float]:
+    def best_seconds(batch: int, prompt: int, new: int) -> float:
+        numbers = [str(each) for each in (threads, batch, prompt, new, offline.TRIES)]
+        command = [program("node"), str(BENCH / "llama_cpp.mjs"), str(folder), str(file), *numbers]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        seconds: float = json.loads(done.stdout.splitlines()[-1])["best"]
+        return seconds
+
+    return figures_of(best_seconds)
 
 
 def build_ik(folder: Path, threads: int) -> Path:
@@ -109,18 +118,14 @@ def build_ik(folder: Path, threads: int) -> Path:
 
 
 def ik_llama_cpp(program: Path, file: Path, threads: int) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for batch, prompt, new in (*offline.DECODE, *((*each, 1) for each in offline.PREFILL)):
+    def best_seconds(batch: int, prompt: int, new: int) -> float:
         context = batch * (prompt + new) + 64
         numbers = {"-c": context, "-t": threads, "-npp": prompt, "-ntg": new, "-npl": batch}
         # Its weights are repacked for the CPU as they are loaded, which is faster here.
         command = [str(program), "-m", str(file), "-no-fa", "-rtr", *(str(each) for pair in numbers.items() for each in pair)]
-        seconds = min(_whole_seconds(command) for _ in range(offline.TRIES))
-        if new == 1:
-            figures[offline.prefill_name(batch, prompt)] = batch * prompt / seconds
-        else:
-            figures[offline.decode_name(batch, prompt, new)] = batch * new / seconds
-    return figures
+        return min(_whole_seconds(command) for _ in range(offline.TRIES))
+
+    return figures_of(best_seconds)
 
 
 def _whole_seconds(command: list[str]) -> float:

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from native_kernels import DIM, HEADS, KV_HEADS, paged
 from shared import machine
-from starling_engine.native import ops
+from starling_engine.native import bindings, ops
 
 LAYERS_BYTES = 256 * 2**20
 """Keys and values of all layers: far more than the caches of a CPU hold."""
@@ -31,8 +31,8 @@ SLEEP_SECONDS = 0.004
 @contextmanager
 def kernels_of(library: Path | None) -> Iterator[None]:
     """Lets `ops` call another library; None is this checkout's own."""
-    with mock.patch.object(ops, "load", lambda: ctypes.CDLL(str(library))) if library else nullcontext():
-        ops.loaded.cache_clear()
+    with mock.patch.object(bindings, "load", lambda: ctypes.CDLL(str(library))) if library else nullcontext():
+        bindings.loaded.cache_clear()
         yield
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from starling_engine import env
-from starling_engine.native import build, isa, ops, weight_memory
+from starling_engine.native import build, isa, weight_memory
+from starling_engine.native.bindings import SIGNATURES, standing_for
 
 COMPILER, EMULATOR, SYSTEM = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 DRIVER = Path(__file__).with_suffix(".cpp")
@@ -50,7 +51,7 @@ class EmulatedLibrary:
         regions = {storage.data_ptr(): storage for storage in self.pointed_to if storage.nbytes()}
         views = [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in regions.values()]  # type: ignore[call-overload]
         whole, floating = [], []
-        for letter, value in zip(ops.SIGNATURES[name], arguments, strict=True):
+        for letter, value in zip(SIGNATURES[name], arguments, strict=True):
             if letter == "p":
                 whole.append(self._place(regions, value))
             elif letter in "fd":
@@ -94,8 +95,7 @@ def emulating(name: str) -> Iterator[None]:
         library.pointed_to.append(tensor.untyped_storage())
         return address_of(tensor)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "library", lambda: library)
+    with pytest.MonkeyPatch.context() as patch, standing_for(library):
         for name in ("PIECE", "HUGE_PAGE"):  # whole storages are copied
             patch.setattr(weight_memory, name, weight_memory.LINE)
         patch.setattr(weight_memory.WEIGHTS, "_rest", torch.empty(0, dtype=torch.uint8))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from starling_engine.native import build, instruction_set_name, isa, ops
+from starling_engine.native import bindings, build, instruction_set_name, isa
 
 from tests.engine.emulated import SETS, emulating, has_emulator
 
@@ -47,4 +47,4 @@ def using(name: str | None) -> Iterator[None]:
 
 def _load_again() -> None:
     build.load.cache_clear()
-    ops.loaded.cache_clear()
+    bindings.loaded.cache_clear()

@@ -1,4 +1,4 @@
-"""What transformers answers where its cache rounds keys and values, and checkpoints with scales for float8_e4m3fn."""
+"""Answers of transformers with a cache that rounds keys and values, and checkpoints with scales for float8_e4m3fn."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ Rounding = Callable[[torch.Tensor, float], torch.Tensor]
 
 
 class RoundingCache(DynamicCache):
-    """What is read is what the cache holds, at once."""
+    """A cache from which is read what it holds, at once."""
 
     def __init__(self, scales: Scales, rounded: Rounding) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ ROUNDINGS: dict[torch.dtype, Rounding] = {
     torch.int8: to_int8,
     torch.uint8: to_int4,
 }
-"""By the dtype of the cache's tensors."""
+"""Roundings by the dtype of the cache's tensors."""
 
 
 def cache_reference(

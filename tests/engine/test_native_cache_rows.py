@@ -55,33 +55,25 @@ def test_what_is_stored_is_the_reference_s_to_the_bit(dim: int, rotary: int, dty
     assert broken == 2 * 3 * 2 * kv_heads, "keys and values of each token with what is not a number, and no others"
 
 
+AttentionCase = tuple[list[tuple[int, int]], int, int, int, int, int, float]
+"""Lengths as `paged_case` has them, heads, KV heads, head dimension, block size, window, soft cap."""
+ATTENTION: list[AttentionCase] = [
+    (DECODE, 16, 8, 128, 16, 0, 0.0),
+    (DECODE, 4, 1, 64, 8, 37, 3.0),
+    ([(1, 3000)], 4, 1, 64, 16, 0, 0.0),
+    (DRAFTS, 6, 2, 96, 32, 37, 0.0),
+    (CHUNKS, 14, 2, 256, 16, 0, 5.0),
+    (MIXED, 3, 3, 32, 16, 37, 0.0),
+]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("cache", KINDS)
-@pytest.mark.parametrize(
-    ("lengths", "heads", "kv_heads", "dim", "block_size", "window", "soft_cap"),
-    [
-        (DECODE, 16, 8, 128, 16, 0, 0.0),
-        (DECODE, 4, 1, 64, 8, 37, 3.0),
-        ([(1, 3000)], 4, 1, 64, 16, 0, 0.0),
-        (DRAFTS, 6, 2, 96, 32, 37, 0.0),
-        (CHUNKS, 14, 2, 256, 16, 0, 5.0),
-        (MIXED, 3, 3, 32, 16, 37, 0.0),
-    ],
-)
-def test_paged_attention(
-    lengths: list[tuple[int, int]],
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    block_size: int,
-    window: int,
-    soft_cap: float,
-    cache: torch.dtype,
-    dtype: torch.dtype,
-    threads: int,
-) -> None:
+@pytest.mark.parametrize("case", ATTENTION)
+def test_paged_attention(case: AttentionCase, cache: torch.dtype, dtype: torch.dtype, threads: int) -> None:
     """The reference reads what the rows say, as numbers."""
+    lengths, heads, kv_heads, dim, block_size, window, soft_cap = case
     torch.set_num_threads(threads)
     q, kv, tables, starts, contexts = paged_case(lengths, heads, kv_heads, dim, block_size, dtype)
     rows = cached(kv, cache, 1.0)

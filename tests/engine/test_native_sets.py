@@ -43,7 +43,7 @@ CASES: dict[str, Callable[[], None]] = {
         for cache in (INT8, INT4)
     },
     **{
-        f"drafts over {cache}": partial(cache_rows.test_paged_attention, kernels.DRAFTS, 6, 2, 96, 32, 37, 0.0, cache, BF16, 1)
+        f"drafts over {cache}": partial(cache_rows.test_paged_attention, (kernels.DRAFTS, 6, 2, 96, 32, 37, 0.0), cache, BF16, 1)
         for cache in (INT8, INT4)
     },
     "to fp8": partial(kernels.test_what_goes_to_an_fp8_cache_is_rounded_as_torch_does, BF16),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from starling_engine.native import load, ops, quantized_ops
+from starling_engine.native.bindings import library, loaded
 from starling_engine.native.group_quantized import INT4, quantize
 from starling_engine.native.recording import NotRecordable, Scratch, record
 from torch import Tensor
@@ -57,7 +58,7 @@ def test_what_else_computes_is_refused(name: str) -> None:
     with pytest.raises(NotRecordable, match=re.escape(name)):
         record(kinds[name], Scratch(1 << 14))
     kinds[name]()
-    assert ops.library() is ops.loaded()
+    assert library() is loaded()
 
 
 def test_calls_of_other_threads_are_not_recorded() -> None:

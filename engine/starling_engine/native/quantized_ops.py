@@ -11,6 +11,7 @@ from torch import Tensor
 
 from starling_engine.gguf.reader import BlockType
 from starling_engine.native import ops
+from starling_engine.native.bindings import library
 from starling_engine.native.gguf_blocks import FORMATS
 from starling_engine.native.group_quantized import Format, GroupQuantized
 from starling_engine.native.weight_memory import WEIGHTS, huge_pages
@@ -73,7 +74,7 @@ def read_gguf(raw: Tensor, block: BlockType) -> GroupQuantized:
     raw = raw.contiguous()
     codes, scales = huge_pages(n * k).view(n, k), torch.empty(n, k // form.group, dtype=torch.float16)
     found = GroupQuantized(codes, scales, form, torch.empty_like(scales) if form.minima else None)
-    done = ops.library().starling_read_gguf(
+    done = library().starling_read_gguf(
         raw.data_ptr(), n, blocks, block.size, block.number, codes.data_ptr(), k, *_addresses(found)[1:3], k // form.group,
         torch.get_num_threads(),
     )  # fmt: skip
@@ -121,9 +122,9 @@ def _pack(weight: GroupQuantized, to: PackedQuantized) -> None:
         assert each is None or (each.dtype == to.format.scale_dtype and each.is_contiguous() and each.shape == (to.n, groups))
     if to.format.floats:
         (codes, scales), (out, out_scales) = _addresses(weight)[:2], _addresses(to)[:2]
-        ops.library().starling_pack_fp8(codes, scales, to.n, to.k, groups, to.gated, out, out_scales, torch.get_num_threads())
+        library().starling_pack_fp8(codes, scales, to.n, to.k, groups, to.gated, out, out_scales, torch.get_num_threads())
         return
-    ops.library().starling_pack_quantized(
+    library().starling_pack_quantized(
         *_addresses(weight), to.n, to.k, *_columns(to), to.format.bits, to.gated, *_addresses(to)[:3], torch.get_num_threads()
     )
 
@@ -165,7 +166,7 @@ def quantized_linear(
     out = torch.empty(m, weight.width, dtype=out_dtype) if out is None else out
     assert out.dtype in (torch.float32, torch.bfloat16) and out.shape == (m, weight.width) and out.stride(1) == 1
     floats = weight.format.floats
-    (ops.library().starling_fp8_linear if floats else ops.library().starling_quantized_linear)(
+    (library().starling_fp8_linear if floats else library().starling_quantized_linear)(
         x.data_ptr(),
         x.stride(0),
         m,
@@ -186,7 +187,7 @@ def grouped_quantized_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts:
     ops.check_pairs(tokens, starts, experts.codes)
     out = torch.empty(tokens.shape[0], experts.width, dtype=torch.bfloat16)
     floats = experts.format.floats
-    (ops.library().starling_grouped_fp8_linear if floats else ops.library().starling_grouped_quantized_linear)(
+    (library().starling_grouped_fp8_linear if floats else library().starling_grouped_quantized_linear)(
         x.data_ptr(),
         x.stride(0),
         tokens.data_ptr(),
@@ -209,7 +210,7 @@ def grouped_quantized_sum(
     ops.check_pairs(tokens, starts, experts.codes)
     out = torch.empty(num_tokens, experts.n, dtype=torch.bfloat16)
     floats = experts.format.floats
-    (ops.library().starling_grouped_fp8_sum if floats else ops.library().starling_grouped_quantized_sum)(
+    (library().starling_grouped_fp8_sum if floats else library().starling_grouped_quantized_sum)(
         x.data_ptr(),
         tokens.data_ptr(),
         weights.data_ptr(),
@@ -228,7 +229,7 @@ def embedding_quantized(ids: Tensor, weight: PackedQuantized) -> Tensor:
     assert ids.dtype == torch.int64 and ids.is_contiguous() and not weight.gated
     out = torch.empty(ids.shape[0], weight.k, dtype=torch.bfloat16)
     floats = weight.format.floats
-    (ops.library().starling_embedding_fp8 if floats else ops.library().starling_embedding_quantized)(
+    (library().starling_embedding_fp8 if floats else library().starling_embedding_quantized)(
         ids.data_ptr(),
         ids.shape[0],
         *weight.arguments,

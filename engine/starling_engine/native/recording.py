@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from starling_engine.native import ops
+from starling_engine.native.bindings import SIGNATURES, library, loaded, standing_for
+from starling_engine.native.weight_memory import lines, shaped
 
-LINE = 64
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.slice.Tensor, aten.detach.default, aten.alias.default, aten.select.int, aten.unsqueeze.default)
 
@@ -38,12 +38,12 @@ class Scratch:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns a tensor that begins at a cache line. Raises NotRecordable where there is no room."""
-        size = torch.Size(shape).numel() * dtype.itemsize
-        found = self._memory[self._used : self._used + size]
-        if len(found) < size:
+        size = lines(shape, dtype)
+        if self._used + size > len(self._memory):
             raise NotRecordable(f"for more than {len(self._memory)} bytes")
-        self._used += -(-size // LINE) * LINE
-        return found.view(dtype).view(*shape)
+        found = self._memory[self._used : self._used + size]
+        self._used += size
+        return shaped(found, shape, dtype)
 
 
 class Recording:
@@ -59,7 +59,7 @@ class Recording:
 
     def replay(self) -> None:
         """Makes the calls."""
-        ops.library().starling_replay(self._words.buffer_info()[0], self.count)
+        library().starling_replay(self._words.buffer_info()[0], self.count)
 
 
 def record(work: Callable[[], Any], scratch: Scratch) -> tuple[Recording, Any]:
@@ -69,7 +69,7 @@ def record(work: Callable[[], Any], scratch: Scratch) -> tuple[Recording, Any]:
     """
     scratch.restart()
     recording = Recording()
-    with ops.standing_for(_Noting(recording)), _Allocations(scratch):
+    with standing_for(_Noting(recording)), _Allocations(scratch):
         return recording, work()
 
 
@@ -80,25 +80,24 @@ class _Noting:
         self._recording = recording
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        library = ops.loaded()
-        function, again = getattr(library, name), getattr(library, f"{name}_again", None)
+        function, again = getattr(loaded(), name), getattr(loaded(), f"{name}_again", None)
         if again is None:
             raise NotRecordable(name)
         address = ctypes.cast(again, ctypes.c_void_p).value
         assert address is not None
 
         def call(*arguments: float | None) -> None:
-            self._recording.add(address, [_word(each, kind) for each, kind in zip(arguments, ops.SIGNATURES[name], strict=True)])
+            self._recording.add(address, [_word(each, kind) for each, kind in zip(arguments, SIGNATURES[name], strict=True)])
             function(*arguments)
 
         return call
 
 
-class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """Gives scratch for new tensors, and refuses what computes."""
 
     def __init__(self, scratch: Scratch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # the same
         self._scratch = scratch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -113,7 +112,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _word(argument: float | None, kind: str) -> int:
-    """Returns the word of an argument, whose kind is a letter of `ops.SIGNATURES`."""
+    """Returns the word of an argument, whose kind is a letter of `SIGNATURES`."""
     if kind in "fd":
         assert argument is not None
         return int(struct.unpack("q", struct.pack("d", argument))[0])

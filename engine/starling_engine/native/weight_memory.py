@@ -29,18 +29,24 @@ class WeightMemory:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Returns a tensor that begins at a cache line. The system gives its memory when it is written."""
-        size = -(-math.prod(shape) * dtype.itemsize // LINE) * LINE
+        size = lines(shape, dtype)
         if size > PIECE // 2:
-            return _shaped(huge_pages(size), shape, dtype)
+            return shaped(huge_pages(size), shape, dtype)
         with self._lock:
             asleep = not self._rest.untyped_storage().nbytes()  # an engine that sleeps has given it back
             if len(self._rest) < size or asleep:
                 self._rest = huge_pages(PIECE)
             found, self._rest = self._rest[:size], self._rest[size:]
-        return _shaped(found, shape, dtype)
+        return shaped(found, shape, dtype)
 
 
-def _shaped(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def lines(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Returns the bytes of a tensor, in whole cache lines."""
+    return -(-math.prod(shape) * dtype.itemsize // LINE) * LINE
+
+
+def shaped(memory: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns a tensor that begins where memory, uint8, does."""
     return memory[: math.prod(shape) * dtype.itemsize].view(dtype).view(*shape)
 
 

@@ -108,7 +108,7 @@ def test_numbers_are_those_of_the_same_steps_without(name: str, cache: torch.dty
 
 
 def test_matrices_of_several_forms_are_recorded(tmp_path: Path) -> None:
-    """As in llama.cpp's mixes: values and down have more bits, so that queries, keys and values are no single matrix."""
+    """Values and down have more bits, as in llama.cpp's mixes, so that queries, keys and values are no single matrix."""
     path = tmp_path / "mixed.gguf"
     write_gguf(path, Path(MODEL), lambda name: "Q8_0" if "attn_v" in name or "ffn_down" in name else "Q4_0")
     with torch.inference_mode():

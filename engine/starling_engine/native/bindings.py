@@ -1,0 +1,86 @@
+"""The library of kernels in Python: the arguments of its functions, and what a thread calls in its place."""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from typing import Any, Protocol
+
+from starling_engine.native.build import load
+from starling_engine.native.sampling_metadata import SAMPLING_COLUMNS
+
+_TYPES = {"p": c_void_p, "n": c_int64, "i": c_int, "f": c_float, "d": c_double}
+SIGNATURES = {
+    "starling_pack_linear": "pnnpii",
+    "starling_linear": "pnnpnnpipii",
+    "starling_grouped_linear": "pnppnpnnipi",
+    "starling_grouped_sum": "ppppnpnnpni",
+    "starling_embedding_packed": "pnpnpi",
+    "starling_read_gguf": "pnnnipnppni",
+    "starling_pack_quantized": "ppppnnnnniipppi",
+    "starling_quantized_linear": "pnnppppnnnnniipipnii",
+    "starling_grouped_quantized_linear": "pnppnppppnnnnniiipi",
+    "starling_grouped_quantized_sum": "ppppnppppnnnnniipni",
+    "starling_embedding_quantized": "pnppppnnnnniipi",
+    "starling_pack_fp8": "ppnnnippi",
+    "starling_fp8_linear": "pnnppnnnpipnii",
+    "starling_grouped_fp8_linear": "pnppnppnnnipi",
+    "starling_grouped_fp8_sum": "ppppnppnnnpni",
+    "starling_embedding_fp8": "pnppnnnpi",
+    "starling_rms_norm": "pppfpnnii",
+    "starling_silu_mul": "ppnnii",
+    "starling_qk_norm_rope_store": "pnnnnpipnppfpnppffiii",
+    "starling_paged_attention": "pppnppnnnnnfnfffpiii",
+    "starling_sample": "pnn" + "p" * len(SAMPLING_COLUMNS) + "pppi",
+    "starling_apply_token_bitmask": "pnnpnpni",
+    "starling_replay": "pn",
+    "starling_copy_chunk": "pnnnpnnnpi",
+    "starling_exchange_bytes": "nn",
+    "starling_exchange": "pnnnpnpd",
+    "starling_exchange_parts": "pnnnppppd",
+}
+"""The arguments of each function, by the letters of `_TYPES`."""
+
+_RETURNS_INT64 = ("starling_read_gguf", "starling_exchange_bytes", "starling_exchange", "starling_exchange_parts")
+"""Functions that return a number. The others return nothing."""
+
+
+class Library(Protocol):
+    """The kernels' functions, with the arguments of SIGNATURES."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+
+_of_this_thread = threading.local()
+
+
+def library() -> Library:
+    """Returns the library, or what stands for it in this thread. Raises RuntimeError where there is none (see `load`)."""
+    found: Library | None = getattr(_of_this_thread, "stand_in", None)
+    return loaded() if found is None else found
+
+
+@contextmanager
+def standing_for(stand_in: Library) -> Iterator[None]:
+    """Lets the calling thread call this in place of the loaded library."""
+    before = getattr(_of_this_thread, "stand_in", None)
+    _of_this_thread.stand_in = stand_in
+    try:
+        yield
+    finally:
+        _of_this_thread.stand_in = before
+
+
+@functools.cache
+def loaded() -> ctypes.CDLL:
+    """Returns the loaded library with its signatures. Raises RuntimeError where there is none (see `load`)."""
+    lib = load()
+    if lib is None:
+        raise RuntimeError("no native CPU kernels here; use starling_engine.native.reference")
+    for name, letters in SIGNATURES.items():
+        function = getattr(lib, name)
+        function.argtypes = [_TYPES[letter] for letter in letters]
+        function.restype = c_int64 if name in _RETURNS_INT64 else None
+    return lib
