@@ -2,7 +2,7 @@
 
 Pairs of token and expert are sorted into blocks of one expert each (`grouping.py`). A program multiplies one block by one tile of
 its expert's matrix. The grid has the most blocks that there can be; programs without a block end at once. In the kernels, left and
-right are the operands of a matmul, K is DEPTH and N is WIDTH.
+right are the operands of a matmul, K is DEPTH and N is WIDTH. Matrices are plain, or codes (`coded_weight.py`).
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from starling_engine.kernels.coded_weight import CodedWeight, dot_codes
 from starling_engine.kernels.grouping import Blocks, sort_into_blocks
 
 
@@ -49,7 +50,14 @@ FP32_TILES = ExpertTiles(16, ProgramTile(32, 32, 4, 2), ProgramTile(64, 32, 4, 2
 """Tiles for fp32, which tensor cores would round to TF32. Registers limit their size."""
 
 
-def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> ExpertTiles:
+CODED_FEW_ROWS = ExpertTiles(16, ProgramTile(32, 128, 4, 3), ProgramTile(64, 128, 4, 3))
+CODED_MANY_ROWS = ExpertTiles(64, ProgramTile(64, 128, 8, 2), ProgramTile(64, 128, 4, 3))
+"""Tiles for codes, whose depth holds whole groups. Nothing here was timed on a GPU."""
+
+Weight = torch.Tensor | CodedWeight
+
+
+def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype, *, coded: bool = False) -> ExpertTiles:
     """Chooses tiles by the rows that an expert gets on average.
 
     An expert with more rows than a block is read again, though from the cache. One with fewer rows multiplies padding.
@@ -58,7 +66,9 @@ def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> 
         return FP32_TILES
     rows = tokens * top_k / num_experts
     if rows <= FEW_ROWS.rows / 2:
-        return FEW_ROWS
+        return CODED_FEW_ROWS if coded else FEW_ROWS
+    if coded:
+        return CODED_MANY_ROWS
     return SOME_ROWS if rows <= SOME_ROWS.rows else MANY_ROWS
 
 
@@ -66,27 +76,35 @@ def experts(
     x: torch.Tensor,
     expert_slots: torch.Tensor,
     topk_weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     tiles: ExpertTiles,
 ) -> torch.Tensor:
-    """Does what `ExpertsMethod.apply` does, with gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype.
+    """Does what `ExpertsMethod.apply` does, with gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype or as codes.
 
     Sums of products are fp32. Values between the matrices, and each expert's result, are rounded to x's dtype. Each token's sum is
     fp32 again, in the order of its experts. A single token needs no sorting: each of its pairs is a block.
     """
     (tokens, top_k), hidden = expert_slots.shape, x.shape[1]
     expert_slots, topk_weights = expert_slots.contiguous(), topk_weights.contiguous()
-    pairs = tokens * top_k
-    blocks = _single_token_blocks(expert_slots) if tokens == 1 else sort_into_blocks(expert_slots, len(gate_up), tiles.rows)
-    activated = x.new_empty(pairs, down.shape[2])
+    pairs, slots = tokens * top_k, _slots(down)
+    blocks = _single_token_blocks(expert_slots) if tokens == 1 else sort_into_blocks(expert_slots, slots, tiles.rows)
+    activated = x.new_empty(pairs, _depth(down))
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
     _launch(_gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, x.stride(0), TOP_K=top_k)
     _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, topk_weights)
     columns = min(1024, triton.next_power_of_2(hidden))
-    _sum[(tokens, triton.cdiv(hidden, columns))](parts, expert_slots, out, len(down), TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
+    _sum[(tokens, triton.cdiv(hidden, columns))](parts, expert_slots, out, slots, TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
     return out
+
+
+def _slots(weight: Weight) -> int:
+    return len(weight.codes if isinstance(weight, CodedWeight) else weight)
+
+
+def _depth(weight: Weight) -> int:
+    return weight.k if isinstance(weight, CodedWeight) else weight.shape[2]
 
 
 def _single_token_blocks(expert_slots: torch.Tensor) -> Blocks:
@@ -97,7 +115,7 @@ def _single_token_blocks(expert_slots: torch.Tensor) -> Blocks:
 def _launch(
     kernel: triton.runtime.KernelInterface[None],
     rows: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     out: torch.Tensor,
     expert_slots: torch.Tensor,
     blocks: Blocks,
@@ -108,18 +126,20 @@ def _launch(
 ) -> None:
     """Starts programs for all blocks of pairs and all columns of `out`; `more` and `constants` are the kernel's own arguments."""
     width = out.shape[1]
+    coded = weight if isinstance(weight, CodedWeight) else None
     kernel[(blocks.most_blocks * triton.cdiv(width, tile.columns),)](
         rows,
-        weight,
+        weight if coded is None else coded.codes,
+        *((None, None, None) if coded is None else coded.sides),
         out,
         expert_slots,
         blocks.order,
         blocks.bounds,
         blocks.used,
         blocks.most_blocks,
-        len(weight),
+        _slots(weight),
         *more,
-        DEPTH=weight.shape[2],
+        DEPTH=_depth(weight),
         WIDTH=width,
         SINGLE=len(expert_slots) == 1,
         ROWS=block_rows,
@@ -127,14 +147,22 @@ def _launch(
         TILE_DEPTH=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **(PLAIN if coded is None else coded.constants),
         **constants,
     )
+
+
+PLAIN = {"KIND": "plain", "PAIRED": False, "UNIT": 0, "GROUP": 0, "ZERO": 0}
+"""Constants of `dot_codes` for matrices that have none."""
 
 
 @triton.jit(do_not_specialize=["most_blocks", "num_slots"])
 def _gate_up(
     x,
     weight,
+    scales,
+    minima,
+    table,
     out,
     expert_slots,
     order,
@@ -150,6 +178,11 @@ def _gate_up(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILE_DEPTH: tl.constexpr,
+    KIND: tl.constexpr,
+    PAIRED: tl.constexpr,
+    UNIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
 ):
     """x [T, DEPTH] by weight [S, 2 WIDTH, DEPTH] -> out [P, WIDTH], in the order of `order`."""
     block, column = _block_and_columns(WIDTH, COLUMNS)
@@ -158,18 +191,30 @@ def _gate_up(
         return
     pair = row if SINGLE else tl.load(order + row, mask=live, other=0)
     k = tl.arange(0, TILE_DEPTH)
-    x_at = x + (pair // TOP_K).to(tl.int64)[:, None] * x_stride + k[None, :]
-    matrix = weight + slot.to(tl.int64) * (2 * WIDTH * DEPTH)
+    rows_at = x + (pair // TOP_K).to(tl.int64)[:, None] * x_stride
     # Columns past the end read the last one: cheaper than a mask, and never stored.
-    gate_at = matrix + tl.minimum(column, WIDTH - 1)[None, :] * DEPTH + k[:, None]
+    real = tl.minimum(column, WIDTH - 1)
     gate = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, DEPTH, TILE_DEPTH):
-        left = _load(x_at + first, live[:, None], k[None, :], first, DEPTH, TILE_DEPTH)
-        gate = tl.dot(left, _load(gate_at + first, None, k[:, None], first, DEPTH, TILE_DEPTH), gate, input_precision="ieee")
-        up = tl.dot(
-            left, _load(gate_at + WIDTH * DEPTH + first, None, k[:, None], first, DEPTH, TILE_DEPTH), up, input_precision="ieee"
-        )
+    if KIND == "plain":
+        x_at = rows_at + k[None, :]
+        gate_at = weight + slot.to(tl.int64) * (2 * WIDTH * DEPTH) + real[None, :] * DEPTH + k[:, None]
+        for first in range(0, DEPTH, TILE_DEPTH):
+            left = _load(x_at + first, live[:, None], k[None, :], first, DEPTH, TILE_DEPTH)
+            gate = tl.dot(left, _load(gate_at + first, None, k[:, None], first, DEPTH, TILE_DEPTH), gate, input_precision="ieee")
+            right = _load(gate_at + WIDTH * DEPTH + first, None, k[:, None], first, DEPTH, TILE_DEPTH)
+            up = tl.dot(left, right, up, input_precision="ieee")
+    else:
+        gate_row = slot * (2 * WIDTH) + real
+        for first in range(0, DEPTH, TILE_DEPTH):
+            gate = dot_codes(
+                gate, rows_at, live[:, None], weight, scales, minima, table, gate_row, first, DEPTH, TILE_DEPTH, KIND, PAIRED,
+                UNIT, GROUP, ZERO,
+            )  # fmt: skip
+            up = dot_codes(
+                up, rows_at, live[:, None], weight, scales, minima, table, gate_row + WIDTH, first, DEPTH, TILE_DEPTH, KIND,
+                PAIRED, UNIT, GROUP, ZERO,
+            )  # fmt: skip
     activated = gate * tl.sigmoid(gate) * up
     out_at = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(out_at, activated.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
@@ -179,6 +224,9 @@ def _gate_up(
 def _down(
     activated,
     weight,
+    scales,
+    minima,
+    table,
     out,
     expert_slots,
     order,
@@ -193,6 +241,11 @@ def _down(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILE_DEPTH: tl.constexpr,
+    KIND: tl.constexpr,
+    PAIRED: tl.constexpr,
+    UNIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
 ):
     """activated [P, DEPTH], in the order of `order`, by weight [S, WIDTH, DEPTH], times topk_weights [P] -> out [P, WIDTH]."""
     block, column = _block_and_columns(WIDTH, COLUMNS)
@@ -201,13 +254,21 @@ def _down(
         return
     pair = row if SINGLE else tl.load(order + row, mask=live, other=0)
     k = tl.arange(0, TILE_DEPTH)
-    left_at = activated + row.to(tl.int64)[:, None] * DEPTH + k[None, :]
-    matrix = weight + slot.to(tl.int64) * (WIDTH * DEPTH)
-    right_at = matrix + tl.minimum(column, WIDTH - 1)[None, :] * DEPTH + k[:, None]
+    rows_at = activated + row.to(tl.int64)[:, None] * DEPTH
+    real = tl.minimum(column, WIDTH - 1)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, DEPTH, TILE_DEPTH):
-        left = _load(left_at + first, live[:, None], k[None, :], first, DEPTH, TILE_DEPTH)
-        sums = tl.dot(left, _load(right_at + first, None, k[:, None], first, DEPTH, TILE_DEPTH), sums, input_precision="ieee")
+    if KIND == "plain":
+        left_at = rows_at + k[None, :]
+        right_at = weight + slot.to(tl.int64) * (WIDTH * DEPTH) + real[None, :] * DEPTH + k[:, None]
+        for first in range(0, DEPTH, TILE_DEPTH):
+            left = _load(left_at + first, live[:, None], k[None, :], first, DEPTH, TILE_DEPTH)
+            sums = tl.dot(left, _load(right_at + first, None, k[:, None], first, DEPTH, TILE_DEPTH), sums, input_precision="ieee")
+    else:
+        for first in range(0, DEPTH, TILE_DEPTH):
+            sums = dot_codes(
+                sums, rows_at, live[:, None], weight, scales, minima, table, slot * WIDTH + real, first, DEPTH, TILE_DEPTH, KIND,
+                PAIRED, UNIT, GROUP, ZERO,
+            )  # fmt: skip
     sums *= tl.load(topk_weights + pair, mask=live, other=0.0)[:, None]
     out_at = out + pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])

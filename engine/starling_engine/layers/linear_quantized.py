@@ -1,46 +1,50 @@
-"""Linear methods for quantized weights, on CPUs: of a checkpoint, or quantized while they are loaded."""
+"""Linear methods for quantized weights: of a checkpoint, or quantized while they are loaded."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import torch
 
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod, StackedWeights
-from starling_engine.native import quantized_ops as ops
+from starling_engine.layers.quantized_kernels import QuantizedKernels
 from starling_engine.native.group_quantized import FP8, INT4, Format, GroupQuantized, quantize, stacked
-from starling_engine.native.quantized_ops import PackedQuantized
 
 ONLINE: dict[str, Format] = {"int8": Format(8, group=128, zero=128), "int4": INT4, "fp8": FP8}
 """Formats in which weights are kept, by `EngineArgs.quantization`; groups are cut where columns ask for it."""
 
 
 class OnlineQuantizedLinear(StackedMethod):
-    """Keeps W in groups of columns with a scale each. Rows of x are rounded to 8 bits on the way, where W is whole numbers."""
+    """Keeps W in groups of columns with a scale each. On a CPU, rows of x are rounded to 8 bits where W is whole numbers."""
 
-    _weight: PackedQuantized
+    _weight: Any
+    """In the kernels' form."""
     _bias: torch.Tensor | None
 
-    def __init__(self, name: str, form: Format) -> None:
+    def __init__(self, name: str, form: Format, kernels: QuantizedKernels) -> None:
         self.name = name
         self._format = form
+        self._kernels = kernels
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
-        size = self._format.element_bytes
+        self._dtype, size = dtype, self._kernels.element_bytes(self._format)
         return [
             replace(part, element_bytes=size) if part.name == "weight" else part for part in super().create(shape, dtype, device)
         ]
 
     def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = ops.pack_quantized(quantize(weight, self._format), gated=self._shape.gated), bias
+        self._weight, self._bias = self._kernels.pack(quantize(weight, self._format), self._shape.gated), bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        return ops.quantized_linear(x, self._weight, self._bias, out_dtype or torch.bfloat16)
+        if self._shape.gated and not self._kernels.gates:
+            return self._finished(self._kernels.linear(x, self._weight, self._bias, self._dtype, None), out_dtype)
+        return self._kernels.linear(x, self._weight, self._bias, out_dtype or self._dtype, None)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        return ops.embedding_quantized(ids, self._weight)
+        return self._kernels.lookup(ids, self._weight)
 
 
 class QuantizedLinear:
@@ -48,19 +52,24 @@ class QuantizedLinear:
 
     name = "quantized"
 
-    def __init__(self, forms: Sequence[Format]) -> None:
+    def __init__(self, forms: Sequence[Format], kernels: QuantizedKernels) -> None:
         """`forms` are those of the modules."""
         self._forms = list(forms)
+        self._kernels = kernels
         self._matrices: list[GroupQuantized | None] = [None] * len(self._forms)
-        self._pieces: list[tuple[PackedQuantized, torch.Tensor | None]] = []
+        self._pieces: list[tuple[Any, torch.Tensor | None]] = []
+        """Matrices in the kernels' form, with their biases."""
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
         # The kernel's gate takes blocks of eight rows of two matrices of one format.
-        self._gated = shape.gated and len(set(self._forms)) == 1 and shape.out_size % 16 == 0
+        self._gated = self._kernels.gates and shape.gated and len(set(self._forms)) == 1 and shape.out_size % 16 == 0
+        self._dtype = dtype
         self._activation = silu_and_mul(dtype, device) if shape.gated and not self._gated else None
         self._staged = StackedWeights(shape, dtype, device)
         return [
-            replace(part, element_bytes=self._forms[part.module].element_bytes, codes=True) if part.name == "weight" else part
+            replace(part, element_bytes=self._kernels.element_bytes(self._forms[part.module]), codes=True)
+            if part.name == "weight"
+            else part
             for part in self._staged.parts()
         ]
 
@@ -75,18 +84,19 @@ class QuantizedLinear:
         for _, found in groupby(self._matrices, lambda matrix: matrix.format if matrix else None):
             matrix = stacked([each for each in found if each is not None])
             rows = slice(row, row := row + matrix.codes.shape[0])
-            self._pieces.append((ops.pack_quantized(matrix, gated=self._gated), None if bias is None else bias[rows]))
+            self._pieces.append((self._kernels.pack(matrix, self._gated), None if bias is None else bias[rows]))
         self._matrices.clear()
         self._staged.bias = None
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        out = torch.empty(x.shape[0], sum(weight.width for weight, _ in self._pieces), dtype=out_dtype or torch.bfloat16)
-        column = 0
-        for weight, bias in self._pieces:
-            ops.quantized_linear(x, weight, bias, out=out[:, column : column + weight.width])
-            column += weight.width
+        dtype = out_dtype or self._dtype
+        widths = [self._kernels.width(weight) for weight, _ in self._pieces]
+        out, column = torch.empty(x.shape[0], sum(widths), dtype=dtype, device=x.device), 0
+        for (weight, bias), width in zip(self._pieces, widths, strict=True):
+            self._kernels.linear(x, weight, bias, dtype, out[:, column : column + width])
+            column += width
         return out if self._activation is None else self._activation(out)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         ((weight, _),) = self._pieces
-        return ops.embedding_quantized(ids, weight)
+        return self._kernels.lookup(ids, weight)

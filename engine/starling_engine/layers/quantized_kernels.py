@@ -1,0 +1,63 @@
+"""What multiplies matrices in 2 to 8 bits: native kernels for bfloat16 on a CPU, Triton's on a GPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from starling_engine import native
+from starling_engine.native import quantized_ops as ops
+from starling_engine.native.group_quantized import Format, GroupQuantized
+from starling_engine.platforms.triton_support import triton_runs
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedKernels:
+    """Functions of one kind of kernels. Each has a packed form of its own, which its functions alone know.
+
+    pack    makes it of a matrix [N, K]; with `gates`, one of gates above as many ups
+    linear  x [M, K], packed, bias [N] or None, dtype of the result, out [M, width] or None -> [M, width]
+    lookup  ids [T] int64, packed -> rows [T, K]
+    width   columns of the product
+    gates   whether the product of gates and ups can be silu of the one times the other
+    """
+
+    pack: Callable[[GroupQuantized, bool], Any]
+    linear: Callable[[Tensor, Any, Tensor | None, torch.dtype, Tensor | None], Tensor]
+    lookup: Callable[[Tensor, Any], Tensor]
+    width: Callable[[Any], int]
+    element_bytes: Callable[[Format], float]
+    gates: bool
+
+
+NATIVE = QuantizedKernels(
+    pack=lambda matrix, gated: ops.pack_quantized(matrix, gated=gated),
+    linear=ops.quantized_linear,
+    lookup=ops.embedding_quantized,
+    width=lambda weight: weight.width,
+    element_bytes=lambda form: form.element_bytes,
+    gates=True,
+)
+
+
+def quantized_kernels(dtype: torch.dtype, device: torch.device) -> QuantizedKernels | None:
+    """Returns the kernels for a model of `dtype` on `device`; None where there are none."""
+    if triton_runs(device):
+        return triton_kernels(dtype, device)
+    return NATIVE if device.type == "cpu" and dtype == torch.bfloat16 and native.load() is not None else None
+
+
+def triton_kernels(dtype: torch.dtype, device: torch.device) -> QuantizedKernels:
+    from starling_engine.kernels import coded_weight, quantized_linear
+
+    return QuantizedKernels(
+        pack=lambda matrix, _gated: coded_weight.pack_codes(matrix, device),
+        linear=quantized_linear.quantized_linear,
+        lookup=partial(coded_weight.dequantized_rows, dtype=dtype),
+        width=lambda weight: weight.n,
+        element_bytes=coded_weight.element_bytes,
+        gates=False,
+    )

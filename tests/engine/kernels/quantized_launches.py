@@ -1,0 +1,22 @@
+"""Launches with codes, of Llama 3 8B's and Qwen3-30B-A3B's shapes, to be compiled in a process of their own."""
+
+import torch
+from starling_engine.kernels import grouped
+from starling_engine.kernels.coded_weight import empty_codes
+from starling_engine.kernels.quantized_linear import quantized_linear
+from starling_engine.native.group_quantized import Format
+
+META = torch.device("meta")
+
+
+def linear(rows: int, form: Format) -> None:
+    weight = empty_codes(1, 4096, 14336, form, META)
+    one = type(weight)(weight.codes[0], weight.scales[0], None if weight.minima is None else weight.minima[0], weight.format)
+    quantized_linear(torch.empty(rows, 14336, dtype=torch.bfloat16, device=META), one)
+
+
+def experts(tokens: int, form: Format) -> None:
+    x, slots = torch.empty(tokens, 2048, dtype=torch.bfloat16, device=META), torch.empty(tokens, 8, dtype=torch.int64, device=META)
+    gate_up, down = empty_codes(128, 1536, 2048, form, META), empty_codes(128, 2048, 768, form, META)
+    tiles = grouped.tiles_for(tokens, 8, 128, torch.bfloat16, coded=True)
+    grouped.experts(x, slots, torch.empty(tokens, 8, device=META), gate_up, down, tiles)
