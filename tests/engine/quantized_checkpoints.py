@@ -1,7 +1,11 @@
 """Quantized checkpoints as other people's tools write them, and the numbers that those tools read in them."""
 
+import functools
 import json
+import os
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from tests.engine.checkpoints import edit_json
+
+TORCHAO = Path(os.environ.get("STARLING_CACHE") or Path.home() / ".cache/starling") / "torchao-0.18.0"
+"""TorchAO's library; `make torchao` brings it."""
 
 Tensors = dict[str, torch.Tensor]
 Writer = Callable[[Path, Path], Tensors]
@@ -124,6 +131,25 @@ def bitsandbytes(**options: object) -> Writer:
         return tool.functional.int8_vectorwise_dequant(weight.data, weight.SCB)
 
     return write
+
+
+def torchao(kind: str) -> Writer:
+    """TorchAO's formats."""
+
+    def write(source: Path, target: Path) -> Tensors:
+        shutil.copytree(_all_of_torchao(source) / kind, target, dirs_exist_ok=True)
+        return load_file(target / "numbers")
+
+    return write
+
+
+@functools.cache
+def _all_of_torchao(source: Path) -> Path:
+    """Writes all kinds in a process of its own: the library takes seconds to import, and transformers imports it where it is."""
+    root, target = Path(__file__).parents[2], source.with_name("torchao")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.engine.torchao_checkpoints", str(source), str(target)]
+    subprocess.run(command, check=True, cwd=root, env={**os.environ, "PYTHONPATH": f"{TORCHAO}:{root}"}, capture_output=True)
+    return target
 
 
 def fp8_blocks(source: Path, target: Path) -> Tensors:

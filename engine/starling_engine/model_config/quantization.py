@@ -280,4 +280,5 @@ _METHODS: dict[str, Callable[[Fields], QuantizationConfig | None]] = {
     "fbgemm_fp8": _fp8,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "torchao": lambda _: QuantizationConfig("torchao"),  # headers of the files tell the rest
 }

@@ -10,6 +10,7 @@ from starling_engine.native.group_quantized import Format
 from starling_engine.weights.gguf_source import GgufWeights
 from starling_engine.weights.pickle_source import PickledWeights
 from starling_engine.weights.quantized.source import QuantizedWeights
+from starling_engine.weights.quantized.torchao import TorchAoWeights
 from starling_engine.weights.safetensors_source import SafetensorsWeights
 from starling_engine.weights.source import WeightFiles
 
@@ -42,7 +43,11 @@ def _read_once(folder: Path, *_stamps: tuple[int, ...]) -> QuantizedWeights:
     """Reads the headers of a quantized checkpoint: seconds for experts with four tensors each, and asked for several times."""
     quantization = _quantization(folder)
     assert quantization is not None, "read a moment ago"
-    return QuantizedWeights(SafetensorsWeights(folder), quantization)
+    files = SafetensorsWeights(folder)
+    if quantization.method == "torchao":
+        named = TorchAoWeights(files)
+        return QuantizedWeights(named, named.config)
+    return QuantizedWeights(files, quantization)
 
 
 def _stamps(folder: Path) -> list[tuple[int, ...]]:

@@ -25,8 +25,12 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path) -> None:
         self.tensors: dict[str, TensorInfo] = {}
+        self.metadata: dict[str, str] = {}
+        """What the headers of all files say besides."""
         for path in _files(folder):
-            self.tensors.update(_read_header(path))
+            found, metadata = _read_header(path)
+            self.tensors.update(found)
+            self.metadata.update(metadata)
 
     @contextmanager
     def open(self, file: Path) -> Iterator["_Reader"]:
@@ -76,14 +80,15 @@ def indexed_files(index: Path) -> list[Path]:
     return paths
 
 
-def _read_header(path: Path) -> dict[str, TensorInfo]:
+def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     found = {}
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
                 view = file.get_slice(name)
                 dtype = view.get_dtype()
                 found[name] = TensorInfo(path, tuple(view.get_shape()), dtype, DTYPE_BYTES.get(dtype))
     except (SafetensorError, OSError) as error:
         raise WeightError(f"{path.name} is damaged or cut short: {error}") from error
-    return found
+    return found, metadata

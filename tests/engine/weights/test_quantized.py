@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from starling_engine.errors import WeightError
 from starling_engine.native.group_quantized import Format
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.engine.checkpoints import Variant, edit_json, write_checkpoint
 from tests.engine.quantized_checkpoints import (
+    TORCHAO,
     Tensors,
     Writer,
     auto_round,
@@ -23,6 +25,7 @@ from tests.engine.quantized_checkpoints import (
     compressed,
     fp8_blocks,
     model_opt,
+    torchao,
     write_quantized,
 )
 from tests.engine.weights.test_loader import PROMPT, loaded
@@ -51,6 +54,11 @@ WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
     "nf4": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"), None),
     "fp4 twice": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_use_double_quant=True), None),
     "LLM.int8": (partial(bitsandbytes, load_in_8bit=True), (8, 128)),
+    "torchao int8": (partial(torchao, "int8"), (8, 128)),
+    "torchao int8, activations": (partial(torchao, "int8, activations"), (8, 128)),
+    "torchao intx": (partial(torchao, "intx"), (4, 32)),
+    "torchao fp8": (partial(torchao, "fp8"), (8, 128)),
+    "torchao int4": (partial(torchao, "int4"), (4, 64)),
     "fp8": (lambda: fp8_blocks, (8, 128)),
     "modelopt": (lambda: model_opt, (4, 16)),
 }
@@ -69,6 +77,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     copy_tokenizer(folder / "plain")
 
     def write(kind: str) -> tuple[Path, Tensors]:
+        if kind.startswith("torchao") and not TORCHAO.exists():
+            pytest.skip("TorchAO is not here: see `make torchao`")
         (folder / kind).mkdir()
         return folder / kind, write_quantized(WRITERS[kind][0], folder / "plain", folder / kind)
 
@@ -303,6 +313,8 @@ def cut(tensors: Tensors, ending: str) -> None:
         ("fp4 twice", lambda t: t.pop(f"{UP}.weight.nested_quant_map"), "nested_quant_map is missing"),
         ("fp4 twice", lambda t: cut(t, "weight.nested_quant_map"), r"nested_quant_map \[255\] has the wrong shape"),
         ("nf4", lambda t: t.update({f"{UP}.weight.quant_state.bitsandbytes__nf4": state(blocksize=float("inf"))}), "quant_state"),
+        ("torchao int4", lambda t: cut(t, "_weight_zero_point"), r"weight_zero_point \[1, 384\] has the wrong shape"),
+        ("torchao intx", lambda t: t.pop(f"{UP}._weight_scale"), "up_proj._weight_scale is missing"),
     ],
 )
 def test_damage_is_named(
@@ -311,7 +323,31 @@ def test_damage_is_named(
     shutil.copytree(written[kind][0], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
-    save_file(tensors, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, tmp_path / "model.safetensors", metadata=metadata)
+    with pytest.raises(WeightError, match=message):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ("{", "description of model.layers.1.mlp.up_proj.weight cannot be read"),
+        ("[" * 100_000, "description of model.layers.1.mlp.up_proj.weight cannot be read"),
+        (
+            '{"_type": "Int4TilePackedTo4dTensor"}',
+            "is of TorchAO's Int4TilePackedTo4dTensor, which is not supported",
+        ),
+        ('{"_type": "IntxUnpackedToInt8Tensor", "_data": {"target_dtype": {"_data": "int1"}}}', "int1, which is not supported"),
+        ('{"_type": "Float8Tensor", "_data": {"block_size": [0, 1]}}', "block_size .* not two integers above 0"),
+    ],
+)
+def test_what_a_header_says_wrongly_is_named(description: str, message: str, written: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(written["torchao int4"][0], tmp_path, dirs_exist_ok=True)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        metadata = {**file.metadata(), f"{UP}.weight": description}
+    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors", metadata=metadata)
     with pytest.raises(WeightError, match=message):
         open_checkpoint(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Whole numbers in a checkpoint: of GPTQ, AWQ and compressed-tensors."""
+"""Whole numbers in a checkpoint: of GPTQ, AWQ, compressed-tensors and TorchAO."""
 
 import torch
 from torch import Tensor
@@ -136,7 +136,7 @@ class PackedMatrix(IntegerMatrix):
 
 
 class PlainMatrix(IntegerMatrix):
-    """int-quantized of compressed-tensors: weight [N, K] int8, weight_zero_point int8 like the scales.
+    """int-quantized of compressed-tensors, and TorchAO's: weight [N, K] int8, weight_zero_point like the scales.
 
     Activations are rounded to 8 bits by groups, whatever the config says: that is finer than for a whole row, or for all.
     """
@@ -146,7 +146,7 @@ class PlainMatrix(IntegerMatrix):
         n, k = self._shape_of("weight", 2)
         groups = scales_in(self._shape_of("weight_scale"))
         self._describe("int8", (n, k), 8, groups)
-        self._check("weight_scale", (n, groups), (1,))
+        self._check("weight_scale", (n, groups), (1,), (1, 1))
         if not scheme.symmetric:
             self._check("weight_zero_point", self._shape_of("weight_scale"))
         self._set_form(self._group_of("weight_scale", groups))
@@ -157,7 +157,7 @@ class PlainMatrix(IntegerMatrix):
         codes = read("weight", (rows,)).contiguous().view(torch.uint8) + middle
         n, zeros = codes.shape[0], None
         if not self.scheme.symmetric:
-            zeros = scales_of(read, "weight_zero_point", rows, n).to(torch.int16) + middle
+            zeros = scales_of(read, "weight_zero_point", rows, n).float() + middle
         return self._matrix(codes, scales_of(read, "weight_scale", rows, n), zeros)
 
 

@@ -14,6 +14,7 @@ from starling_engine.weights.quantized.bitsandbytes import STATE, RowsMatrix, Ta
 from starling_engine.weights.quantized.floats import Float4Matrix, Float8Matrix
 from starling_engine.weights.quantized.integers import AwqMatrix, GptqMatrix, PackedMatrix, PlainMatrix
 from starling_engine.weights.quantized.matrix import CodedMatrix, QuantizedMatrix, for_kernels
+from starling_engine.weights.quantized.torchao import QDATA4, Int4Matrix
 from starling_engine.weights.source import Index, TensorInfo, TensorReader, WeightFiles
 
 _ENDINGS = (
@@ -22,6 +23,7 @@ _ENDINGS = (
     *("weight_zero_point", "weight_shape", "weight_g_idx"),
     *("input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "activation_scale"),
     *("SCB", "weight_format", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"),
+    QDATA4,
 )
 """Endings of the tensors of a quantized matrix. Scales of inputs are not read: activations are rounded as they come, or not."""
 _QUANTIZED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "weight.absmax")
@@ -48,7 +50,7 @@ class QuantizedWeights:
         matrix = _matrix(module, parts, scheme, reader)
         for ending in parts:
             del self.tensors[f"{module}.{ending}"]
-        file = next(info.file for ending, info in parts.items() if ending.endswith(("weight", "packed")))
+        file = next(info.file for ending, info in parts.items() if ending.endswith(("weight", "packed", "qdata")))
         self._matrices[f"{module}.weight"] = matrix
         self.tensors[f"{module}.weight"] = TensorInfo(file, matrix.shape, matrix.label, matrix.element_bytes, matrix.form)
 
@@ -112,7 +114,7 @@ def _matrix(module: str, parts: Mapping[str, TensorInfo], scheme: WeightScheme, 
             raise WeightError(f"checkpoint: {module}.{STATE}nf4 is missing")
         return TableMatrix(module, parts, scheme, reader.read(f"{module}.{state}", ()))
     else:
-        ending = "weight_packed" if "weight_packed" in parts else "weight"
+        ending = next((each for each in ("weight_packed", QDATA4) if each in parts), "weight")
         kind = _KINDS.get((ending, parts[ending].dtype if ending in parts else ""))
         if kind is PlainMatrix and "SCB" in parts:
             kind = RowsMatrix
@@ -148,7 +150,7 @@ _DTYPES = {
     **dict.fromkeys(("weight.nested_absmax", "weight.nested_quant_map"), _FLOATS),
     **dict.fromkeys(("g_idx", "weight_g_idx"), ("I32", "I64")),
     "weight_scale": (*_FLOATS, "F8_E4M3", "U8"),
-    "weight_zero_point": ("I32", "I8"),
+    "weight_zero_point": ("I32", "I8", *_FLOATS),
     "weight.absmax": ("F32", "U8"),
 }
 
@@ -158,5 +160,7 @@ _KINDS: dict[tuple[str, str], type[QuantizedMatrix]] = {
     ("weight", "U8"): Float4Matrix,
     ("weight", "I8"): PlainMatrix,
     ("weight", "F8_E4M3"): Float8Matrix,
+    (QDATA4, "I8"): Int4Matrix,
+    (QDATA4, "U8"): Int4Matrix,
 }
 """Kinds of matrices by the tensor of their codes, and its dtype."""
