@@ -106,6 +106,9 @@ LOGPROB_ROWS = 64
 """Prompt positions whose full-vocabulary log probabilities are held at once."""
 
 
+CACHE_LINE = 64
+"""What a recording computes begins at one."""
+
 RECORDED_TOKENS = 16
 """Tokens of the largest step that a host records. In larger ones Python takes a small part of the time."""
 
@@ -113,11 +116,17 @@ RECORDED_TOKENS = 16
 def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     """Returns the memory of recorded steps: they share that of the largest one, which keeps what each of its layers computes.
 
-    That is norms, the output of each matrix, rotated queries, what they attend to, and a gate that is no part of its matrix.
+    That is norms, the output of each matrix, rotated queries, what they attend to, and a gate that is no part of its matrix. Of
+    experts it is logits and the choice in 8 bytes, pairs that are sorted, their products, and where each slot begins.
     """
     attention = (3 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    widths = 3 * model.hidden_size + attention + 3 * model.intermediate_size
-    return RECORDED_TOKENS * (model.num_layers * widths * dtype_bytes + model.vocab_size * 4)
+    widths, moe = 3 * model.hidden_size + attention + 3 * model.intermediate_size, model.moe
+    logits = RECORDED_TOKENS * model.vocab_size * 4
+    if moe is None:
+        return RECORDED_TOKENS * model.num_layers * widths * dtype_bytes + logits
+    pairs = moe.routing.top_k * (5 * 8 + moe.intermediate_size * dtype_bytes)
+    choice = RECORDED_TOKENS * (moe.num_experts * 4 + pairs) + 8 * (moe.num_experts + 1) + 16 * CACHE_LINE
+    return model.num_layers * (RECORDED_TOKENS * widths * dtype_bytes + choice) + logits
 
 
 def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int, max_model_len: int) -> int:

@@ -157,6 +157,8 @@ VARIANTS = {
     "mixtral": Variant("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": Variant("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 12}),
 }
+WHOLE_BLOCKS = Variant("qwen3_moe", {**VARIANTS["qwen3-moe"].changes, "moe_intermediate_size": 64, "tie_word_embeddings": True})
+"""Experts whose rows are whole blocks of GGUF's types."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""The instruction sets whose kernels a process does not use by itself: those of this CPU, and an emulated arm64's."""
+"""The instruction sets whose kernels a process does not use by itself: of this CPU, a model of AMX's, and an emulated arm64's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,23 @@ from starling_engine.native import bindings, build, instruction_set_name, isa
 from tests.engine.emulated import SETS, emulating, has_emulator
 
 EMULATED = "emulated "
+_WITHOUT = next(found for found in isa.INSTRUCTION_SETS if found.name == "avx512_bf16")
+TILES = replace(_WITHOUT, name="modelled amx", options=(*_WITHOUT.options, "-DSTARLING_TILE_MODEL"))
+"""The kernels of AMX, whose tiles are memory (`kernels/tiles.h`)."""
+ROWS_BY_REGISTERS = 8
+"""The most rows of x that are not multiplied by tiles."""
 
 
 def other_sets() -> list[str]:
     """Returns the names of the sets that this machine can run, besides the one that is in use."""
     here = [found.name for found in isa.of_this_cpu() if found.name != instruction_set_name()]
-    return here + [EMULATED + name for name in SETS]
+    modelled = [TILES.name] if TILES.cpu_flags <= isa.cpu_flags() else []
+    return here + modelled + [EMULATED + name for name in SETS]
+
+
+def by_tiles(m: int, k: int) -> bool:
+    """Returns whether the set in use multiplies so many rows of so many columns by tiles."""
+    return instruction_set_name() in ("amx", TILES.name) and m > ROWS_BY_REGISTERS and k % 32 == 0
 
 
 def every_set() -> list[Any]:
@@ -37,7 +49,10 @@ def using(name: str | None) -> Iterator[None]:
         return
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("STARLING_CPU_ISA", name)
+            if name == TILES.name:
+                patch.setattr(isa, "choose", lambda: TILES)
+            else:
+                patch.setenv("STARLING_CPU_ISA", name)
             _load_again()
             assert build.load() is not None
             yield

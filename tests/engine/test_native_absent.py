@@ -19,6 +19,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     info.write_text(f"flags\t\t: fpu {' '.join(flags)}\n")
     monkeypatch.setattr(isa, "CPU_INFO", info)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"))
+    monkeypatch.setattr(isa, "may_use_tiles", lambda: True)
     for name in ("STARLING_NATIVE", "STARLING_KERNELS", "STARLING_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     return info
@@ -41,6 +42,14 @@ def test_the_best_set_that_a_cpu_has_is_taken(name: str, cpu: Path) -> None:
     (flags,) = [each.cpu_flags for each in INSTRUCTION_SETS if each.name == name]
     cpu.write_text(f"flags\t\t: {' '.join(flags)}\n")
     assert isa.choose().name == name
+
+
+def test_tiles_that_the_system_does_not_give_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "may_use_tiles", lambda: False)
+    assert isa.choose().name == "avx512_bf16"
+    monkeypatch.setenv("STARLING_CPU_ISA", "amx")
+    with pytest.raises(ConfigError, match="this CPU has avx512_bf16, avx512, avx2, not 'amx'"):
+        isa.choose()
 
 
 def test_a_lesser_set_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

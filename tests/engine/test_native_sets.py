@@ -23,6 +23,9 @@ BF16, FP32, FP8, INT8, INT4 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 SAMPLED = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
 CASES: dict[str, Callable[[], None]] = {
     **{f"linear of {m}": partial(kernels.test_linear, m, 100, 70, True, BF16) for m in (1, 2, 3, 5, 9, 130)},
+    "linear of many rows, columns and blocks": partial(kernels.test_linear, 530, 600, 1120, True, FP32),
+    "gated linear of many rows": partial(kernels.test_a_gated_linear, 40, 112, 1088, True, BF16),
+    "experts of whole tiles": partial(kernels.test_a_grouped_linear, 112, 64, [3, 0, 1, 600], True),
     "linear with long rows": partial(kernels.test_linear, 9, 16, 4098, False, FP32),
     "gated linear": partial(kernels.test_a_gated_linear, 9, 112, 4098, True, BF16),
     "strided rows": kernels.test_linear_reads_strided_rows,
@@ -54,6 +57,11 @@ CASES: dict[str, Callable[[], None]] = {
     "broken logits": partial(kernels.test_a_broken_row_gives_a_token_that_shows_it, SAMPLED),
     "broken logits, greedy": kernels.test_greedy_sees_what_is_not_a_number_wherever_it_lies,
     **{name: partial(quantized.test_a_linear, 9, 50, 96, form, bias=True, out_dtype=FP32) for name, form in quantized.KEPT.items()},
+    **{
+        f"many rows of {name}": partial(quantized.test_a_linear, 40, 300, 1152, form, bias=True, out_dtype=FP32)
+        for name, form in quantized.KEPT.items()
+    },
+    "gated in 4 bits of many rows": partial(quantized.test_a_gated_linear, 40, 112, 1152, quantized.KEPT["4 bits and minima"]),
     "gated in 4 bits": partial(quantized.test_a_gated_linear, 9, 112, 320, quantized.KEPT["4 bits and minima"]),
     "experts in 4 bits": partial(quantized.test_experts, 112, [3, 0, 1, 70], quantized.KEPT["4 bits and minima"], gated=True),
     "sum of experts in 6 bits": partial(quantized.test_a_sum_of_experts, [3, 0, 1, 70], quantized.KEPT["6 bits by 16"]),

@@ -1,6 +1,6 @@
 """The kernels for matrices in 2 to 8 bits against their reference, on each instruction set that this machine can run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from starling_engine.native.gguf_blocks import FORMATS, read_blocks
 from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize
 from starling_engine.native.quantized_ops import PackedQuantized
 
-from tests.engine.instruction_sets import every_set, using
+from tests.engine.instruction_sets import ROWS_BY_REGISTERS, by_tiles, every_set, using
 
 pytestmark = [
     pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
@@ -69,6 +69,11 @@ def matrix(n: int, k: int, form: Format) -> GroupQuantized:
     return GroupQuantized(codes, scales, form, torch.randn(n, k // form.group).half() if form.minima else None)
 
 
+def product(m: int, k: int, form: Format) -> Callable[..., torch.Tensor]:
+    """Returns the reference of m rows of k columns. Tiles take numbers, where registers take rows in 8 bits."""
+    return reference.unpacked_linear if by_tiles(m, k) and not form.floats else reference.quantized_linear
+
+
 @pytest.mark.parametrize(("out_dtype", "bias"), [(BF16, False), (FP32, True)])
 @every_format
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
@@ -76,7 +81,7 @@ def test_a_linear(m: int, n: int, k: int, form: Format, *, bias: bool, out_dtype
     k = groups_of(k, form)
     x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, form), torch.randn(n).to(BF16) if bias else None
     actual = ops.quantized_linear(x, ops.pack_quantized(weight), b, out_dtype)
-    expected = reference.quantized_linear(x, weight, b, out_dtype)
+    expected = product(m, k, form)(x, weight, b, out_dtype)
     largest = expected.abs().max().item() if m else 0.0
     torch.testing.assert_close(actual, expected, rtol=1e-2 if out_dtype == BF16 else 1e-5, atol=2e-5 * largest)
 
@@ -87,7 +92,7 @@ def test_a_gated_linear(m: int, n: int, k: int, form: Format) -> None:
     k = groups_of(k, form)
     x, weight, b = torch.randn(m, k).to(BF16), matrix(n, k, form), torch.randn(n).to(BF16)
     actual = ops.quantized_linear(x, ops.pack_quantized(weight, gated=True), b, FP32)
-    expected = reference.quantized_linear(x, weight, b, FP32, gated=True)
+    expected = product(m, k, form)(x, weight, b, FP32, gated=True)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
@@ -96,6 +101,12 @@ def packed_experts(count: int, n: int, k: int, form: Format, *, gated: bool = Fa
     for index in range(count):
         ops.pack_quantized_expert(matrix(n, k, form), packed, index)
     return packed
+
+
+def linear_by_few(x: torch.Tensor, experts: PackedQuantized, expert: int, out_dtype: torch.dtype = BF16) -> torch.Tensor:
+    """Multiplies few rows at a time, which are never multiplied by tiles; a row's product does not depend on others."""
+    few = x.split(ROWS_BY_REGISTERS)
+    return torch.cat([ops.quantized_linear(rows, experts.expert(expert), out_dtype=out_dtype) for rows in few])
 
 
 PAIRS = [[0, 0], [1], [3, 0, 1, 70], [0, 2, 0], [9, 9, 9, 9, 9, 9]]
@@ -110,7 +121,7 @@ def test_experts(n: int, counts: list[int], form: Format, *, gated: bool) -> Non
     packed = packed_experts(len(counts), n, k, form, gated=gated)
     x, tokens, starts = torch.randn(num_tokens, 2 * k).to(BF16)[:, k:], torch.randint(0, num_tokens, (pairs,)), _starts(counts)
     actual = ops.grouped_quantized_linear(x, tokens, starts, packed)
-    each = [ops.quantized_linear(piece, packed.expert(e)) for e, piece in enumerate(x[tokens].split(counts))]
+    each = [linear_by_few(piece, packed, e) for e, piece in enumerate(x[tokens].split(counts))]
     assert torch.equal(actual, torch.cat(each)) and actual.shape == (pairs, packed.width)
 
 
@@ -123,7 +134,7 @@ def test_a_sum_of_experts(counts: list[int], form: Format) -> None:
     # A token goes to an expert once at most, and some go nowhere.
     tokens = torch.cat([torch.randperm(num_tokens)[:count] for count in counts])
     actual = ops.grouped_quantized_sum(x, tokens, weights, _starts(counts), packed, num_tokens)
-    each = [ops.quantized_linear(piece, packed.expert(e), out_dtype=FP32) for e, piece in enumerate(x.split(counts))]
+    each = [linear_by_few(piece, packed, e, FP32) for e, piece in enumerate(x.split(counts))]
     expected = torch.zeros(num_tokens, n).index_add_(0, tokens, torch.cat(each) * weights[:, None])
     torch.testing.assert_close(actual.float(), expected, rtol=1e-2, atol=1e-5 * expected.abs().max().item())
 

@@ -9,7 +9,9 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from starling_engine import native
 from starling_engine.errors import ConfigError
+from starling_engine.native import ops
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import Alias, WeightSlot, part_slot
@@ -146,12 +148,14 @@ class Experts:
         self._loaded: dict[int, int] = {}
         """Number of the load that brought each expert; each load has another one."""
         self._load_numbers = count()
+        self._looks_up = device.type == "cpu" and native.load() is not None
         # One more, for the expert -1.
         self._slot_of = torch.full((shape.num_experts + 1,), shape.num_slots, dtype=torch.int64, device=device)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Calls `ExpertsMethod.apply` with the slots of the experts `ids`. Experts that are elsewhere, and -1, add nothing."""
-        return self.method.apply(x, self._slot_of[ids], weights)
+        slots = ops.look_up(self._slot_of, ids.contiguous()) if self._looks_up else self._slot_of[ids]
+        return self.method.apply(x, slots, weights)
 
     def reserve(self, expert: int) -> dict[str, WeightSlot]:
         """Reserves a slot for an expert, and returns its tensors to load. It can be used once all of them are loaded.

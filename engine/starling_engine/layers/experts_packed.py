@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from starling_engine.layers.experts import ExpertPart, ExpertsShape, Grouping, group_by_slot, plain_parts
+from starling_engine.layers.experts import ExpertPart, ExpertsShape, plain_parts
 from starling_engine.native import ops
 from starling_engine.native.reference import PackedExperts
 
@@ -16,14 +16,19 @@ class GroupedExperts(ABC):
     _shape: ExpertsShape
 
     def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        groups = group_by_slot(expert_slots, self._shape.num_slots)
-        if not len(groups.order):
+        if not self.loaded:
             return torch.zeros(x.shape, dtype=x.dtype)
-        return self.multiply(x, groups, weights.flatten()[groups.order])
+        starts, tokens, by_pair = ops.group_by_slot(expert_slots.contiguous(), weights.contiguous(), self._shape.num_slots)
+        return self.multiply(x, starts, tokens, by_pair)
+
+    @property
+    @abstractmethod
+    def loaded(self) -> bool:
+        """True once a weight has been loaded."""
 
     @abstractmethod
-    def multiply(self, x: torch.Tensor, groups: Grouping, weights: torch.Tensor) -> torch.Tensor:
-        """Does as `ExpertsMethod.apply` for pairs that are grouped; weights [S] fp32, in their order."""
+    def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Does as `ExpertsMethod.apply` for pairs that are sorted, see `ops.group_by_slot`."""
 
 
 class NativeExperts(GroupedExperts):
@@ -51,10 +56,13 @@ class NativeExperts(GroupedExperts):
     def memory(self, slot: int) -> list[torch.Tensor]:
         return [self._gate_ups().data[slot], self._downs().data[slot]]
 
-    def multiply(self, x: torch.Tensor, groups: Grouping, weights: torch.Tensor) -> torch.Tensor:
-        assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
-        activated = ops.grouped_linear(x, groups.tokens, groups.starts, self._gate_up)
-        return ops.grouped_sum(activated, groups.tokens, weights, groups.starts, self._down, len(x))
+    @property
+    def loaded(self) -> bool:
+        return self._gate_up is not None and self._down is not None
+
+    def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        activated = ops.grouped_linear(x, tokens, starts, self._gate_ups())
+        return ops.grouped_sum(activated, tokens, weights, starts, self._downs(), len(x))
 
     def _load_down(self, slot: int, tensor: torch.Tensor) -> None:
         ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._downs(), slot)

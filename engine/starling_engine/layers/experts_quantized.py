@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from starling_engine.layers.experts import ExpertPart, ExpertsShape, Grouping, Projection, plain_parts
+from starling_engine.layers.experts import ExpertPart, ExpertsShape, Projection, plain_parts
 from starling_engine.layers.experts_packed import GroupedExperts
 from starling_engine.native import quantized_ops as ops
 from starling_engine.native.group_quantized import Format, GroupQuantized, quantize, stacked
@@ -51,10 +51,13 @@ class QuantizedExperts(GroupedExperts):
     def memory(self, slot: int) -> list[torch.Tensor]:
         return [each[slot] for packed in (self._gate_ups(), self._downs()) for each in packed.tensors]
 
-    def multiply(self, x: torch.Tensor, groups: Grouping, weights: torch.Tensor) -> torch.Tensor:
-        assert self._gate_up is not None and self._down is not None, "applied before it was loaded"
-        activated = ops.grouped_quantized_linear(x, groups.tokens, groups.starts, self._gate_up)
-        return ops.grouped_quantized_sum(activated, groups.tokens, weights, groups.starts, self._down, len(x))
+    @property
+    def loaded(self) -> bool:
+        return self._gate_up is not None and self._down is not None
+
+    def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        activated = ops.grouped_quantized_linear(x, tokens, starts, self._gate_ups())
+        return ops.grouped_quantized_sum(activated, tokens, weights, starts, self._downs(), len(x))
 
     def _gate_ups(self) -> PackedQuantized:
         """Allocated at its first use; its pages are taken as they are written."""

@@ -13,7 +13,8 @@ from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_quantized import QuantizedExperts
 from starling_engine.layers.linear_quantized import ONLINE
-from starling_engine.layers.linear_select import NOTHING_STORED, can_multiply_codes
+from starling_engine.layers.linear_select import NOTHING_STORED
+from starling_engine.layers.quantized_kernels import quantized_kernels
 from starling_engine.native.group_quantized import Format
 from starling_engine.platforms.triton_support import triton_runs, why_not_triton
 
@@ -38,15 +39,24 @@ def select_experts_method(
 
     def select(shape: ExpertsShape, names: ExpertNames) -> ExpertsMethod:
         if quantization is not None:
-            return _online(quantization, shape)
-        if stored and can_multiply_codes(dtype, device) and (forms := _stored_formats(shape, names, stored)) is not None:
-            return QuantizedExperts(*forms, online=False)
+            return _quantized(device, *_online(quantization, shape), online=True)
+        can_multiply_codes = stored and quantized_kernels(dtype, device) is not None
+        if can_multiply_codes and (forms := _stored_formats(shape, names, stored)) is not None:
+            return _quantized(device, *forms, online=False)
         return choose(shape)()
 
     return select
 
 
-def _online(name: str, shape: ExpertsShape) -> QuantizedExperts:
+def _quantized(device: torch.device, gate_up: Format, down: Format, *, online: bool) -> ExpertsMethod:
+    if triton_runs(device):
+        from starling_engine.layers.experts_triton import TritonQuantizedExperts
+
+        return TritonQuantizedExperts(gate_up, down, online=online)
+    return QuantizedExperts(gate_up, down, online=online)
+
+
+def _online(name: str, shape: ExpertsShape) -> tuple[Format, Format]:
     gate_up = ONLINE[name].cut(0, shape.hidden_size)
     down = ONLINE[name].cut(shape.intermediate.start, shape.intermediate_size)
     if gate_up is None or down is None or shape.intermediate_size % 8:
@@ -54,7 +64,7 @@ def _online(name: str, shape: ExpertsShape) -> QuantizedExperts:
         raise ConfigError(
             f"{name} is not possible for {what}: it wants rows and columns in multiples of {ONLINE[name].block}", "quantization"
         )
-    return QuantizedExperts(gate_up, down, online=True)
+    return gate_up, down
 
 
 def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str, Format]) -> tuple[Format, Format] | None:

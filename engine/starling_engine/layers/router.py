@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import torch
 
+from starling_engine import native
 from starling_engine.layers.linear import Linear
 from starling_engine.model_config.moe import Routing
+from starling_engine.native import ops
 from starling_engine.platforms.triton_support import why_not_triton
 from starling_engine.weights.weight_slot import Alias, WeightSlot, copy_slot
 
@@ -22,14 +24,18 @@ logger = logging.getLogger("starling.layers")
 
 
 def select_route(device: torch.device) -> Route:
-    """Returns Triton's kernel where it runs, else torch's. Logs the choice and its reason once."""
+    """Returns Triton's kernel where it runs, else the native one on a CPU, or torch's. Logs the choice and its reason once."""
     reason = why_not_triton(device)
-    _log("torch" if reason else "triton", reason or "one launch")
-    if reason:
-        return route
-    from starling_engine.kernels import routing
+    if reason is None:
+        from starling_engine.kernels import routing
 
-    return routing.route
+        _log("triton", "one launch")
+        return routing.route
+    if device.type == "cpu" and native.load() is not None:
+        _log("native", "one call")
+        return ops.route
+    _log("torch", reason)
+    return route
 
 
 @functools.cache

@@ -50,6 +50,8 @@ def load() -> ctypes.CDLL | None:
         if not path.exists():
             _compile(_compiler(), chosen, path)
         library = ctypes.CDLL(str(path))
+        if not library.starling_tiles_work():
+            raise Unavailable("AMX multiplies otherwise than it should; STARLING_CPU_ISA=avx512_bf16 does without")
     except (Unavailable, OSError) as error:
         logger.warning("native CPU kernels are off, torch is used instead: %s", error)
         return None

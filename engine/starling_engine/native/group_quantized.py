@@ -99,7 +99,7 @@ class GroupQuantized:
     def dequantized(self) -> Tensor:
         """Returns the matrix in float32. Needs little memory besides."""
         n, k = self.codes.shape
-        values = torch.empty(n, k)
+        values = torch.empty(n, k, device=self.codes.device)
         step = max(1, AT_ONCE // k)
         for start in range(0, n, step):
             self._dequantize(slice(start, start + step), values)
@@ -110,7 +110,9 @@ class GroupQuantized:
         if form.floats:
             numbers = codes.view(torch.float8_e4m3fn).float()
         else:
-            numbers = codes.float() - form.zero if form.table is None else torch.tensor(form.table).float()[codes.int()]
+            numbers = codes.float() - form.zero
+        if form.table is not None:
+            numbers = torch.tensor(form.table, dtype=torch.float32, device=codes.device)[codes.int()]
         values = _grouped(numbers, form.group).mul_(self.scales[rows].float()[:, :, None])
         if self.minima is not None:
             values += self.minima[rows].float()[:, :, None]
@@ -143,7 +145,7 @@ def quantize(weight: Tensor, form: Format) -> GroupQuantized:
     whatever its sign, so that all 16 codes are used, as in llama.cpp's Q4_0. Needs little memory besides the result.
     """
     n, k = weight.shape
-    codes, scales = torch.empty(n, k, dtype=torch.uint8), torch.empty(n, k // form.group, dtype=form.scale_dtype)
+    codes, scales = weight.new_empty(n, k, dtype=torch.uint8), weight.new_empty(n, k // form.group, dtype=form.scale_dtype)
     step = max(1, AT_ONCE // k)
     for start in range(0, n, step):
         rows = slice(start, start + step)
@@ -178,6 +180,16 @@ def quantized_linear(
         codes = (grouped * torch.where(top > NOTHING, torch.full_like(top, 127) / top, 0.0)).round()  # `127 / top` rounds twice
         rounded = (codes * (top / 127)).flatten(1)
     sums = (rounded.double() @ weight.dequantized().double().T).float()
+    if bias is not None:
+        sums += bias.float()
+    return (silu_mul(sums) if gated else sums).to(out_dtype)
+
+
+def unpacked_linear(
+    x: Tensor, weight: GroupQuantized, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16, *, gated: bool = False
+) -> Tensor:
+    """Does as `quantized_linear` where codes become numbers in bfloat16 on the way, and rows of x stay as they are."""
+    sums = (x.double() @ weight.dequantized().bfloat16().double().T).float()
     if bias is not None:
         sums += bias.float()
     return (silu_mul(sums) if gated else sums).to(out_dtype)

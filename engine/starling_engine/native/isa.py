@@ -1,5 +1,7 @@
 """The instruction sets for which the kernels are built, one library each, and the choice of one for this machine."""
 
+import ctypes
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _BF16 = (*_AVX512, "avx512_bf16", "avx512_vnni")
 
 _WIDE = "-mprefer-vector-width=512"
+_TILES = ("-mamx-tile", "-mamx-bf16")
 
 
 def _options(cpu_flags: tuple[str, ...]) -> tuple[str, ...]:
@@ -42,6 +45,7 @@ def _options(cpu_flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 INSTRUCTION_SETS = (
+    InstructionSet("amx", "x86_64", frozenset({*_BF16, "amx_tile", "amx_bf16"}), (*_options(_BF16), *_TILES, _WIDE)),
     InstructionSet("avx512_bf16", "x86_64", frozenset(_BF16), (*_options(_BF16), _WIDE)),
     InstructionSet("avx512", "x86_64", frozenset(_AVX512), (*_options(_AVX512), _WIDE)),
     InstructionSet("avx2", "x86_64", frozenset(_AVX2), _options(_AVX2)),
@@ -73,9 +77,19 @@ def choose() -> InstructionSet:
 
 
 def of_this_cpu() -> list[InstructionSet]:
-    """Returns the sets that this CPU has, the best first."""
+    """Returns the sets that this CPU has, and the system lets a process use, the best first."""
     flags = cpu_flags()
+    if "amx_tile" in flags and not may_use_tiles():
+        flags -= {"amx_tile"}
     return [found for found in of_this_architecture() if found.cpu_flags <= flags]
+
+
+@functools.cache
+def may_use_tiles() -> bool:
+    """Asks Linux to keep the tiles of AMX for this process's threads, which it does only for those that ask."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    libc = ctypes.CDLL(None)
+    return bool(libc.syscall(arch_prctl, request_permission, tile_data) == 0)
 
 
 def of_this_architecture() -> list[InstructionSet]:

@@ -11,6 +11,7 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, 
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_select import select_experts_method
+from starling_engine.native import ops
 from starling_engine.topology.shard import Shard, Share
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -134,6 +135,20 @@ def test_tokens_are_sorted_by_slot_and_stay_in_order() -> None:
     assert groups.starts.tolist() == [0, 2, 2, 4, 6, 6]
     assert groups.tokens.tolist() == [0, 1, 1, 2, 0, 2]
     assert groups.order.tolist() == [1, 2, 3, 5, 0, 4]
+
+
+@needs_native
+@pytest.mark.parametrize(("tokens", "top_k", "slots"), [(0, 2, 4), (1, 1, 1), (3, 2, 2), (70, 8, 40)])
+def test_the_native_kernel_sorts_alike(tokens: int, top_k: int, slots: int) -> None:
+    """Pairs of slot `slots` are elsewhere, and left out."""
+    chosen, weights = torch.randint(0, slots + 1, (tokens, top_k)), torch.rand(tokens, top_k)
+    expected = group_by_slot(chosen, slots)
+    starts, found, by_pair = ops.group_by_slot(chosen, weights, slots)
+    here = int(starts[-1])
+    assert torch.equal(starts, expected.starts) and torch.equal(found[:here], expected.tokens)
+    assert torch.equal(by_pair[:here], weights.flatten()[expected.order])
+    table = torch.randperm(9)
+    assert torch.equal(ops.look_up(table, torch.tensor([[3, -1], [0, 8]])), table[torch.tensor([[3, -1], [0, 8]])])
 
 
 @pytest.mark.parametrize(

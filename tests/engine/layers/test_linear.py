@@ -107,28 +107,24 @@ TIED = stacked(["a"], [64], 64, lookup=True)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "amx", "has_native", "shape", "expected"),
+    ("dtype", "has_native", "shape", "expected"),
     [
-        (torch.float32, False, True, WIDE, "dense"),
-        (torch.float16, False, True, WIDE, "dense"),
-        (BF16, False, True, WIDE, "native"),
-        (BF16, False, True, TIED, "native"),
-        (BF16, False, True, stacked(["a"], [64], 63), "dense"),
-        (BF16, False, True, stacked(["a", "b"], [32, 32], 64, gated=True), "native"),
-        (BF16, False, True, stacked(["a", "b"], [28, 28], 64, gated=True), "dense"),
-        (BF16, False, False, WIDE, "mkldnn"),
-        (BF16, True, True, WIDE, "mkldnn"),
-        (BF16, True, True, TIED, "native"),
-        (BF16, True, False, TIED, "dense"),
-        (BF16, False, True, EXACT, "native"),
-        (BF16, True, True, EXACT, "native"),
-        (BF16, True, False, EXACT, "exact"),
-        (torch.float16, False, True, EXACT, "exact"),
+        (torch.float32, True, WIDE, "dense"),
+        (torch.float16, True, WIDE, "dense"),
+        (BF16, True, WIDE, "native"),
+        (BF16, True, TIED, "native"),
+        (BF16, True, stacked(["a"], [64], 63), "dense"),
+        (BF16, True, stacked(["a", "b"], [32, 32], 64, gated=True), "native"),
+        (BF16, True, stacked(["a", "b"], [28, 28], 64, gated=True), "dense"),
+        (BF16, False, WIDE, "mkldnn"),
+        (BF16, False, TIED, "dense"),
+        (BF16, True, EXACT, "native"),
+        (BF16, False, EXACT, "exact"),
+        (torch.float16, True, EXACT, "exact"),
     ],
 )
 def test_the_selector_says_what_it_takes(
     dtype: torch.dtype,
-    amx: bool,
     has_native: bool,
     shape: LinearShape,
     expected: str,
@@ -136,17 +132,8 @@ def test_the_selector_says_what_it_takes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(native, "load", lambda: object() if has_native else None)
-    monkeypatch.delenv("STARLING_CPU_ISA", raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     with caplog.at_level("INFO", "starling.layers"):
         select = select_linear_method(dtype, CPU)
     assert select(shape).name == expected
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith("linear layers: ")
-
-
-def test_amx_is_left_out_where_an_instruction_set_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "load", object)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    monkeypatch.setenv("STARLING_CPU_ISA", "avx512")
-    assert select_linear_method(BF16, CPU)(WIDE).name == "native"

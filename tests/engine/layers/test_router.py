@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from starling_engine.layers.router import route
+from starling_engine import native
+from starling_engine.layers.router import Route, route
 from starling_engine.model_config.moe import Routing
+from starling_engine.native import ops
 from torch import nn
 from transformers import DeepseekV2Config, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
@@ -89,8 +91,13 @@ def dense(weights: torch.Tensor, ids: torch.Tensor, num_experts: int) -> torch.T
     return torch.zeros(len(ids), num_experts, dtype=weights.dtype).scatter_(-1, ids, weights)
 
 
+ROUTES = [route, pytest.param(ops.route, marks=pytest.mark.skipif(native.load() is None, reason="no native kernels here"))]
+every_route = pytest.mark.parametrize("route", ROUTES, ids=["torch", "native"])
+
+
+@every_route
 @pytest.mark.parametrize("name", CASES)
-def test_the_experts_and_weights_of_the_reference(name: str) -> None:
+def test_the_experts_and_weights_of_the_reference(name: str, route: Route) -> None:
     reference, routing = CASES[name]
     generator = torch.Generator().manual_seed(0)
     nn.init.normal_(reference.weight, std=2 * HIDDEN**-0.5, generator=generator)
@@ -108,15 +115,31 @@ def test_the_experts_and_weights_of_the_reference(name: str) -> None:
     torch.testing.assert_close(dense(weights, ids, routing.num_experts), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_the_bias_chooses_and_does_not_weigh() -> None:
+@every_route
+def test_the_bias_chooses_and_does_not_weigh(route: Route) -> None:
     routing = Routing(num_experts=4, top_k=2, score="sigmoid", bias=True)
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     weights, ids = route(logits, routing, torch.tensor([0.0, -5.0, 0.0, 5.0]))
     assert sorted(ids[0].tolist()) == [0, 3]
-    assert torch.equal(weights, logits.sigmoid().gather(-1, ids))
+    torch.testing.assert_close(weights, logits.sigmoid().gather(-1, ids), atol=1e-7, rtol=1e-6)
 
 
-def test_affinities_of_zero_give_no_nan() -> None:
+@pytest.mark.skipif(native.load() is None, reason="no native kernels here")
+@pytest.mark.parametrize("routing", [CASES["qwen3-renormalized"][1], CASES["deepseek-v3"][1]], ids=["softmax", "groups"])
+def test_what_is_not_a_number_shows_in_its_token_alone(routing: Routing) -> None:
+    """Experts are distinct all the same: kernels add each once."""
+    logits, bias = torch.randn(3, routing.num_experts), torch.zeros(routing.num_experts) if routing.bias else None
+    expected = ops.route(logits, routing, bias)
+    logits[1] = float("nan")
+    weights, ids = ops.route(logits, routing, bias)
+    assert weights[1].isnan().all() and ids[1].unique().numel() == routing.top_k
+    assert torch.equal(weights[[0, 2]], expected[0][[0, 2]]) and torch.equal(ids[[0, 2]], expected[1][[0, 2]])
+    padded = ops.route(logits, routing, bias, torch.tensor([5, -1, 7]))[1]
+    assert padded.tolist() == [ids[0].tolist(), [-1] * routing.top_k, ids[2].tolist()]
+
+
+@every_route
+def test_affinities_of_zero_give_no_nan(route: Route) -> None:
     routing = Routing(num_experts=4, top_k=2, score="sigmoid", renormalize=True)
     weights, _ = route(torch.full((1, 4), -200.0), routing)
     assert torch.equal(weights, torch.zeros(1, 2))

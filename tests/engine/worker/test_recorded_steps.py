@@ -10,7 +10,7 @@ from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.kv.spec import group_layers
-from starling_engine.layers import linear_select
+from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.ledger import RECORDED_TOKENS, recorded_bytes
 from starling_engine.model_config.config import load_model_config
@@ -22,7 +22,7 @@ from starling_engine.worker.host.batch import StepInputs
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.recorded_steps import RecordedSteps
 
-from tests.engine.checkpoints import VOCAB, Reference
+from tests.engine.checkpoints import VOCAB, WHOLE_BLOCKS, Variant, write_checkpoint
 from tests.engine.gguf_files import write_gguf
 from tests.engine.models.conftest import ReferenceOf
 from tests.engine.models.conftest import reference_of as reference_of
@@ -80,25 +80,21 @@ class Steps:
         return found is not None
 
 
-def native_model(reference: Reference) -> Decoder:
-    """Makes the model with our kernels, whatever is best on this machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear_select, "_has_amx", lambda: False)
-        return build(reference, NativeAttention(), BF16)
-
-
 KINDS = [[1], [1] * 3, [4], [2, 1, 3], [4, 1, 1], [12, 1], [1, 12], [1] * 5]
 """Tokens of each row: decodes, drafts, and rows so long that they are no decodes. Some have one size, and share a recording."""
 
 
-MODELS = [("qwen3", BF16), ("qwen3", torch.int8), ("qwen3", torch.uint8), ("ministral-mixed", BF16), ("llama-biases", BF16)]
+MODELS = [
+    *(("qwen3", BF16), ("qwen3", torch.int8), ("qwen3", torch.uint8), ("ministral-mixed", BF16), ("llama-biases", BF16)),
+    *(("qwen3-moe", BF16), ("mixtral", BF16)),
+]
 
 
 @pytest.mark.parametrize(("name", "cache"), MODELS)
 def test_numbers_are_those_of_the_same_steps_without(name: str, cache: torch.dtype, reference_of: ReferenceOf) -> None:
     """Each size comes several times, and all share the memory that is planned."""
     with torch.inference_mode():
-        steps = Steps(native_model(reference_of(name)), cache)
+        steps = Steps(build(reference_of(name), NativeAttention(), BF16), cache)
         for counts in (*KINDS, *reversed(KINDS), *([1] * rows for rows in range(1, RECORDED_TOKENS + 1)), *KINDS):
             assert steps.compare(counts), counts
         before = steps.ticks
@@ -107,25 +103,27 @@ def test_numbers_are_those_of_the_same_steps_without(name: str, cache: torch.dty
         assert not steps.compare([1] * (RECORDED_TOKENS + 1)) and not steps.compare([RECORDED_TOKENS, 1])
 
 
-def test_matrices_of_several_forms_are_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", [None, WHOLE_BLOCKS], ids=["the repository's model", "experts"])
+def test_matrices_of_several_forms_are_recorded(variant: Variant | None, tmp_path: Path) -> None:
     """Values and down have more bits, as in llama.cpp's mixes, so that queries, keys and values are no single matrix."""
-    path = tmp_path / "mixed.gguf"
-    write_gguf(path, Path(MODEL), lambda name: "Q8_0" if "attn_v" in name or "ffn_down" in name else "Q4_0")
+    path, folder = tmp_path / "mixed.gguf", Path(MODEL) if variant is None else tmp_path
+    if variant is not None:
+        write_checkpoint(tmp_path, variant)
+    write_gguf(path, folder, lambda name: "Q8_0" if "attn_v" in name or "ffn_down" in name else "Q4_0")
     with torch.inference_mode():
-        linear = select_linear_method(BF16, torch.device("cpu"), None, stored_formats(path))
-        model = Decoder(load_model_config(path), BF16, torch.device("cpu"), linear, NativeAttention())
+        cpu, stored = torch.device("cpu"), stored_formats(path)
+        linear, experts = select_linear_method(BF16, cpu, None, stored), select_experts_method(BF16, cpu, None, stored)
+        config = load_model_config(path)
+        model = Decoder(config, BF16, cpu, linear, NativeAttention(), experts_method_selector=experts)
         load_weights(model, path)
         steps = Steps(model)
         assert all(steps.compare([1] * rows) for rows in (1, 3, 3, 1))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("mixtral", BF16), ("qwen3", torch.float32)])
-def test_what_computes_in_torch_runs_as_it_comes(
-    name: str, dtype: torch.dtype, reference_of: ReferenceOf, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_computes_in_torch_runs_as_it_comes(reference_of: ReferenceOf, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with torch.inference_mode():
-        steps = Steps(build(reference_of(name), NativeAttention(), dtype), dtype)
+        steps = Steps(build(reference_of("qwen3"), NativeAttention(), torch.float32), torch.float32)
         assert not steps.compare([1]) and not steps.compare([1, 1])
     assert [record.message.split(":")[0] for record in caplog.records].count("steps of few tokens are not recorded") == 1
 

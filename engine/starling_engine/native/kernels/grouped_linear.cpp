@@ -1,6 +1,7 @@
 // The experts of a mixture. All runs are one parallel region.
 #include "expert_runs.h"
 #include "fp8_linear.h"
+#include "replay.h"
 
 namespace starling {
 namespace {
@@ -141,3 +142,8 @@ void starling_grouped_fp8_sum(const bf16* x, const int64_t* tokens, const float*
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_grouped_linear)
+STARLING_RECORDABLE(starling_grouped_sum)
+STARLING_RECORDABLE(starling_grouped_fp8_linear)
+STARLING_RECORDABLE(starling_grouped_fp8_sum)

@@ -1,6 +1,7 @@
 // The experts of a mixture in 2 to 8 bits: as grouped_linear.cpp, with the products of quantized_linear.cpp.
 #include "expert_runs.h"
 #include "quantized.h"
+#include "replay.h"
 
 namespace starling {
 namespace {
@@ -100,3 +101,6 @@ void starling_grouped_quantized_sum(const bf16* x, const int64_t* tokens, const 
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_grouped_quantized_linear)
+STARLING_RECORDABLE(starling_grouped_quantized_sum)

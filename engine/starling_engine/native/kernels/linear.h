@@ -4,10 +4,12 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "gemm_tile.h"
 #include "parallel.h"
+#include "tiles.h"
 
 namespace starling {
 
@@ -49,6 +51,14 @@ struct PackedProduct {
   // the sums of `rows` x `cols` at (row, col), as soon as they are there.
   template <typename Finish>
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
+#ifdef STARLING_TILES
+    if (by_tiles(m, k)) {
+      const auto tiles_of = [&](int64_t block, int64_t, int64_t step, int64_t, bf16*) {
+        return std::make_pair(packed + block * k * kBlockCols + step * 512, static_cast<ptrdiff_t>(k * kBlockCols));
+      };
+      return multiply_by_tiles(x, x_stride, row0, m, n, k, blocks, tiles_of, finish);
+    }
+#endif
     const int64_t k_pairs = k / 2, block_size = k * kBlockCols;
     const int64_t k_chunks = ceil_div(k_pairs, kMaxKPairs), k_step = ceil_div(k_pairs, k_chunks);
     const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles), tile = tile_blocks(row_step);

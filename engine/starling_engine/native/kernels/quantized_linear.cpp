@@ -160,6 +160,32 @@ template <typename L>
 constexpr RunTile kRunTile[8] = {run_with<L, 1>(), run_with<L, 2>(), run_with<L, 3>(), run_with<L, 4>(),
                                  run_with<L, 5>(), run_with<L, 6>(), run_with<L, 7>(), run_with<L, 8>()};
 
+#ifdef STARLING_TILES
+// Lines of bf16 of a block: pairs of columns of 16 rows, numbers rounded to the nearest, from group `first` on.
+template <typename L>
+void unpack_tiles(const QuantizedWeight& w, int64_t block, int64_t first, int64_t groups, bf16* out) {
+  const Columns& columns = w.columns;
+  const IReg table = L::kTable ? broadcast_bytes(w.table) : IReg{};
+  const Reg zero = splat(static_cast<float>(w.zero));
+  const auto number = [&](IReg codes, int byte, Reg scale, Reg minimum) {
+    const Reg code = __builtin_convertvector((IReg)((UReg)codes >> (8 * byte)) & 0xFF, Reg);
+    return (IReg)rounded_to_bf16(multiply_add(code - zero, scale, minimum));
+  };
+  for (int64_t g = first; g < first + groups; ++g) {
+    const int64_t at = (block * columns.scales() + g / (columns.span * columns.share)) * kBlockCols;
+    const uint8_t* codes = w.codes + (block * columns.blocks() + g) * L::kBytes;
+    const Reg scale = load_half(w.scales + at), minimum = w.minima ? load_half(w.minima + at) : splat(0.0f);
+#pragma GCC unroll 8
+    for (int q = 0; q < L::kQuads; ++q)
+      for (int byte = 0; byte < 4; byte += 2, out += kLine<bf16>) {
+        const IReg four = quad<L>(codes, q, 0, table);
+        const IReg low = number(four, byte, scale, minimum), high = number(four, byte + 1, scale, minimum);
+        store_words(out, (IReg)((UReg)low >> 16) | high);
+      }
+  }
+}
+#endif
+
 // The field of column j of row i of a block.
 template <int WIDTH, int GROUP>
 int field_at(const uint8_t* plane, int64_t i, int64_t j) {
@@ -228,6 +254,32 @@ void with_layout(int bits, int64_t group, bool table, const F& f) {
 
 }  // namespace
 
+#ifdef STARLING_TILES
+namespace {
+
+// Many rows by tiles of bf16, into which codes are unpacked on the way. Rows of x stay as they are.
+template <typename Finish>
+void multiply_unpacked(const bf16* x, int64_t x_stride, int64_t m, const QuantizedWeight& w, const Finish& finish, int threads) {
+  const int64_t k = w.columns.k, each = kTileDepth / w.columns.block;
+  with_layout(w.bits, w.columns.block, w.table != nullptr, [&](auto layout) {
+    using L = decltype(layout);
+    const auto tiles_of = [&](int64_t block, int64_t here, int64_t step, int64_t steps, bf16* memory) {
+      for (int64_t b = 0; b < here; ++b)
+        unpack_tiles<L>(w, block + b, step * each, steps * each, memory + b * steps * 512);
+      return std::make_pair(const_cast<const bf16*>(memory), static_cast<ptrdiff_t>(steps * 512));
+    };
+    in_parallel(threads, [&](Part part) {
+      const Span mine = part.of(w.pairs());  // a gated layer's 16 columns are two blocks
+      const Span blocks{mine.begin * 2, std::min(mine.end * 2, w.blocks())};
+      for (int64_t row = 0; row < m; row += kMaxRows)
+        multiply_by_tiles(x, x_stride, row, std::min(kMaxRows, m - row), w.n, k, blocks, tiles_of, finish);
+    });
+  });
+}
+
+}  // namespace
+#endif
+
 int32_t QuantizedWeight::begin() const { return (bits == 8 || table) && kSignedBytes ? 0 : zero; }
 
 const RunTile* QuantizedWeight::tiles() const {
@@ -275,11 +327,20 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
                                int64_t share, int bits,
                                int zero, const bf16* bias, int gated, void* out, int64_t out_stride, int out_fp32, int threads) {
   if (m == 0) return;
-  Scratch& scratch = Scratch::mine();
   const Columns columns{k, size, span, share};
+  const QuantizedWeight weight{codes, scales, minima, table, n, columns, bits, zero};
+#ifdef STARLING_TILES
+  if (by_tiles(m, k)) {
+    const auto by = [&](auto type) {
+      const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
+      multiply_unpacked(x, x_stride, m, weight, store_sums, threads);
+    };
+    return out_fp32 ? by(float{}) : by(bf16{});
+  }
+#endif
+  Scratch& scratch = Scratch::mine();
   scratch.reset(QuantizedRows::bytes(m, columns));
   const QuantizedRows rows = QuantizedRows::in(scratch, m, columns);
-  const QuantizedWeight weight{codes, scales, minima, table, n, columns, bits, zero};
   parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
                [&](int64_t row) { rows.quantize(row, x + row * x_stride, weight.begin()); });
   const auto to = [&](auto type) {
