@@ -176,8 +176,10 @@ def compare(name: str, threads: int, rounds: int, ik: Path | None) -> list[str]:
         starts.append(first_token(file, threads))
     heads = "".join(f" {peer} | ratio |" for peer in peers)
     lines = [f"### {name}, {file.stat().st_size >> 20} MiB", "", f"| | Starling |{heads}", "|---|---:|" + "---:|---:|" * len(peers)]
-    others = {peer: best(found) for peer, found in peers.items()}
-    for each, mine in best(ours).items():
+    others = {peer: best(rounds_of_it) for peer, rounds_of_it in peers.items()}
+    found = best(ours)
+    for each in others["llama.cpp"]:
+        mine = found[each]
         cells = "".join(f" {other[each]:.1f} | {mine / other[each]:.2f} |" for other in others.values())
         lines.append(f"| {each} | {mine:.1f} |{cells}")
     print("\n".join(lines), file=sys.stderr, flush=True)

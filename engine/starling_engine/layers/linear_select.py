@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from starling_engine import env, native
+from starling_engine import native
 from starling_engine.errors import ConfigError
 from starling_engine.kernels.matmul import has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear
 from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinear, QuantizedLinear
+from starling_engine.layers.quantized_kernels import quantized_kernels
 from starling_engine.native.group_quantized import Format
+from starling_engine.platforms.triton_support import why_not_triton
 
 logger = logging.getLogger("starling.layers")
 
@@ -34,31 +36,22 @@ def select_linear_method(
     method, reason = _choose(dtype, device)
     logger.info("linear layers: %s (%s)", method.name, reason)
 
-    # What oneDNN cannot hold, as a head that is tied to the embedding, our kernels can.
-    possible = (method, NativeLinear) if method is MkldnnLinear and native.load() is not None else (method,)
-
     def select_plain(shape: LinearShape) -> LinearMethod:
         if shape.only_lookup:
             return DenseLinear()
-        for found in possible:
-            if _FITS[found](shape):
-                return found()
+        if _FITS[method](shape):
+            return method()
         return ExactLinear() if shape.exact else DenseLinear()
 
     return _select_stored(stored, dtype, device, select_plain) if stored else select_plain
 
 
-def can_multiply_codes(dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether there are kernels for a checkpoint's codes, in a model of `dtype`."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and native.load() is not None
-
-
 def _select_stored(
     stored: Mapping[str, Format], dtype: torch.dtype, device: torch.device, otherwise: MethodSelector
 ) -> MethodSelector:
-    if not can_multiply_codes(dtype, device):
-        why = f"kernels are native ones, for bfloat16 on a CPU; this is {dtype} on {device.type}"
-        logger.warning("quantized weights are dequantized: %s", why)
+    kernels = quantized_kernels(dtype, device)
+    if kernels is None:
+        logger.warning("quantized weights are dequantized: %s", _why_no_kernels(dtype, device))
         return otherwise
     logger.info("quantized matrices are multiplied as they are")
 
@@ -73,16 +66,15 @@ def _select_stored(
         if len(cut) < len(forms):
             logger.warning("dequantized, since a rank's columns are no whole groups: %s", ", ".join(shape.names))
             return otherwise(shape)
-        return QuantizedLinear(cut)
+        return QuantizedLinear(cut, kernels)
 
     return select
 
 
 def _select_quantized(name: str, dtype: torch.dtype, device: torch.device) -> MethodSelector:
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        raise ConfigError(f"{name} is not possible for {dtype} on {device.type}; it is for bfloat16 on a CPU", "quantization")
-    if native.load() is None:
-        raise ConfigError(f"{name} is not possible without native kernels; the log says why there are none", "quantization")
+    kernels = quantized_kernels(dtype, device)
+    if kernels is None:
+        raise ConfigError(f"{name} is not possible: {_why_no_kernels(dtype, device)}", "quantization")
     logger.info("linear layers: %s (quantized while they are loaded)", name)
 
     def select(shape: LinearShape) -> LinearMethod:
@@ -91,31 +83,33 @@ def _select_quantized(name: str, dtype: torch.dtype, device: torch.device) -> Me
         if shape.only_lookup:
             return DenseLinear()
         form = ONLINE[name].cut(shape.ins.start, shape.in_size)
-        if form is None or (shape.gated and shape.out_size % 16):
+        if form is None or (kernels.gates and shape.gated and shape.out_size % 16):
             size = f"{shape.out_size} x {shape.in_size}"
-            wanted = f"columns in multiples of {ONLINE[name].block}" + (" and 16 rows" if shape.gated else "")
+            wanted = f"columns in multiples of {ONLINE[name].block}" + (" and 16 rows" if kernels.gates and shape.gated else "")
             what = f"{', '.join(shape.names)} ({size} on a rank)"
             raise ConfigError(f"{name} is not possible for {what}: it wants {wanted}", "quantization")
-        return OnlineQuantizedLinear(name, form)
+        return OnlineQuantizedLinear(name, form, kernels)
 
     return select
+
+
+def _why_no_kernels(dtype: torch.dtype, device: torch.device) -> str:
+    if device.type != "cpu":
+        return str(why_not_triton(device))
+    if dtype != torch.bfloat16:
+        return f"kernels for it are of bfloat16 on a CPU; this is {dtype}"
+    return "there are no native kernels here; the log says why"
 
 
 def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod], str]:
     if device.type != "cpu" or dtype != torch.bfloat16:
         computed = ", computed in float32" if is_emulated(dtype, device.type) else ""
         return DenseLinear, f"{dtype} on {device.type}{computed}: only bfloat16 on a CPU has packed weights"
-    if _has_amx() and env.cpu_isa() is None:
-        return MkldnnLinear, "the CPU has AMX, which oneDNN uses"
     if native.load() is not None:
         return NativeLinear, "bfloat16 and native kernels"
     if has_mkldnn_bf16():
         return MkldnnLinear, "no native kernels here"
     return DenseLinear, "computed in float32: neither native kernels nor oneDNN's bfloat16 work here"
-
-
-def _has_amx() -> bool:
-    return bool(torch.cpu._is_amx_tile_supported()) and has_mkldnn_bf16()
 
 
 _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
