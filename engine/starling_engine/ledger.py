@@ -107,7 +107,7 @@ LOGPROB_ROWS = 64
 
 
 CACHE_LINE = 64
-"""What a recording computes begins at one."""
+"""Bytes; each tensor of a recording begins at such a line."""
 
 RECORDED_TOKENS = 16
 """Tokens of the largest step that a host records. In larger ones Python takes a small part of the time."""

@@ -44,13 +44,13 @@ class CodedWeight:
 
     @property
     def sides(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What kernels take besides codes: scales, minima, table."""
+        """Scales, minima and table, which kernels take behind the codes."""
         table = self.format.table
         return self.scales, self.minima, None if table is None else _table(table, self.codes.device)
 
     @functools.cached_property
     def constants(self) -> dict[str, int | str]:
-        """What kernels are compiled for: see `dot_codes`."""
+        """Arguments that kernels are compiled for: see `dot_codes`."""
         form = self.format
         kind = "floats" if form.floats else "whole" if form.table is None else "table"
         return {"KIND": kind, "PAIRED": _is_paired(form), "UNIT": form.block, "GROUP": form.group, "ZERO": form.zero}

@@ -21,7 +21,7 @@ class OnlineQuantizedLinear(StackedMethod):
     """Keeps W in groups of columns with a scale each. On a CPU, rows of x are rounded to 8 bits where W is whole numbers."""
 
     _weight: Any
-    """In the kernels' form."""
+    """Packed as the kernels have it."""
     _bias: torch.Tensor | None
 
     def __init__(self, name: str, form: Format, kernels: QuantizedKernels) -> None:

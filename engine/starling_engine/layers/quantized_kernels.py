@@ -1,4 +1,4 @@
-"""What multiplies matrices in 2 to 8 bits: native kernels for bfloat16 on a CPU, Triton's on a GPU."""
+"""Kernels for matrices in 2 to 8 bits: native ones for bfloat16 on a CPU, Triton's on a GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

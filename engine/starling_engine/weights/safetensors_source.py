@@ -26,7 +26,7 @@ class SafetensorsWeights:
     def __init__(self, folder: Path) -> None:
         self.tensors: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
-        """What the headers of all files say besides."""
+        """Texts that the headers of all files have besides."""
         for path in _files(folder):
             found, metadata = _read_header(path)
             self.tensors.update(found)
