@@ -44,9 +44,8 @@ struct Fp8Product {
           for (int64_t j = 0; j < here; ++j)
             unpack(reinterpret_cast<const fp8*>(packed + (line_of(block + j, group) + first) * kLine<fp8_weight>),
                    count * kLine<fp8_weight>, piece + j * count * kLine<bf16>);
-          for (int64_t row = 0, r = 0; row < m; row += row_step, ++r) {
+          for (int64_t row = 0; row < m; row += row_step) {
             const int64_t rows = std::min(row_step, m - row);
-            fetch_next(at, first + count, r, row_tiles);
             float* to = totals.data() + row * width;
             if (groups == 1) {
               multiply(at, piece, count * kLine<bf16>, row, rows, first, count, to);
@@ -83,15 +82,6 @@ struct Fp8Product {
     const Bf16Operand* from = x + (at.row0 + row) * x_stride + (at.group * lines() + first) * 2;
     const bool more = groups == 1 && first > 0;
     gemm_tile<T>({from, x_stride, b, b_stride, count, sums, at.width, more, b}, static_cast<int>(rows), at.here, 0);
-  }
-
-  // The row tiles share the prefetching of the next piece, which begins at line `first` of the group; of the last, in the next group.
-  void fetch_next(const Tile& at, int64_t first, int64_t r, int64_t row_tiles) const {
-    constexpr int64_t kBytes = kMostLines * kLine<fp8_weight>;
-    for (int64_t j = 0; j < at.here; ++j) {
-      const fp8_weight* next = packed + (line_of(at.block + j, at.group) + first) * kLine<fp8_weight>;
-      for (int64_t i = kBytes / 64 * r / row_tiles; i < kBytes / 64 * (r + 1) / row_tiles; ++i) fetch(next + i * 64);
-    }
   }
 
   void add_scaled(const Tile& at, const float* sums, int64_t rows, float* totals) const {
