@@ -30,6 +30,9 @@ class CodedWeight:
     minima: Tensor | None
     format: Format
 
+    def __post_init__(self) -> None:
+        _ = self.sides  # a table is made now: the first use may be recorded
+
     @property
     def n(self) -> int:
         return self.codes.shape[-2]
@@ -42,7 +45,7 @@ class CodedWeight:
     def tensors(self) -> list[Tensor]:
         return [each for each in (self.codes, self.scales, self.minima) if each is not None]
 
-    @property
+    @functools.cached_property
     def sides(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Scales, minima and table, which kernels take behind the codes."""
         table = self.format.table
@@ -95,8 +98,15 @@ def dequantized_rows(ids: Tensor, weight: CodedWeight, dtype: torch.dtype) -> Te
     if _is_paired(form):
         halves = codes.view(len(ids), -1, form.block // 2)
         codes = torch.stack([halves & 15, halves >> 4], 2).flatten(1)
-    minima = None if weight.minima is None else weight.minima[ids]
-    return GroupQuantized(codes, weight.scales[ids], form, minima).dequantized().to(dtype)
+    scales, minima, table = weight.sides
+    if form.floats:
+        numbers = codes.view(torch.float8_e4m3fn).float()
+    else:
+        numbers = codes.float() - form.zero if table is None else table[codes.int()]
+    numbers = numbers.view(len(ids), -1, form.group) * scales[ids].float()[:, :, None]
+    if minima is not None:
+        numbers += minima[ids].float()[:, :, None]
+    return numbers.flatten(1).to(dtype)
 
 
 def _is_paired(form: Format) -> bool:

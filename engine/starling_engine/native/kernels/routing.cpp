@@ -29,10 +29,9 @@ struct Routing {
       for (int64_t e = 0; e < experts; ++e) out[e] /= sum;
   }
 
-  // Excludes experts that are not in the best groups.
-  void within_groups(float* wanted) const {
+  // Excludes experts that are not in the best groups. `worth` is memory for a number of each group.
+  void within_groups(float* wanted, float* worth) const {
     const int64_t size = experts / groups;
-    float worth[kMostGroups];
     for (int64_t g = 0; g < groups; ++g) {
       float best = kExcluded, second = kExcluded;
       for (int64_t i = 0; i < size; ++i) {
@@ -42,15 +41,19 @@ struct Routing {
       }
       worth[g] = best_two ? best + second : best;
     }
-    bool taken[kMostGroups] = {};
-    for (int64_t i = 0; i < top_groups; ++i) {
-      int64_t best = -1;
-      for (int64_t g = 0; g < groups; ++g)
-        if (!taken[g] && (best < 0 || worth[g] > worth[best])) best = g;
-      taken[best] = true;
+    for (int64_t i = 0; i < groups - top_groups; ++i) {
+      const int64_t least = last_least(worth);
+      worth[least] = std::numeric_limits<float>::infinity();
+      std::fill(wanted + least * size, wanted + (least + 1) * size, kExcluded);
     }
-    for (int64_t e = 0; e < experts; ++e)
-      if (!taken[e / size]) wanted[e] = kExcluded;
+  }
+
+  // The least of the groups, of equal ones the last.
+  int64_t last_least(const float* worth) const {
+    int64_t least = 0;
+    for (int64_t g = 1; g < groups; ++g)
+      if (worth[g] <= worth[least]) least = g;
+    return least;
   }
 
   void choose(const float* affinity, float* wanted, float* weights, int64_t* ids) const {
@@ -65,8 +68,6 @@ struct Routing {
       weights[i] *= scaling;
     }
   }
-
-  static constexpr int64_t kMostGroups = 256;
 };
 
 }  // namespace
@@ -77,7 +78,7 @@ using namespace starling;
 extern "C" {
 
 // logits [tokens, experts], bias [experts] or null -> weights and ids [tokens, top_k], a token's best expert first. Its experts are
-// distinct even where logits are NaN. At most 256 groups.
+// distinct even where logits are NaN.
 void starling_route(const float* logits, const float* bias, int64_t tokens, int64_t experts, int64_t top_k, int64_t groups,
                     int64_t top_groups, int softmax, int best_two, int renormalize, float scaling, float* weights, int64_t* ids,
                     int threads) {
@@ -86,16 +87,17 @@ void starling_route(const float* logits, const float* bias, int64_t tokens, int6
   in_parallel(threads_for(tokens, tokens * experts * 64, threads), [&](Part part) {
     const Span mine = part.of(tokens);
     Scratch& scratch = Scratch::mine();
-    scratch.reset(2 * Scratch::padded<float>(experts));
+    scratch.reset(2 * Scratch::padded<float>(experts) + Scratch::padded<float>(groups));
     float* affinity = scratch.take<float>(experts);
     float* wanted = scratch.take<float>(experts);
+    float* worth = scratch.take<float>(groups);
     for (int64_t t = mine.begin; t < mine.end; ++t) {
       routing.affinities(logits + t * experts, affinity);
       for (int64_t e = 0; e < experts; ++e) {
         const float each = affinity[e] + (bias ? bias[e] : 0.0f);
         wanted[e] = each > kLowest ? each : kLowest;
       }
-      if (top_groups < groups) routing.within_groups(wanted);
+      if (top_groups < groups) routing.within_groups(wanted, worth);
       routing.choose(affinity, wanted, weights + t * top_k, ids + t * top_k);
     }
   });
