@@ -154,8 +154,11 @@ class Experts:
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Calls `ExpertsMethod.apply` with the slots of the experts `ids`. Experts that are elsewhere, and -1, add nothing."""
-        slots = ops.look_up(self._slot_of, ids.contiguous()) if self._looks_up else self._slot_of[ids]
-        return self.method.apply(x, slots, weights)
+        if not self._looks_up:
+            return self.method.apply(x, self._slot_of[ids], weights)
+        # Ranks send ids of 4 bytes. Others are as they have to be: a step in which torch computes is not recorded.
+        ids = ids if ids.dtype == torch.int64 else ids.long()
+        return self.method.apply(x, ops.look_up(self._slot_of, ids.contiguous()), weights)
 
     def reserve(self, expert: int) -> dict[str, WeightSlot]:
         """Reserves a slot for an expert, and returns its tensors to load. It can be used once all of them are loaded.
