@@ -130,7 +130,8 @@ def ik_llama_cpp(program: Path, file: Path, threads: int) -> dict[str, float]:
 
 def _whole_seconds(command: list[str]) -> float:
     """Runs the benchmark, and reads column "T s" of its table's last row."""
-    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    # It writes a log where it runs.
+    done = subprocess.run(command, check=True, text=True, cwd=CACHE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     rows = [line.strip("| \n").split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
     return float(rows[-1][-2])
 

@@ -12,13 +12,14 @@ import itertools
 
 import torch
 from native_kernels import Clock, memory_bandwidth
-from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape, group_by_slot
+from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_quantized import QuantizedExperts
 from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.layers.router import route
 from starling_engine.model_config.moe import Routing
+from starling_engine.native import ops
 from starling_engine.topology.shard import Share
 from torch import Tensor
 
@@ -72,7 +73,9 @@ def main() -> None:
             flush=True,
         )
     ids, _ = draw(1, routing)[0]
-    chosen, sorted_ = clock(route, torch.randn(1, arguments.experts), routing), clock(group_by_slot, ids, shape.num_slots)
+    weights = torch.rand(ids.shape)
+    chosen = clock(ops.route, torch.randn(1, arguments.experts), routing)
+    sorted_ = clock(ops.group_by_slot, ids, weights, shape.num_slots)
     print(f"of one token: route {chosen * 1e6:.0f} us, sort {sorted_ * 1e6:.0f} us")
 
 

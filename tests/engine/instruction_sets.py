@@ -14,8 +14,8 @@ EMULATED = "emulated "
 _WITHOUT = next(found for found in isa.INSTRUCTION_SETS if found.name == "avx512_bf16")
 TILES = replace(_WITHOUT, name="modelled amx", options=(*_WITHOUT.options, "-DSTARLING_TILE_MODEL"))
 """The kernels of AMX, whose tiles are memory (`kernels/tiles.h`)."""
-ROWS_BY_REGISTERS = 8
-"""The most rows of x that are not multiplied by tiles."""
+ROWS_BY_REGISTERS = 32
+"""The most rows of x that are never multiplied by codes so."""
 
 
 def other_sets() -> list[str]:
@@ -25,8 +25,8 @@ def other_sets() -> list[str]:
     return here + modelled + [EMULATED + name for name in SETS]
 
 
-def by_tiles(m: int, k: int) -> bool:
-    """Returns whether the set in use multiplies so many rows of so many columns by tiles."""
+def unpacked_by_tiles(m: int, k: int) -> bool:
+    """Returns whether the set in use multiplies so many rows by codes of so many columns that become numbers first."""
     return instruction_set_name() in ("amx", TILES.name) and m > ROWS_BY_REGISTERS and k % 32 == 0
 
 
@@ -50,7 +50,7 @@ def using(name: str | None) -> Iterator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             if name == TILES.name:
-                patch.setattr(isa, "choose", lambda: TILES)
+                patch.setattr(isa, "candidates", lambda: [TILES])
             else:
                 patch.setenv("STARLING_CPU_ISA", name)
             _load_again()

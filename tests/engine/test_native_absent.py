@@ -20,6 +20,8 @@ def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(isa, "CPU_INFO", info)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"))
     monkeypatch.setattr(isa, "may_use_tiles", lambda: True)
+    monkeypatch.setattr(build, "_why_not_tiles", lambda: None)
+    monkeypatch.setattr(build, "_left_out", set())
     for name in ("STARLING_NATIVE", "STARLING_KERNELS", "STARLING_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     return info
@@ -41,20 +43,34 @@ def test_an_architecture_without_kernels_is_named(monkeypatch: pytest.MonkeyPatc
 def test_the_best_set_that_a_cpu_has_is_taken(name: str, cpu: Path) -> None:
     (flags,) = [each.cpu_flags for each in INSTRUCTION_SETS if each.name == name]
     cpu.write_text(f"flags\t\t: {' '.join(flags)}\n")
-    assert isa.choose().name == name
+    assert build.instruction_set().name == name
 
 
 def test_tiles_that_the_system_does_not_give_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isa, "may_use_tiles", lambda: False)
-    assert isa.choose().name == "avx512_bf16"
+    assert build.instruction_set().name == "avx512_bf16"
     monkeypatch.setenv("STARLING_CPU_ISA", "amx")
     with pytest.raises(ConfigError, match="this CPU has avx512_bf16, avx512, avx2, not 'amx'"):
-        isa.choose()
+        build.instruction_set()
+
+
+def test_tiles_that_do_not_work_are_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The next set is taken, unless AMX was asked for."""
+    opened = []
+    monkeypatch.setattr(build, "_why_not_tiles", lambda: "the compiler does not know them")
+    monkeypatch.setattr(build, "_open", lambda chosen: opened.append(chosen.name))
+    build.load.__wrapped__()
+    assert "AMX is left out: the compiler does not know them" in caplog.text
+    assert build.instruction_set().name == "avx512_bf16"
+    monkeypatch.setenv("STARLING_CPU_ISA", "amx")
+    monkeypatch.setattr(build, "_left_out", set())
+    build.load.__wrapped__()
+    assert opened == ["avx512_bf16", "amx"]
 
 
 def test_a_lesser_set_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STARLING_CPU_ISA", "avx2")
-    assert isa.choose().name == "avx2"
+    assert build.instruction_set().name == "avx2"
 
 
 @pytest.mark.parametrize("name", ["avx512", "neon", "AVX2"])

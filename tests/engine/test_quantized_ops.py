@@ -12,7 +12,7 @@ from starling_engine.native.gguf_blocks import FORMATS, read_blocks
 from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize
 from starling_engine.native.quantized_ops import PackedQuantized
 
-from tests.engine.instruction_sets import ROWS_BY_REGISTERS, by_tiles, every_set, using
+from tests.engine.instruction_sets import ROWS_BY_REGISTERS, every_set, unpacked_by_tiles, using
 
 pytestmark = [
     pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
@@ -71,7 +71,7 @@ def matrix(n: int, k: int, form: Format) -> GroupQuantized:
 
 def product(m: int, k: int, form: Format) -> Callable[..., torch.Tensor]:
     """Returns the reference of m rows of k columns. Tiles take numbers, where registers take rows in 8 bits."""
-    return reference.unpacked_linear if by_tiles(m, k) and not form.floats else reference.quantized_linear
+    return reference.unpacked_linear if unpacked_by_tiles(m, k) and not form.floats else reference.quantized_linear
 
 
 @pytest.mark.parametrize(("out_dtype", "bias"), [(BF16, False), (FP32, True)])

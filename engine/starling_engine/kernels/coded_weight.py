@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from starling_engine.native.group_quantized import GROUPS, Format, GroupQuantized
+from starling_engine.native.group_quantized import GROUPS, Format, GroupQuantized, numbers_of, table_of
 
 PAIRED_BITS = (2, 4)
 
@@ -29,9 +29,8 @@ class CodedWeight:
     scales: Tensor
     minima: Tensor | None
     format: Format
-
-    def __post_init__(self) -> None:
-        _ = self.sides  # a table is made now: the first use may be recorded
+    table: Tensor | None
+    """Numbers of the format's table, fp32."""
 
     @property
     def n(self) -> int:
@@ -45,11 +44,10 @@ class CodedWeight:
     def tensors(self) -> list[Tensor]:
         return [each for each in (self.codes, self.scales, self.minima) if each is not None]
 
-    @functools.cached_property
+    @property
     def sides(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Scales, minima and table, which kernels take behind the codes."""
-        table = self.format.table
-        return self.scales, self.minima, None if table is None else _table(table, self.codes.device)
+        return self.scales, self.minima, self.table
 
     @functools.cached_property
     def constants(self) -> dict[str, int | str]:
@@ -81,41 +79,29 @@ def pack_codes(matrix: GroupQuantized, device: torch.device) -> CodedWeight:
     if _is_paired(form):
         low, high = codes.view(len(codes), -1, 2, form.block // 2).unbind(2)
         codes = (low | high << 4).flatten(1)
-    return CodedWeight(codes, scales, minima, form)
+    return CodedWeight(codes, scales, minima, form, table_of(form, device))
 
 
 def empty_codes(experts: int, n: int, k: int, form: Format, device: torch.device) -> CodedWeight:
     """Reserves memory for the matrices [n, k] of experts."""
     form = gpu_format(form)
     codes = torch.empty(experts, n, k // 2 if _is_paired(form) else k, dtype=torch.uint8, device=device)
-    scales, minima = (torch.empty(experts, n, k // form.group, dtype=form.scale_dtype, device=device) for _ in range(2))
-    return CodedWeight(codes, scales, minima if form.minima else None, form)
+    sides = [torch.empty(experts, n, k // form.group, dtype=form.scale_dtype, device=device) for _ in range(1 + form.minima)]
+    return CodedWeight(codes, sides[0], sides[1] if form.minima else None, form, table_of(form, device))
 
 
 def dequantized_rows(ids: Tensor, weight: CodedWeight, dtype: torch.dtype) -> Tensor:
     """Returns the rows ids [T] int64 -> [T, K] of `dtype`."""
     form, codes = weight.format, weight.codes[ids]
     if _is_paired(form):
-        halves = codes.view(len(ids), -1, form.block // 2)
+        halves = codes.unflatten(1, (-1, form.block // 2))
         codes = torch.stack([halves & 15, halves >> 4], 2).flatten(1)
-    scales, minima, table = weight.sides
-    if form.floats:
-        numbers = codes.view(torch.float8_e4m3fn).float()
-    else:
-        numbers = codes.float() - form.zero if table is None else table[codes.int()]
-    numbers = numbers.view(len(ids), -1, form.group) * scales[ids].float()[:, :, None]
-    if minima is not None:
-        numbers += minima[ids].float()[:, :, None]
-    return numbers.flatten(1).to(dtype)
+    minima = None if weight.minima is None else weight.minima[ids]
+    return numbers_of(codes, weight.scales[ids], minima, form, weight.table).to(dtype)
 
 
 def _is_paired(form: Format) -> bool:
     return form.bits in PAIRED_BITS
-
-
-@functools.cache
-def _table(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
 FP16_SCALE = tl.constexpr(256.0)
@@ -178,21 +164,21 @@ def dot_codes(
 
 
 @triton.jit
-def _of_columns(
-    at, first, DEPTH: tl.constexpr, TILE_DEPTH: tl.constexpr, GROUP: tl.constexpr, LENGTH: tl.constexpr
-):  # fmt: skip
+def _of_columns(at, first, DEPTH: tl.constexpr, TILE_DEPTH: tl.constexpr, GROUP: tl.constexpr, LENGTH: tl.constexpr):
     """Loads the numbers of groups at [1, COLUMNS] for each of the tile's columns, fp32: [LENGTH, COLUMNS], or [1, COLUMNS]."""
     if GROUP >= TILE_DEPTH:
-        return tl.load(at + first // GROUP).to(tl.float32)
-    GROUPS_HERE: tl.constexpr = TILE_DEPTH // GROUP
-    group = tl.arange(0, GROUPS_HERE)
-    if DEPTH % TILE_DEPTH == 0:
-        each = tl.load(at + (first // GROUP + group)[:, None])
-    else:
-        each = tl.load(at + (first // GROUP + group)[:, None], mask=(first + group * GROUP < DEPTH)[:, None], other=0.0)
-    COLUMNS: tl.constexpr = each.shape[1]
-    spread = tl.broadcast_to(each.to(tl.float32)[:, None, :], [GROUPS_HERE, LENGTH // GROUPS_HERE, COLUMNS])
-    return tl.reshape(spread, [LENGTH, COLUMNS])
+        found = tl.load(at + first // GROUP).to(tl.float32)
+    else:  # what follows a return is compiled all the same
+        GROUPS_HERE: tl.constexpr = TILE_DEPTH // GROUP
+        group = tl.arange(0, GROUPS_HERE)
+        if DEPTH % TILE_DEPTH == 0:
+            each = tl.load(at + (first // GROUP + group)[:, None])
+        else:
+            each = tl.load(at + (first // GROUP + group)[:, None], mask=(first + group * GROUP < DEPTH)[:, None], other=0.0)
+        COLUMNS: tl.constexpr = each.shape[1]
+        spread = tl.broadcast_to(each.to(tl.float32)[:, None, :], [GROUPS_HERE, LENGTH // GROUPS_HERE, COLUMNS])
+        found = tl.reshape(spread, [LENGTH, COLUMNS])
+    return found
 
 
 @triton.jit

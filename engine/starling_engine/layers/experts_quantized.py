@@ -1,6 +1,8 @@
-"""Experts in 2 to 8 bits on CPUs: codes of a checkpoint, or weights that are quantized while they are loaded."""
+"""Experts in 2 to 8 bits: codes of a checkpoint, or weights that are quantized while they are loaded."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -11,65 +13,100 @@ from starling_engine.native.group_quantized import Format, GroupQuantized, quant
 from starling_engine.native.quantized_ops import PackedQuantized
 
 
-class QuantizedExperts(GroupedExperts):
-    """Packs each matrix as it is loaded. Only a gate that waits for its up, or an up that waits for its gate, is held unpacked."""
+class _Matrices(Protocol):
+    """Matrices of all slots, as kernels have them."""
 
-    name = "quantized"
+    @property
+    def tensors(self) -> list[torch.Tensor]: ...
+
+
+M = TypeVar("M", bound=_Matrices)
+
+
+class CodedExperts(ABC, Generic[M]):
+    """Base of methods for codes. They say how memory is reserved and filled."""
+
+    _gate_up: M | None = None
+    _down: M | None = None
 
     def __init__(self, gate_up: Format, down: Format, *, online: bool) -> None:
         """`online`: the checkpoint has numbers, and codes are made of them."""
         self._formats: dict[Projection, Format] = {"gate": gate_up, "up": gate_up, "down": down}
         self._online = online
 
-    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
-        assert dtype == torch.bfloat16 and device.type == "cpu"
-        self._shape = shape
-        self._waiting: dict[tuple[int, Projection], GroupQuantized] = {}
-        self._gate_up: PackedQuantized | None = None
-        self._down: PackedQuantized | None = None
+    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:  # noqa: ARG002
+        self._shape, self._device = shape, device
         return [
-            replace(part, element_bytes=self._formats[part.projection].element_bytes, codes=not self._online)
+            replace(part, element_bytes=self.element_bytes(self._formats[part.projection]), codes=not self._online)
             for part in plain_parts(shape)
         ]
 
     def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        self.load_codes(slot, part, quantize(tensor, self._formats[part.projection]))
+        self.load_codes(slot, part, quantize(tensor.to(self._device), self._formats[part.projection]))
+
+    @abstractmethod
+    def load_codes(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
+        """Copies the part in."""
+
+    @abstractmethod
+    def element_bytes(self, form: Format) -> float:
+        """Returns the bytes of a weight."""
+
+    @abstractmethod
+    def empty(self, n: int, k: int, form: Format, *, gated: bool) -> M:
+        """Reserves memory for matrices [n, k] of all slots; its pages are taken as they are written."""
+
+    def memory(self, slot: int) -> list[torch.Tensor]:
+        return [each[slot] for matrices in (self.gate_ups(), self.downs()) for each in matrices.tensors]
+
+    @property
+    def loaded(self) -> bool:
+        """True once a weight of each kind has been loaded."""
+        return self._gate_up is not None and self._down is not None
+
+    def gate_ups(self) -> M:
+        """Returns gates above ups of all slots; reserved at its first use."""
+        if self._gate_up is None:
+            shape = self._shape
+            self._gate_up = self.empty(2 * shape.intermediate_size, shape.hidden_size, self._formats["gate"], gated=True)
+        return self._gate_up
+
+    def downs(self) -> M:
+        if self._down is None:
+            shape = self._shape
+            self._down = self.empty(shape.hidden_size, shape.intermediate_size, self._formats["down"], gated=False)
+        return self._down
+
+
+class QuantizedExperts(CodedExperts[PackedQuantized], GroupedExperts):
+    """Packs each matrix as it is loaded. Only a gate that waits for its up, or an up that waits for its gate, is held unpacked."""
+
+    name = "quantized"
+
+    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
+        assert dtype == torch.bfloat16 and device.type == "cpu"
+        self._waiting: dict[tuple[int, Projection], GroupQuantized] = {}
+        return super().create(shape, dtype, device)
 
     def load_codes(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
         if part.projection == "down":
-            ops.pack_quantized_expert(matrix, self._downs(), slot)
+            ops.pack_quantized_expert(matrix, self.downs(), slot)
             return
         self._waiting[slot, part.projection] = matrix
         if (slot, "gate") in self._waiting and (slot, "up") in self._waiting:
             both = stacked([self._waiting.pop((slot, "gate")), self._waiting.pop((slot, "up"))])
-            ops.pack_quantized_expert(both, self._gate_ups(), slot)
+            ops.pack_quantized_expert(both, self.gate_ups(), slot)
+
+    def element_bytes(self, form: Format) -> float:
+        return form.element_bytes
+
+    def empty(self, n: int, k: int, form: Format, *, gated: bool) -> PackedQuantized:
+        return ops.empty_quantized_experts(self._shape.num_slots, n, k, form, gated=gated)
 
     def release(self, slot: int) -> None:
         for projection in self._formats:
             self._waiting.pop((slot, projection), None)
 
-    def memory(self, slot: int) -> list[torch.Tensor]:
-        return [each[slot] for packed in (self._gate_ups(), self._downs()) for each in packed.tensors]
-
-    @property
-    def loaded(self) -> bool:
-        return self._gate_up is not None and self._down is not None
-
     def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        activated = ops.grouped_quantized_linear(x, tokens, starts, self._gate_ups())
-        return ops.grouped_quantized_sum(activated, tokens, weights, starts, self._downs(), len(x))
-
-    def _gate_ups(self) -> PackedQuantized:
-        """Allocated at its first use; its pages are taken as they are written."""
-        if self._gate_up is None:
-            shape = self._shape
-            sizes = shape.num_slots, 2 * shape.intermediate_size, shape.hidden_size
-            self._gate_up = ops.empty_quantized_experts(*sizes, self._formats["gate"], gated=True)
-        return self._gate_up
-
-    def _downs(self) -> PackedQuantized:
-        if self._down is None:
-            shape = self._shape
-            sizes = shape.num_slots, shape.hidden_size, shape.intermediate_size
-            self._down = ops.empty_quantized_experts(*sizes, self._formats["down"])
-        return self._down
+        activated = ops.grouped_quantized_linear(x, tokens, starts, self.gate_ups())
+        return ops.grouped_quantized_sum(activated, tokens, weights, starts, self.downs(), len(x))

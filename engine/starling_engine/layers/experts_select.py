@@ -59,7 +59,7 @@ def _quantized(device: torch.device, gate_up: Format, down: Format, *, online: b
 def _online(name: str, shape: ExpertsShape) -> tuple[Format, Format]:
     gate_up = ONLINE[name].cut(0, shape.hidden_size)
     down = ONLINE[name].cut(shape.intermediate.start, shape.intermediate_size)
-    if gate_up is None or down is None or shape.intermediate_size % 8:
+    if gate_up is None or down is None:
         what = f"experts ({shape.intermediate_size} x {shape.hidden_size} on a rank)"
         raise ConfigError(
             f"{name} is not possible for {what}: it wants rows and columns in multiples of {ONLINE[name].block}", "quantization"
@@ -80,8 +80,7 @@ def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str
     if len(gate_up) == len(downs) == 1:
         (gate,), (down,) = gate_up, downs
         gate, down = gate and gate.cut(0, shape.hidden_size), down and down.cut(share.start, share.size)
-        # The kernel takes eight gates at a time.
-        if gate and down and share.size % 8 == 0:
+        if gate and down:
             return gate, down
     logger.warning(
         "dequantized, since their forms or a rank's columns do not suit the kernels: experts %s (%d x %d)",

@@ -28,7 +28,7 @@ class NativeLinear(StackedMethod):
 
 
 class MkldnnLinear(StackedMethod):
-    """Multiplies by oneDNN, in its blocked layout: on CPUs with matrix units (AMX), or where there is no compiler."""
+    """Multiplies by oneDNN, in its blocked layout: where there are no native kernels."""
 
     name = "mkldnn"
     _weight: torch.Tensor

@@ -31,8 +31,6 @@ def select_linear_method(
 
     Raises ConfigError where `quantization` is not possible; so does the selector for a matrix that cannot be quantized.
     """
-    if quantization is not None:
-        return _select_quantized(quantization, dtype, device)
     method, reason = _choose(dtype, device)
     logger.info("linear layers: %s (%s)", method.name, reason)
 
@@ -43,6 +41,8 @@ def select_linear_method(
             return method()
         return ExactLinear() if shape.exact else DenseLinear()
 
+    if quantization is not None:
+        return _select_quantized(quantization, dtype, device, select_plain)
     return _select_stored(stored, dtype, device, select_plain) if stored else select_plain
 
 
@@ -71,17 +71,15 @@ def _select_stored(
     return select
 
 
-def _select_quantized(name: str, dtype: torch.dtype, device: torch.device) -> MethodSelector:
+def _select_quantized(name: str, dtype: torch.dtype, device: torch.device, otherwise: MethodSelector) -> MethodSelector:
     kernels = quantized_kernels(dtype, device)
     if kernels is None:
         raise ConfigError(f"{name} is not possible: {_why_no_kernels(dtype, device)}", "quantization")
     logger.info("linear layers: %s (quantized while they are loaded)", name)
 
     def select(shape: LinearShape) -> LinearMethod:
-        if shape.exact:
-            return ExactLinear()
-        if shape.only_lookup:
-            return DenseLinear()
+        if shape.exact or shape.only_lookup:
+            return otherwise(shape)
         form = ONLINE[name].cut(shape.ins.start, shape.in_size)
         if form is None or (kernels.gates and shape.gated and shape.out_size % 16):
             size = f"{shape.out_size} x {shape.in_size}"

@@ -46,12 +46,11 @@ def load() -> ctypes.CDLL | None:
     """
     try:
         chosen = instruction_set()
-        path = _library(chosen)
-        if not path.exists():
-            _compile(_compiler(), chosen, path)
-        library = ctypes.CDLL(str(path))
-        if not library.starling_tiles_work():
-            raise Unavailable("AMX multiplies otherwise than it should; STARLING_CPU_ISA=avx512_bf16 does without")
+        if chosen is isa.AMX and env.cpu_isa() is None and (reason := _why_not_tiles()) is not None:
+            logger.warning("AMX is left out: %s", reason)
+            _left_out.add(chosen.name)
+            chosen = instruction_set()
+        library = _open(chosen)
     except (Unavailable, OSError) as error:
         logger.warning("native CPU kernels are off, torch is used instead: %s", error)
         return None
@@ -59,11 +58,30 @@ def load() -> ctypes.CDLL | None:
     return library
 
 
+def _open(chosen: InstructionSet) -> ctypes.CDLL:
+    path = _library(chosen)
+    if not path.exists():
+        _compile(_compiler(), chosen, path)
+    return ctypes.CDLL(str(path))
+
+
+_left_out: set[str] = set()
+"""Names of sets that this CPU has, and that this process does without."""
+
+
+def _why_not_tiles() -> str | None:
+    """Returns why the kernels with tiles cannot be used. Older compilers do not know them, and no CPU has run them yet."""
+    try:
+        return None if _open(isa.AMX).starling_tiles_work() else "a product by tiles is not the one by registers"
+    except (Unavailable, OSError) as error:
+        return str(error)
+
+
 def instruction_set() -> InstructionSet:
     """Returns the set whose kernels are for this process. Raises `Unavailable`, and ConfigError as `load` does."""
     if not env.native_enabled():
         raise Unavailable("STARLING_NATIVE=0")
-    return isa.choose()
+    return next(each for each in isa.candidates() if each.name not in _left_out)
 
 
 def instruction_set_name() -> str:

@@ -99,24 +99,13 @@ class GroupQuantized:
     def dequantized(self) -> Tensor:
         """Returns the matrix in float32. Needs little memory besides."""
         n, k = self.codes.shape
-        values = torch.empty(n, k, device=self.codes.device)
-        step = max(1, AT_ONCE // k)
+        values = torch.empty(n, k)
+        step, table = max(1, AT_ONCE // k), table_of(self.format, self.codes.device)
         for start in range(0, n, step):
-            self._dequantize(slice(start, start + step), values)
+            rows = slice(start, start + step)
+            minima = None if self.minima is None else self.minima[rows]
+            values[rows] = numbers_of(self.codes[rows], self.scales[rows], minima, self.format, table)
         return values
-
-    def _dequantize(self, rows: slice, out: Tensor) -> None:
-        form, codes = self.format, self.codes[rows]
-        if form.floats:
-            numbers = codes.view(torch.float8_e4m3fn).float()
-        else:
-            numbers = codes.float() - form.zero
-        if form.table is not None:
-            numbers = torch.tensor(form.table, dtype=torch.float32, device=codes.device)[codes.int()]
-        values = _grouped(numbers, form.group).mul_(self.scales[rows].float()[:, :, None])
-        if self.minima is not None:
-            values += self.minima[rows].float()[:, :, None]
-        out[rows] = values.flatten(1)
 
     def columns(self, part: slice) -> "GroupQuantized":
         """Returns some columns, cut between groups."""
@@ -127,6 +116,23 @@ class GroupQuantized:
         groups = slice(start // self.format.group, stop // self.format.group)
         minima = None if self.minima is None else self.minima[:, groups].contiguous()
         return GroupQuantized(self.codes[:, start:stop].contiguous(), self.scales[:, groups].contiguous(), self.format, minima)
+
+
+def numbers_of(codes: Tensor, scales: Tensor, minima: Tensor | None, form: Format, table: Tensor | None) -> Tensor:
+    """Returns what rows of codes [N, K] stand for, in float32; `table` is the format's."""
+    if form.floats:
+        numbers = codes.view(torch.float8_e4m3fn).float()
+    else:
+        numbers = codes.float() - form.zero if table is None else table[codes.int()]
+    values = _grouped(numbers, form.group).mul_(scales.float()[:, :, None])
+    if minima is not None:
+        values += minima.float()[:, :, None]
+    return values.flatten(1)
+
+
+def table_of(form: Format, device: torch.device) -> Tensor | None:
+    """Returns the numbers of a format's table, fp32; None where it has none."""
+    return None if form.table is None else torch.tensor(form.table, dtype=torch.float32, device=device)
 
 
 def stacked(parts: Sequence[GroupQuantized]) -> GroupQuantized:

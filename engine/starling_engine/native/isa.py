@@ -44,8 +44,9 @@ def _options(cpu_flags: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"-m{flag.replace('_', '')}" for flag in cpu_flags)
 
 
+AMX = InstructionSet("amx", "x86_64", frozenset({*_BF16, "amx_tile", "amx_bf16"}), (*_options(_BF16), *_TILES, _WIDE))
 INSTRUCTION_SETS = (
-    InstructionSet("amx", "x86_64", frozenset({*_BF16, "amx_tile", "amx_bf16"}), (*_options(_BF16), *_TILES, _WIDE)),
+    AMX,
     InstructionSet("avx512_bf16", "x86_64", frozenset(_BF16), (*_options(_BF16), _WIDE)),
     InstructionSet("avx512", "x86_64", frozenset(_AVX512), (*_options(_AVX512), _WIDE)),
     InstructionSet("avx2", "x86_64", frozenset(_AVX2), _options(_AVX2)),
@@ -56,8 +57,8 @@ INSTRUCTION_SETS = (
 """The best of an architecture first."""
 
 
-def choose() -> InstructionSet:
-    """Returns the best set that this CPU has, or the one that STARLING_CPU_ISA names.
+def candidates() -> list[InstructionSet]:
+    """Returns the sets that this CPU has, the best first, or only the one that STARLING_CPU_ISA names.
 
     Raises `Unavailable` where it has none, and ConfigError where it lacks the one that is named.
     """
@@ -65,11 +66,11 @@ def choose() -> InstructionSet:
     if wanted is not None:
         for found in possible:
             if found.name == wanted:
-                return found
+                return [found]
         names = ", ".join(found.name for found in possible) or "none"
         raise ConfigError(f"this CPU has {names}, not {wanted!r}", "STARLING_CPU_ISA")
     if possible:
-        return possible[0]
+        return possible
     here = of_this_architecture()
     if not here:
         raise Unavailable(f"there are none for {os.uname().machine}")

@@ -1,5 +1,7 @@
 """Launches with codes, of Llama 3 8B's and Qwen3-30B-A3B's shapes, to be compiled in a process of their own."""
 
+from dataclasses import replace
+
 import torch
 from starling_engine.kernels import grouped
 from starling_engine.kernels.coded_weight import empty_codes
@@ -9,14 +11,17 @@ from starling_engine.native.group_quantized import Format
 META = torch.device("meta")
 
 
-def linear(rows: int, form: Format) -> None:
+def linear(rows: int, form: Format, dtype: torch.dtype) -> None:
     weight = empty_codes(1, 4096, 14336, form, META)
-    one = type(weight)(weight.codes[0], weight.scales[0], None if weight.minima is None else weight.minima[0], weight.format)
-    quantized_linear(torch.empty(rows, 14336, dtype=torch.bfloat16, device=META), one)
+    minima = None if weight.minima is None else weight.minima[0]
+    quantized_linear(
+        torch.empty(rows, 14336, dtype=dtype, device=META),
+        replace(weight, codes=weight.codes[0], scales=weight.scales[0], minima=minima),
+    )
 
 
-def experts(tokens: int, form: Format) -> None:
-    x, slots = torch.empty(tokens, 2048, dtype=torch.bfloat16, device=META), torch.empty(tokens, 8, dtype=torch.int64, device=META)
+def experts(tokens: int, form: Format, dtype: torch.dtype) -> None:
+    x, slots = torch.empty(tokens, 2048, dtype=dtype, device=META), torch.empty(tokens, 8, dtype=torch.int64, device=META)
     gate_up, down = empty_codes(128, 1536, 2048, form, META), empty_codes(128, 2048, 768, form, META)
-    tiles = grouped.tiles_for(tokens, 8, 128, torch.bfloat16, coded=True)
+    tiles = grouped.tiles_for(tokens, 8, 128, dtype, coded=True)
     grouped.experts(x, slots, torch.empty(tokens, 8, device=META), gate_up, down, tiles)

@@ -12,7 +12,7 @@ from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinea
 from starling_engine.layers.quantized_kernels import triton_kernels
 from starling_engine.native.group_quantized import FP8, INT4, INT8, Format, GroupQuantized, quantize
 from starling_engine.native.reference import silu_mul
-from starling_engine.topology.shard import Share
+from starling_engine.topology.shard import Shard, Share
 from torch.nn import functional as F
 
 from tests.engine.kernels import quantized_launches
@@ -120,22 +120,58 @@ def test_experts_give_what_their_dequantized_matrices_give(
     torch.testing.assert_close(found, expected, rtol=close, atol=close * expected.abs().max().item())
 
 
+def test_ranks_with_a_part_of_each_expert_add_up(device: torch.device) -> None:
+    """Nothing is added by tokens that are not there, or experts that are not."""
+    whole, form = ExpertsShape(6, 6, 64, Share.all(64)), Format(4, group=16, zero=8)
+    source = matrices(whole, form, form)
+    layers = []
+    for intermediate in (Share.all(64), Shard(0, 2).of(64), Shard(1, 2).of(64)):
+        shape = ExpertsShape(6, 6, 64, intermediate)
+        layers.append(Experts(NAMES, shape, TritonQuantizedExperts(form, form, online=False), FP32, device))
+        x, ids, weights = rows_of(5, 64, FP32), *routes(5, 2, 6)
+        given = x.to(device), ids.to(device), weights.to(device)
+        assert not layers[-1].forward(*given).any()
+        for expert in range(6):
+            for part, slot in layers[-1].reserve(expert).items():
+                assert slot.load_codes is not None
+                rows, columns = (*slot.part, slice(None), slice(None))[:2]
+                matrix = source[part]
+                slot.load_codes(GroupQuantized(matrix.codes[rows], matrix.scales[rows], form).columns(columns))
+        assert layers[-1].forward(given[0][:0], given[1][:0], given[2][:0]).shape == (0, 64)
+    one, *parts = (layer.forward(*given) for layer in layers)
+    torch.testing.assert_close(parts[0] + parts[1], one, rtol=1e-4, atol=1e-4 * one.abs().max().item())
+
+
 def test_tiles_of_codes_hold_whole_groups() -> None:
     for dtype, tokens in ((BF16, 1), (BF16, 512), (BF16, 8192), (FP32, 8)):
         tiles = grouped.tiles_for(tokens, 8, 128, dtype, coded=True)
         assert tiles.gate_up.depth % 32 == tiles.down.depth % 32 == 0
 
 
-@pytest.mark.parametrize("rows", [1, 64, 4096])
-@pytest.mark.parametrize("form", [INT4, INT8, FP8, KEPT["4 bits by a table"], KEPT["4 bits and minima"]], ids=str)
-def test_compiles_without_spills(rows: int, form: Format) -> None:
-    (kernel,) = compiled(quantized_launches.linear, rows, form)
+COMPILED = [INT4, INT8, FP8, ONLINE["int8"], Format(4, group=16, zero=8), KEPT["4 bits by a table"], KEPT["4 bits and minima"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "form", "dtype"),
+    [
+        *((rows, form, BF16) for rows in (1, 64, 4096) for form in COMPILED),
+        (1, INT4, FP32),
+        (1, ONLINE["int8"], FP32),
+        (1, FP8, FP16),
+    ],
+    ids=str,
+)
+def test_compiles_without_spills(rows: int, form: Format, dtype: torch.dtype) -> None:
+    (kernel,) = compiled(quantized_launches.linear, rows, form, dtype)
     assert kernel.stack == 0 and kernel.shared <= MAX_SHARED
     assert ("wgmma.mma_async" in kernel.ptx) == (rows > 16)
 
 
-@pytest.mark.parametrize("tokens", [1, 4096])
-def test_experts_compile_without_spills(tokens: int) -> None:
-    found = {kernel.name: kernel for kernel in compiled(quantized_launches.experts, tokens, INT4)}
-    for kernel in found.values():
+@pytest.mark.parametrize(
+    ("tokens", "form", "dtype"),
+    [(1, INT4, BF16), (4096, INT4, BF16), (64, ONLINE["int8"], BF16), (8, ONLINE["int8"], FP32)],
+    ids=str,
+)
+def test_experts_compile_without_spills(tokens: int, form: Format, dtype: torch.dtype) -> None:
+    for kernel in compiled(quantized_launches.experts, tokens, form, dtype):
         assert kernel.stack == 0 and kernel.shared <= MAX_SHARED, kernel.name

@@ -7,6 +7,12 @@ namespace {
 
 template <typename Out>
 void run_linear(const PackedProduct& product, int64_t m, const StoreSums<Out>& store, int threads) {
+#ifdef STARLING_TILES
+  if (by_tiles(m, product.k)) {
+    const TilesOf tiles_of{product.packed, product.k};
+    return multiply_all_by_tiles<kMaxRows>(product.x, product.x_stride, m, product.n, product.k, tiles_of, store, threads);
+  }
+#endif
   in_parallel(threads, [&](Part part) {
     const Span mine = part.of(ceil_div(product.n, kBlockCols));
     for (int64_t row = 0; row < m; row += kMaxRows) product.run_span(mine, row, std::min(kMaxRows, m - row), store);
@@ -69,9 +75,10 @@ void starling_embedding_packed(const int64_t* ids, int64_t tokens, const bf16* p
 // Whether tiles give the products that registers do. Without tiles, that is so.
 int starling_tiles_work() {
 #ifdef STARLING_TILES
-  constexpr int64_t kRows = 40, kDepth = 64, kColumns = 48;
-  alignas(64) bf16 x[kRows * kDepth], w[kColumns * kDepth], packed[kColumns * kDepth];
-  alignas(64) float by_tile[kRows * kColumns], expected[kColumns];
+  constexpr int64_t kRows = 40, kDepth = 1056, kColumns = 48;
+  static bf16 x[kRows * kDepth], w[kColumns * kDepth];
+  alignas(64) static bf16 packed[kColumns * kDepth];
+  static float by_tile[kRows * kColumns], expected[kColumns];
   // Small whole numbers: every order of sums is exact.
   const auto fill = [](bf16* out, int64_t n, uint32_t seed) {
     for (int64_t i = 0; i < n; ++i) {

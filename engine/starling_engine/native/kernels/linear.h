@@ -41,6 +41,17 @@ struct OperandRows {
   }
 };
 
+#ifdef STARLING_TILES
+// A packed matrix is tiles as it is.
+struct TilesOf {
+  const bf16* packed;
+  int64_t k;
+  std::pair<const bf16*, ptrdiff_t> operator()(int64_t block, int64_t, int64_t step, int64_t, bf16*) const {
+    return {packed + block * k * kBlockCols + step * 512, k * kBlockCols};
+  }
+};
+#endif
+
 struct PackedProduct {
   const Bf16Operand* x;
   int64_t x_stride;
@@ -53,10 +64,11 @@ struct PackedProduct {
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
 #ifdef STARLING_TILES
     if (by_tiles(m, k)) {
-      const auto tiles_of = [&](int64_t block, int64_t, int64_t step, int64_t, bf16*) {
-        return std::make_pair(packed + block * k * kBlockCols + step * 512, static_cast<ptrdiff_t>(k * kBlockCols));
-      };
-      return multiply_by_tiles(x, x_stride, row0, m, n, k, blocks, tiles_of, finish);
+      static thread_local Scratch scratch;
+      scratch.reset(Scratch::padded<bf16>(TiledRows::size(m, k)));
+      const TiledRows rows{scratch.take<bf16>(TiledRows::size(m, k)), m, k};
+      for (int64_t tile = 0; tile < rows.count(); ++tile) rows.copy(tile, x + row0 * x_stride, x_stride);
+      return multiply_by_tiles(rows, row0, n, blocks, TilesOf{packed, k}, finish);
     }
 #endif
     const int64_t k_pairs = k / 2, block_size = k * kBlockCols;

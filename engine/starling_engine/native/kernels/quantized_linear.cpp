@@ -268,12 +268,7 @@ void multiply_unpacked(const bf16* x, int64_t x_stride, int64_t m, const Quantiz
         unpack_tiles<L>(w, block + b, step * each, steps * each, memory + b * steps * 512);
       return std::make_pair(const_cast<const bf16*>(memory), static_cast<ptrdiff_t>(steps * 512));
     };
-    in_parallel(threads, [&](Part part) {
-      const Span mine = part.of(w.pairs());  // a gated layer's 16 columns are two blocks
-      const Span blocks{mine.begin * 2, std::min(mine.end * 2, w.blocks())};
-      for (int64_t row = 0; row < m; row += kMaxRows)
-        multiply_by_tiles(x, x_stride, row, std::min(kMaxRows, m - row), w.n, k, blocks, tiles_of, finish);
-    });
+    multiply_all_by_tiles<kMaxRows>(x, x_stride, m, w.n, k, tiles_of, finish, threads);
   });
 }
 
@@ -330,7 +325,7 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
   const Columns columns{k, size, span, share};
   const QuantizedWeight weight{codes, scales, minima, table, n, columns, bits, zero};
 #ifdef STARLING_TILES
-  if (by_tiles(m, k)) {
+  if (by_tiles(m, k, kFewRowsOfCodes)) {
     const auto by = [&](auto type) {
       const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
       multiply_unpacked(x, x_stride, m, weight, store_sums, threads);

@@ -15,16 +15,12 @@
 
 namespace starling {
 
+#ifdef STARLING_TILES
+
 constexpr int64_t kTileDepth = 32;
-
-// Whether rows are multiplied by tiles. Up to a tile of registers full of rows, reading the matrix takes longer than multiplying.
-#ifdef STARLING_TILES
-inline bool by_tiles(int64_t m, int64_t k) { return m > kTileRows && k % kTileDepth == 0; }
-#else
-inline bool by_tiles(int64_t, int64_t) { return false; }
-#endif
-
-#ifdef STARLING_TILES
+// More rows than these are multiplied by tiles. Of few, reading the matrix takes longer than multiplying, or unpacking its codes.
+constexpr int64_t kFewRows = kTileRows, kFewRowsOfCodes = 32;
+inline bool by_tiles(int64_t m, int64_t k, int64_t few = kFewRows) { return m > few && k % kTileDepth == 0; }
 
 #ifdef STARLING_TILE_MODEL
 // What the instructions do, by Intel's manual (Architecture Instruction Set Extensions Programming Reference, chapter 3).
@@ -129,28 +125,45 @@ constexpr int64_t kStepsAtOnce = 16;
 // Sums of so many columns of 512 rows, and a chunk of those, share a second-level cache of 2 MB with what is read.
 constexpr int64_t kBlocksAtOnce = 16;
 
-// Rows [row0, row0 + m) of x [.., k] by the column blocks of one thread; `finish` as in PackedProduct::run_span.
+// Memory of a thread for sums, and for codes that are unpacked.
+inline Scratch& tile_scratch() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+// Rows of x as tiles of 16 rows and 32 k: [row tiles][k / 32][16][32]. The last one's rows past the end are zeros.
+struct TiledRows {
+  bf16* tiles;
+  int64_t m, k;
+
+  static int64_t size(int64_t m, int64_t k) { return ceil_div(m, 16) * 16 * k; }
+  int64_t count() const { return ceil_div(m, 16); }
+
+  // Copies the rows of one tile; x is where row 0 is.
+  void copy(int64_t tile, const bf16* x, ptrdiff_t x_stride) const {
+    for (int64_t i = tile * 16; i < tile * 16 + 16; ++i)
+      for (int64_t step = 0; step < k / kTileDepth; ++step) {
+        bf16* to = tiles + tile * 16 * k + step * 512 + i % 16 * kTileDepth;
+        if (i < m)
+          std::memcpy(to, x + i * x_stride + step * kTileDepth, 64);
+        else
+          std::memset(to, 0, 64);
+      }
+  }
+};
+
+// Rows by the column blocks of one thread; `finish` as in PackedProduct::run_span, for rows from `row0` on.
 // `tiles_of(block, here, step, steps, memory)` returns `here` blocks as packed bf16 from tile `step` on, and what lies between them:
 // where they are, or in `memory`, which holds 2 * kStepsAtOnce tiles.
 template <typename TilesOf, typename Finish>
-void multiply_by_tiles(const bf16* x, int64_t x_stride, int64_t row0, int64_t m, int64_t n, int64_t k, Span blocks,
-                       const TilesOf& tiles_of, const Finish& finish) {
-  static thread_local Scratch scratch;
-  const int64_t row_tiles = ceil_div(m, 16), steps = k / kTileDepth, width = kBlocksAtOnce * kBlockCols;
-  const size_t rows_size = row_tiles * steps * 512, sums_size = row_tiles * 16 * width, memory_size = 2 * kStepsAtOnce * 512;
-  scratch.reset(Scratch::padded<bf16>(rows_size + memory_size) + Scratch::padded<float>(sums_size));
-  bf16* rows = scratch.take<bf16>(rows_size);
+void multiply_by_tiles(const TiledRows& rows, int64_t row0, int64_t n, Span blocks, const TilesOf& tiles_of, const Finish& finish) {
+  if (blocks.begin >= blocks.end) return;
+  const int64_t m = rows.m, row_tiles = rows.count(), steps = rows.k / kTileDepth, width = kBlocksAtOnce * kBlockCols;
+  const size_t sums_size = row_tiles * 16 * width, memory_size = 2 * kStepsAtOnce * 512;
+  Scratch& scratch = tile_scratch();
+  scratch.reset(Scratch::padded<bf16>(memory_size) + Scratch::padded<float>(sums_size));
   bf16* memory = scratch.take<bf16>(memory_size);
   float* sums = scratch.take<float>(sums_size);
-  for (int64_t i = 0; i < row_tiles * 16; ++i)
-    for (int64_t step = 0; step < steps; ++step) {
-      bf16* to = rows + (i / 16 * steps + step) * 512 + i % 16 * kTileDepth;
-      if (i < m)
-        std::memcpy(to, x + (row0 + i) * x_stride + step * kTileDepth, 64);
-      else
-        std::memset(to, 0, 64);
-    }
-
   TilesInUse in_use;
   (void)in_use;
   for (int64_t panel = blocks.begin; panel < blocks.end; panel += kBlocksAtOnce) {
@@ -162,7 +175,7 @@ void multiply_by_tiles(const bf16* x, int64_t x_stride, int64_t row0, int64_t m,
         const int64_t pair = std::min<int64_t>(2, panel_end - block), col = block * kBlockCols;
         const auto [b, b_stride] = tiles_of(block, pair, step, here, memory);
         for (int64_t tile = 0; tile < row_tiles; tile += 2) {
-          const bf16* a = rows + (tile * steps + step) * 512;
+          const bf16* a = rows.tiles + (tile * steps + step) * 512;
           float* c = sums + tile * 16 * width + (block - panel) * kBlockCols;
           const auto run = tile + 1 < row_tiles ? (pair > 1 ? run_tiles<2, 2> : run_tiles<2, 1>)
                                                 : (pair > 1 ? run_tiles<1, 2> : run_tiles<1, 1>);
@@ -172,6 +185,25 @@ void multiply_by_tiles(const bf16* x, int64_t x_stride, int64_t row0, int64_t m,
         }
       }
     }
+  }
+}
+
+// All rows of x [m, k] by a matrix of n rows, kMost rows at a time: threads copy them into tiles first, together. Each thread's columns
+// are whole pairs of blocks, since a gated layer's 16 columns are two blocks.
+template <int64_t kMost, typename TilesOf, typename Finish>
+void multiply_all_by_tiles(const bf16* x, ptrdiff_t x_stride, int64_t m, int64_t n, int64_t k, const TilesOf& tiles_of,
+                           const Finish& finish, int threads) {
+  Scratch& scratch = Scratch::mine();
+  const int64_t blocks = ceil_div(n, kBlockCols);
+  for (int64_t row = 0; row < m; row += kMost) {
+    const int64_t here = std::min(kMost, m - row);
+    scratch.reset(Scratch::padded<bf16>(TiledRows::size(here, k)));
+    const TiledRows rows{scratch.take<bf16>(TiledRows::size(here, k)), here, k};
+    parallel_for(rows.count(), threads, [&](int64_t tile) { rows.copy(tile, x + row * x_stride, x_stride); });
+    in_parallel(threads, [&](Part part) {
+      const Span mine = part.of(ceil_div(blocks, 2));
+      multiply_by_tiles(rows, row, n, {mine.begin * 2, std::min(mine.end * 2, blocks)}, tiles_of, finish);
+    });
   }
 }
 

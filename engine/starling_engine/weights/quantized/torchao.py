@@ -6,7 +6,7 @@ other tools write: `module.weight`, `module.weight_scale`, `module.weight_zero_p
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,23 +96,22 @@ def _renamed(name: str, fours: set[str]) -> str:
 
 def _schemes(files: SafetensorsWeights) -> tuple[dict[str, WeightScheme], set[str]]:
     """Returns the scheme of each quantized module, and the modules that are of Int4Tensor."""
-    schemes: dict[str, WeightScheme] = {}
-    fours: set[str] = set()
-    for name, text in files.metadata.items():
-        if not name.endswith(".weight"):
-            continue
-        module = name.removesuffix(".weight")
-        kind, data = _described(name, text)
-        if kind == _PLAIN:
-            continue
-        if absent := [part for part in ("qdata", "scale") if f"{module}._weight_{part}" not in files.tensors and kind in _KINDS]:
+    described = {
+        name.removesuffix(".weight"): _described(name, text) for name, text in files.metadata.items() if name.endswith(".weight")
+    }
+    kinds = {module: each for module, each in described.items() if each[0] != _PLAIN}
+    for module, (kind, _) in kinds.items():
+        if kind not in _KINDS:
+            what = f"checkpoint: {module}.weight is of TorchAO's {kind}, which is not supported"
+            raise WeightError(f"{what}; supported: {', '.join(_KINDS)}")
+        if absent := [part for part in ("qdata", "scale") if f"{module}._weight_{part}" not in files.tensors]:
             raise WeightError(f"checkpoint: {module}._weight_{absent[0]} is missing")
         if f"{module}._weight_act_pre_scale" in files.tensors:
-            raise WeightError(f"checkpoint: {name} has act_pre_scale (activations that are scaled first), which is not supported")
-        if kind == "Int4Tensor":
-            fours.add(module)
-        schemes[module] = _scheme(name, kind, data, files)
-    return schemes, fours
+            what = f"checkpoint: {module}.weight has act_pre_scale (activations that are scaled first)"
+            raise WeightError(f"{what}, which is not supported")
+    fours = {module for module, (kind, _) in kinds.items() if kind == "Int4Tensor"}
+    shifted = fours | _shifted(files, kinds.keys() - fours)
+    return {module: _scheme(module, kind, data, module not in shifted) for module, (kind, data) in kinds.items()}, fours
 
 
 def _described(name: str, text: str) -> tuple[str, Mapping[str, object]]:
@@ -127,27 +126,29 @@ def _described(name: str, text: str) -> tuple[str, Mapping[str, object]]:
     return kind, data
 
 
-def _scheme(name: str, kind: str, data: Mapping[str, object], files: SafetensorsWeights) -> WeightScheme:
-    zeros = files.tensors.get(f"{name.removesuffix('.weight')}._weight_zero_point")
-    match kind:
-        case "Int4Tensor":
-            return WeightScheme(4, symmetric=False)
-        case "Int8Tensor":
-            return WeightScheme(8, symmetric=zeros is None or _all_zero(name, zeros, files))
-        case "IntxUnpackedToInt8Tensor":
-            return WeightScheme(_bits(name, data), symmetric=zeros is None or _all_zero(name, zeros, files))
-        case "Float8Tensor":
-            return WeightScheme(8, block=_block(name, data))
-    raise WeightError(f"checkpoint: {name} is of TorchAO's {kind}, which is not supported; supported: {', '.join(_KINDS)}")
+def _scheme(module: str, kind: str, data: Mapping[str, object], symmetric: bool) -> WeightScheme:
+    name = f"{module}.weight"
+    if kind == "Float8Tensor":
+        return WeightScheme(8, block=_block(name, data))
+    bits = {"Int4Tensor": 4, "Int8Tensor": 8}.get(kind)
+    return WeightScheme(_bits(name, data) if bits is None else bits, symmetric=symmetric)
 
 
 _KINDS = ("Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
 
 
-def _all_zero(name: str, zeros: TensorInfo, files: SafetensorsWeights) -> bool:
-    """Returns whether zero points say nothing: symmetric tensors have them, too."""
-    with files.open(zeros.file) as file:
-        return not bool(file.read(f"{name.removesuffix('.weight')}._weight_zero_point", ()).any())
+def _shifted(files: SafetensorsWeights, modules: Iterable[str]) -> set[str]:
+    """Returns the modules whose zero points are not all zero: symmetric tensors have some, too."""
+    by_file: dict[Path, list[str]] = {}
+    for module in modules:
+        info = files.tensors.get(f"{module}._weight_zero_point")
+        if info is not None:
+            by_file.setdefault(info.file, []).append(module)
+    found: set[str] = set()
+    for path, here in by_file.items():
+        with files.open(path) as file:
+            found.update(each for each in here if bool(file.read(f"{each}._weight_zero_point", ()).float().any()))
+    return found
 
 
 def _bits(name: str, data: Mapping[str, object]) -> int:
