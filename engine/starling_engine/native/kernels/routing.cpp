@@ -42,17 +42,17 @@ struct Routing {
       worth[g] = best_two ? best + second : best;
     }
     for (int64_t i = 0; i < groups - top_groups; ++i) {
-      const int64_t least = last_least(worth);
+      const int64_t least = first_least(worth);
       worth[least] = std::numeric_limits<float>::infinity();
       std::fill(wanted + least * size, wanted + (least + 1) * size, kExcluded);
     }
   }
 
-  // The least of the groups, of equal ones the last.
-  int64_t last_least(const float* worth) const {
+  // The least of the groups. Of equal ones the first is left out, as torch's topk does; which is better, float32 cannot tell.
+  int64_t first_least(const float* worth) const {
     int64_t least = 0;
     for (int64_t g = 1; g < groups; ++g)
-      if (worth[g] <= worth[least]) least = g;
+      if (worth[g] < worth[least]) least = g;
     return least;
   }
 
