@@ -1,5 +1,6 @@
 """Whole models in codes on a GPU's path: the greedy tokens of their numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InterpretedPlatform
 from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.request import EngineRequest
+from starling_engine.weights.quantized.writer import SCHEMES, quantize_checkpoint
 from starling_engine.worker import worker
 
 from tests.engine.checkpoints import WHOLE_BLOCKS, make_reference
 from tests.engine.cores import core_for, run
-from tests.engine.gguf_files import write_gguf
 from tests.engine.kernels.test_moe_models import spied
 
 STEPS = 2
@@ -22,9 +23,9 @@ STEPS = 2
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here")
 def test_greedy_tokens_are_those_of_the_dequantized_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, whose numbers are the same. Values and down have more bits, so that a layer has two forms; the head is tied."""
-    reference, path, found = make_reference(tmp_path / "plain", WHOLE_BLOCKS), tmp_path / "mixed.gguf", set[str]()
-    write_gguf(path, tmp_path / "plain", lambda name: "Q8_0" if "attn_v" in name or "ffn_down" in name else "Q4_1")
+    """In float32, whose numbers are the same: linear layers and experts in 4 bits."""
+    reference, path, found = make_reference(tmp_path / "plain", WHOLE_BLOCKS, torch.bfloat16), tmp_path / "codes", set[str]()
+    quantize_checkpoint(tmp_path / "plain", path, replace(SCHEMES["W4A16"], group=32))
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     requests = [EngineRequest(id=str(n), prompt_ids=reference.prompt[:n], params=params) for n in (6, 2)]
     with core_for(path, enforce_eager=True) as core:

@@ -46,6 +46,10 @@ class Counting:
         names: list[str] = self._opened.keys()
         return names
 
+    def metadata(self) -> dict[str, str]:
+        found: dict[str, str] = self._opened.metadata()
+        return found
+
     def get_tensor(self, name: str) -> torch.Tensor:
         return self._count(self._opened.get_tensor(name))
 
