@@ -66,7 +66,7 @@ def _bytes_per_second(data: torch.Tensor) -> float:
 
 
 def _tokens_per_second(engine: LLM) -> float:
-    """Of steps alone: the time of a request, less that of one with a single new token."""
+    """Takes the time of a request, less that of one with a single new token: steps alone."""
     return (NEW - 1) / (_seconds(engine, NEW) - _seconds(engine, 1))
 
 

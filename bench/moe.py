@@ -19,7 +19,7 @@ from starling_engine.layers.experts_quantized import QuantizedExperts
 from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.layers.router import route
 from starling_engine.model_config.moe import Routing
-from starling_engine.native import ops
+from starling_engine.native import routing_ops
 from starling_engine.topology.shard import Share
 from torch import Tensor
 
@@ -74,8 +74,8 @@ def main() -> None:
         )
     ids, _ = draw(1, routing)[0]
     weights = torch.rand(ids.shape)
-    chosen = clock(ops.route, torch.randn(1, arguments.experts), routing)
-    sorted_ = clock(ops.group_by_slot, ids, weights, shape.num_slots)
+    chosen = clock(routing_ops.route, torch.randn(1, arguments.experts), routing)
+    sorted_ = clock(routing_ops.group_by_slot, ids, weights, shape.num_slots)
     print(f"of one token: route {chosen * 1e6:.0f} us, sort {sorted_ * 1e6:.0f} us")
 
 

@@ -64,11 +64,16 @@ class TokenRows:
     def pack(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [N, hidden_size], ids [N, top_k], weights [N, top_k] -> [N, size] uint8."""
         rows = torch.empty(len(x), self.size, dtype=torch.uint8, device=x.device)
-        for part, values in zip(self.unpack(rows), (x, ids, weights), strict=True):
+        for part, values in zip(self._parts(rows), (x, ids, weights), strict=True):
             part.copy_(values)
         return rows
 
     def unpack(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[N, size] uint8 -> x, ids int64 and weights; x and weights are in the same memory."""
+        x, ids, weights = self._parts(rows)
+        return x, ids.long(), weights
+
+    def _parts(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[N, size] uint8 -> x, ids int32 and weights, in the same memory."""
         return (
             rows[:, : self._hidden].view(self._dtype),
@@ -171,7 +176,7 @@ class AllGather:
         everyone = torch.cat([part[:size] for part, size in zip(gathered, counts, strict=True)])
         first = sum(counts[: ranks.index - tensor.index])
         all_x, all_ids, all_weights = rows.unpack(everyone)
-        return all_x, all_ids.long(), all_weights, slice(first, first + len(x))
+        return all_x, all_ids, all_weights, slice(first, first + len(x))
 
 
 def _share(tensors: tuple[torch.Tensor, ...], shard: Shard) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from starling_engine import native
 from starling_engine.errors import ConfigError
-from starling_engine.native import ops
+from starling_engine.native import routing_ops
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import Alias, WeightSlot, part_slot
@@ -154,11 +154,8 @@ class Experts:
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Calls `ExpertsMethod.apply` with the slots of the experts `ids`. Experts that are elsewhere, and -1, add nothing."""
-        if not self._looks_up:
-            return self.method.apply(x, self._slot_of[ids], weights)
-        # Ranks send ids of 4 bytes. Others are as they have to be: a step in which torch computes is not recorded.
-        ids = ids if ids.dtype == torch.int64 else ids.long()
-        return self.method.apply(x, ops.look_up(self._slot_of, ids.contiguous()), weights)
+        slots = routing_ops.look_up(self._slot_of, ids.contiguous()) if self._looks_up else self._slot_of[ids]
+        return self.method.apply(x, slots, weights)
 
     def reserve(self, expert: int) -> dict[str, WeightSlot]:
         """Reserves a slot for an expert, and returns its tensors to load. It can be used once all of them are loaded.

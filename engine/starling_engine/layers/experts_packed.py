@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, plain_parts
-from starling_engine.native import ops
+from starling_engine.native import ops, routing_ops
 from starling_engine.native.reference import PackedExperts
 
 
@@ -18,7 +18,7 @@ class GroupedExperts(ABC):
     def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if not self.loaded:
             return torch.zeros(x.shape, dtype=x.dtype)
-        starts, tokens, by_pair = ops.group_by_slot(expert_slots.contiguous(), weights.contiguous(), self._shape.num_slots)
+        starts, tokens, by_pair = routing_ops.group_by_slot(expert_slots.contiguous(), weights.contiguous(), self._shape.num_slots)
         return self.multiply(x, starts, tokens, by_pair)
 
     @property
@@ -28,7 +28,7 @@ class GroupedExperts(ABC):
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Does as `ExpertsMethod.apply` for pairs that are sorted, see `ops.group_by_slot`."""
+        """Does as `ExpertsMethod.apply` for pairs that are sorted, see `routing_ops.group_by_slot`."""
 
 
 class NativeExperts(GroupedExperts):

@@ -81,9 +81,10 @@ def _select_quantized(name: str, dtype: torch.dtype, device: torch.device, other
         if shape.exact or shape.only_lookup:
             return otherwise(shape)
         form = ONLINE[name].cut(shape.ins.start, shape.in_size)
-        if form is None or (kernels.gates and shape.gated and shape.out_size % 16):
+        gates = kernels.gates and shape.gated
+        if form is None or (gates and shape.out_size % 16):
             size = f"{shape.out_size} x {shape.in_size}"
-            wanted = f"columns in multiples of {ONLINE[name].block}" + (" and 16 rows" if kernels.gates and shape.gated else "")
+            wanted = f"columns in multiples of {ONLINE[name].block}" + (" and 16 rows" if gates else "")
             what = f"{', '.join(shape.names)} ({size} on a rank)"
             raise ConfigError(f"{name} is not possible for {what}: it wants {wanted}", "quantization")
         return OnlineQuantizedLinear(name, form, kernels)

@@ -10,7 +10,7 @@ import torch
 from starling_engine import native
 from starling_engine.layers.linear import Linear
 from starling_engine.model_config.moe import Routing
-from starling_engine.native import ops
+from starling_engine.native import routing_ops
 from starling_engine.platforms.triton_support import why_not_triton
 from starling_engine.weights.weight_slot import Alias, WeightSlot, copy_slot
 
@@ -33,7 +33,7 @@ def select_route(device: torch.device) -> Route:
         return routing.route
     if device.type == "cpu" and native.load() is not None:
         _log("native", "one call")
-        return ops.route
+        return routing_ops.route
     _log("torch", reason)
     return route
 

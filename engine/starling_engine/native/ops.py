@@ -11,7 +11,6 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from starling_engine.model_config.moe import Routing
 from starling_engine.native.bindings import library
 from starling_engine.native.cache_rows import FP8, INT4, INT8, columns
 from starling_engine.native.reference import PackedExperts, PackedWeight
@@ -137,64 +136,6 @@ def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, expe
         torch.get_num_threads(),
     )
     return out
-
-
-def route(
-    logits: Tensor, routing: Routing, bias: Tensor | None = None, slot_mapping: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Does what `layers.router.route` does, each token's best expert first. Experts are distinct even where logits are NaN."""
-    tokens, experts = logits.shape
-    assert logits.dtype == torch.float32 and logits.is_contiguous() and experts == routing.num_experts
-    assert bias is None or (bias.dtype == torch.float32 and bias.shape == (experts,) and bias.is_contiguous())
-    weights = torch.empty(tokens, routing.top_k, dtype=torch.float32)
-    ids = torch.empty(tokens, routing.top_k, dtype=torch.int64)
-    library().starling_route(
-        logits.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        tokens,
-        experts,
-        routing.top_k,
-        routing.num_groups,
-        routing.top_groups,
-        routing.score == "softmax",
-        routing.group_score == "best two",
-        routing.renormalize,
-        routing.scaling,
-        weights.data_ptr(),
-        ids.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return weights, ids if slot_mapping is None else ids.masked_fill(slot_mapping[:, None] < 0, -1)
-
-
-def look_up(table: Tensor, ids: Tensor) -> Tensor:
-    """Returns table[ids], both int64; -1 is the last."""
-    assert table.dtype == ids.dtype == torch.int64 and table.is_contiguous() and ids.is_contiguous()
-    out = torch.empty(ids.shape, dtype=torch.int64)
-    library().starling_look_up(table.data_ptr(), table.numel(), ids.data_ptr(), ids.numel(), out.data_ptr())
-    return out
-
-
-def group_by_slot(slots: Tensor, weights: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sorts pairs of token and slot by slot: slots [T, top_k] int64, weights [T, top_k] fp32.
-
-    Gives starts [num_slots + 1], and the pairs' tokens and weights [T top_k], as `grouped_linear` and `grouped_sum` take them.
-    Those of `num_slots` are left out, and what is behind the last start means nothing.
-    """
-    assert slots.dtype == torch.int64 and slots.is_contiguous() and weights.shape == slots.shape
-    assert weights.dtype == torch.float32 and weights.is_contiguous()
-    starts = torch.empty(num_slots + 1, dtype=torch.int64)
-    tokens, by_pair = torch.empty(slots.numel(), dtype=torch.int64), torch.empty(slots.numel(), dtype=torch.float32)
-    library().starling_group_by_slot(
-        slots.data_ptr(),
-        weights.data_ptr(),
-        *slots.shape,
-        num_slots,
-        starts.data_ptr(),
-        tokens.data_ptr(),
-        by_pair.data_ptr(),
-    )
-    return starts, tokens, by_pair
 
 
 def check_pairs(tokens: Tensor, starts: Tensor, experts: Tensor) -> None:

@@ -23,7 +23,7 @@ STEPS = 2
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here")
 def test_greedy_tokens_are_those_of_the_dequantized_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, whose numbers are the same: linear layers and experts in 4 bits."""
+    """Linear layers and experts in 4 bits, in float32, whose numbers are the same."""
     reference, path, found = make_reference(tmp_path / "plain", WHOLE_BLOCKS, torch.bfloat16), tmp_path / "codes", set[str]()
     quantize_checkpoint(tmp_path / "plain", path, replace(SCHEMES["W4A16"], group=32))
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)

@@ -11,7 +11,7 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, 
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_select import select_experts_method
-from starling_engine.native import ops
+from starling_engine.native import routing_ops
 from starling_engine.topology.shard import Shard, Share
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -143,12 +143,12 @@ def test_the_native_kernel_sorts_alike(tokens: int, top_k: int, slots: int) -> N
     """Pairs of slot `slots` are elsewhere, and left out."""
     chosen, weights = torch.randint(0, slots + 1, (tokens, top_k)), torch.rand(tokens, top_k)
     expected = group_by_slot(chosen, slots)
-    starts, found, by_pair = ops.group_by_slot(chosen, weights, slots)
+    starts, found, by_pair = routing_ops.group_by_slot(chosen, weights, slots)
     here = int(starts[-1])
     assert torch.equal(starts, expected.starts) and torch.equal(found[:here], expected.tokens)
     assert torch.equal(by_pair[:here], weights.flatten()[expected.order])
     table = torch.randperm(9)
-    assert torch.equal(ops.look_up(table, torch.tensor([[3, -1], [0, 8]])), table[torch.tensor([[3, -1], [0, 8]])])
+    assert torch.equal(routing_ops.look_up(table, torch.tensor([[3, -1], [0, 8]])), table[torch.tensor([[3, -1], [0, 8]])])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from starling_engine import native
 from starling_engine.layers.router import Route, route
 from starling_engine.model_config.moe import Routing
-from starling_engine.native import ops
+from starling_engine.native import routing_ops
 from torch import nn
 from transformers import DeepseekV2Config, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
@@ -91,7 +91,7 @@ def dense(weights: torch.Tensor, ids: torch.Tensor, num_experts: int) -> torch.T
     return torch.zeros(len(ids), num_experts, dtype=weights.dtype).scatter_(-1, ids, weights)
 
 
-ROUTES = [route, pytest.param(ops.route, marks=pytest.mark.skipif(native.load() is None, reason="no native kernels here"))]
+ROUTES = [route, pytest.param(routing_ops.route, marks=pytest.mark.skipif(native.load() is None, reason="no native kernels here"))]
 every_route = pytest.mark.parametrize("route", ROUTES, ids=["torch", "native"])
 
 
@@ -129,12 +129,12 @@ def test_the_bias_chooses_and_does_not_weigh(route: Route) -> None:
 def test_what_is_not_a_number_shows_in_its_token_alone(routing: Routing) -> None:
     """Experts are distinct all the same: kernels add each once."""
     logits, bias = torch.randn(3, routing.num_experts), torch.zeros(routing.num_experts) if routing.bias else None
-    expected = ops.route(logits, routing, bias)
+    expected = routing_ops.route(logits, routing, bias)
     logits[1] = float("nan")
-    weights, ids = ops.route(logits, routing, bias)
+    weights, ids = routing_ops.route(logits, routing, bias)
     assert weights[1].isnan().all() and ids[1].unique().numel() == routing.top_k
     assert torch.equal(weights[[0, 2]], expected[0][[0, 2]]) and torch.equal(ids[[0, 2]], expected[1][[0, 2]])
-    padded = ops.route(logits, routing, bias, torch.tensor([5, -1, 7]))[1]
+    padded = routing_ops.route(logits, routing, bias, torch.tensor([5, -1, 7]))[1]
     assert padded.tolist() == [ids[0].tolist(), [-1] * routing.top_k, ids[2].tolist()]
 
 
