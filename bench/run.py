@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import checkpoint
@@ -69,22 +70,21 @@ def main() -> None:
     args = parser.parse_args()
     model = CACHE / "qwen3-0.6b-shape"
     checkpoint.write(model)
-    lines = ["# CPU", "", f"{time.strftime('%Y-%m-%d')}. {machine()}. Load before: {os.getloadavg()[0]:.1f}.", ""]
-    if args.only in (None, "offline"):
-        lines += [*compare("Offline, bfloat16", model, args.threads, args.rounds, not args.no_peer), ""]
-    if args.only in (None, "int8"):
-        lines += [*compare("Offline, W8A8", in_int8(model), args.threads, args.rounds, not args.no_peer), ""]
-    if args.only in (None, "memory"):
-        lines += [*memory_bound.report(model, args.threads), ""]
-    if args.only in (None, "http"):
-        lines += [*http_streams.report(model, args.threads), ""]
-    if args.only in (None, "prefix"):
-        lines += [*prefix_hit.report(model, args.threads), ""]
-    if args.only in (None, "llama") and not args.no_peer:
-        lines += llama_cpp.report(args.threads, args.rounds, ik=args.ik)
-    text = "\n".join(lines)
+    sections: dict[str, Callable[[], list[str]]] = {
+        "offline": lambda: compare("Offline, bfloat16", model, args.threads, args.rounds, not args.no_peer),
+        "int8": lambda: compare("Offline, W8A8", in_int8(model), args.threads, args.rounds, not args.no_peer),
+        "memory": lambda: memory_bound.report(model, args.threads),
+        "http": lambda: http_streams.report(model, args.threads),
+        "prefix": lambda: prefix_hit.report(model, args.threads),
+        "llama": lambda: [] if args.no_peer else llama_cpp.report(args.threads, args.rounds, ik=args.ik),
+    }
+    out = args.out or results("cpu")
+    text = f"# CPU\n\n{time.strftime('%Y-%m-%d')}. {machine()}. Load before: {os.getloadavg()[0]:.1f}.\n"
+    for name, section in sections.items():
+        if args.only in (None, name):
+            text += "\n" + "\n".join(section()).rstrip() + "\n"
+            out.write_text(text)  # an hour's figures are not lost with the last section
     print(text)
-    (args.out or results("cpu")).write_text(text)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,9 @@ class ServerSettings:
     accept_seconds       time after SIGTERM in which new requests are still served, since load balancers lag behind
     drain_seconds        time after that for open requests, which then end with an error
     trust_chat_template  a request may have a chat template of its own, which runs in another process
+    tool_call_parser     the format in which the model calls tools, auto (its template's), or none
+    reasoning_parser     the format that marks its reasoning, auto, or none
+    whole_tool_calls     a call leaves when it is complete; one that was cut does not
     """
 
     host: str = "127.0.0.1"
@@ -63,6 +66,9 @@ class ServerSettings:
     accept_seconds: float = 5.0
     drain_seconds: float = 120.0
     trust_chat_template: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    whole_tool_calls: bool = False
     log_level: str = "info"
     log_requests: bool = False
     log_prompts: bool = False

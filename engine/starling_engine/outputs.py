@@ -80,7 +80,10 @@ class EmbeddingRequestOutput:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """Gains of one of the `n` outputs. `text` may lag behind `token_ids` while it could be part of a stop string."""
+    """Gains of one of the `n` outputs. `text` may lag behind `token_ids` while it could be part of a stop string.
+
+    `shown_offsets` are the offsets in `text` of the tokens that `SamplingParams.shown_token_ids` names.
+    """
 
     index: int
     text: str = ""
@@ -88,6 +91,7 @@ class OutputDelta:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    shown_offsets: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     def check_size(self) -> None:
         """Raises InvalidRequest for a form that would take long to read. Its types need not be right."""
         for name in ("json", "regex", "choice", "grammar", "structural_tag"):
-            if fault := _fault_of_size(getattr(self, name)):
+            if fault := fault_of_size(getattr(self, name)):
                 raise InvalidRequest(fault, f"structured_outputs.{name}")
 
     def outline(self) -> "StructuredOutputsParams":
@@ -91,7 +91,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     CTRL (repetition: over prompt and output tokens, https://arxiv.org/abs/1909.05858). `speculative` False keeps the request from
     speculative decoding, which changes its speed and nothing else. `structured_outputs` restricts what is sampled to a form; an
     output that has it ends, also below `min_tokens`. `repetition_detection` ends an output that repeats itself, with the
-    finish reason "repetition", once it has `min_tokens`.
+    finish reason "repetition", once it has `min_tokens`. `shown_token_ids` are special tokens that the text shows though
+    `skip_special_tokens` leaves out the others.
     """
 
     n: int = 1
@@ -116,6 +117,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     banned_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    shown_token_ids: list[int] | None = None
     speculative: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     repetition_detection: RepetitionDetectionParams | None = None
@@ -159,7 +161,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _validate_lengths(self) -> None:
         if isinstance(self.structured_outputs, StructuredOutputsParams):
             self.structured_outputs.check_size()
-        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "shown_token_ids"):
             tokens = getattr(self, name)
             if isinstance(tokens, list) and len(tokens) > MAX_TOKEN_IDS:
                 raise InvalidRequest(f"at most {MAX_TOKEN_IDS} tokens, got {len(tokens)}", name)
@@ -185,6 +187,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids),
             ("banned_token_ids", self.banned_token_ids),
+            ("shown_token_ids", self.shown_token_ids),
         ):
             _known_tokens(name, tokens or (), vocab_size)
 
@@ -262,7 +265,7 @@ def check_types(params: SamplingParams | PoolingParams | BeamSearchParams) -> No
             raise InvalidRequest(f"expected `{wanted.__name__}`, got `{given.__name__}`", name)
 
 
-def _fault_of_size(value: Any) -> str | None:
+def fault_of_size(value: Any) -> str | None:
     """Says which limit a value of JSON exceeds. Goes a level at a time, and stops at the limits, so that none can make it slow."""
     sized = (dict, list, str)
     size, level = 0, [value]

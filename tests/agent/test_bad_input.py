@@ -284,13 +284,11 @@ REPETITIONS = [
 ]
 
 NOT_YET = [
-    chat("tools", [{"type": "function", "function": {"name": "f"}}], message="not supported yet"),
-    chat("tool_choice", "auto", message="not supported yet"),
-    chat("functions", [], message="not supported yet"),
-    chat("parallel_tool_calls", True),
+    chat("tools", [{"type": "function", "function": {"name": "f"}}], message="--tool-call-parser"),
+    chat("functions", [{"name": "f"}], message="older form of tools"),
     chat("modalities", ["text", "audio"]),
     chat("audio", {"voice": "alloy"}),
-    chat("reasoning_effort", "high"),
+    chat("reasoning_effort", "high", message="no levels of reasoning"),
     chat("web_search_options", {}),
     chat("service_tier", "flex"),
     chat("store", True),
@@ -394,7 +392,7 @@ BODIES_AND_PATHS = [
     BadRequest(raw=b'{"prompt": "\\ud800"}', message="JSON"),
     BadRequest(raw=b"\x00\x01\x02", message="JSON"),
     BadRequest(raw=b"[" * 100_000, message="JSON"),
-    BadRequest(raw=b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", message="JSON"),
+    BadRequest(raw=b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", param="prompt", message="JSON"),
     BadRequest(raw=b'{"n": ' + b"9" * 5000 + b', "prompt": "x"}', message="JSON"),
     BadRequest(headers={"content-type": "text/plain"}, status=415, code="unsupported_media_type"),
     BadRequest(headers={"content-type": "application/x-www-form-urlencoded"}, status=415),

@@ -52,7 +52,14 @@ def test_a_prompt_that_is_too_long_gets_the_message_that_gateways_look_for(serve
         {"top_logprobs": 0, "logprobs": True},
         {"top_logprobs": 0},
         {"top_logprobs": 0, "logprobs": False},
-        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "user", "content": "Go on"}]},
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": CALL["id"], "content": "3"},
+                {"role": "user", "content": "Go on"},
+            ]
+        },
         {
             "messages": [
                 USER,

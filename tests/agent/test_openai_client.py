@@ -247,4 +247,4 @@ def test_errors_are_the_clients_own_classes(client):
         client.chat.completions.create(model="gpt-9", messages=QUESTION)
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="pydoc", messages=QUESTION, stream=True, tools=[{"type": "function"}])
-    assert error.value.param == "tools"
+    assert error.value.param == "tools[0].function"

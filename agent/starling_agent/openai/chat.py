@@ -1,8 +1,10 @@
 """POST /v1/chat/completions"""
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
+from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.answering import answer_stream, answer_whole, log_request
 from starling_agent.openai.chunks import CHAT
@@ -12,10 +14,13 @@ from starling_agent.openai.generation import Generation
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.make_generation import make_generation
 from starling_agent.openai.messages import assistant_text, predicted_text, template_messages
-from starling_agent.openai.protocol.answers import ChatChoice, ChatCompletion, ChatMessage
+from starling_agent.openai.output_format import OutputReading
+from starling_agent.openai.protocol.answers import ChatChoice, ChatCompletion, ChatMessage, ChatToolCall, FunctionCall
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.rendering import render
 from starling_agent.openai.request_body import body_of, body_schema
+from starling_agent.openai.streaming import ended_by
+from starling_agent.openai.tools import OfferedTools, offered_tools
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -35,7 +40,8 @@ async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller)
     endpoint.model_name(body.model)
     body.check_stream_fields()
     messages = template_messages(body.messages)
-    prompt = await render(endpoint, body, messages, caller.request_id)
+    tools = _callable_tools(endpoint, body)
+    prompt = await render(endpoint, body, messages, caller.request_id, tools.functions if tools else None)
     ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
     prediction = predicted_text(body.prediction)
     return await make_generation(
@@ -49,6 +55,7 @@ async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller)
         default_max_tokens=None,
         logprobs=body.num_logprobs(),
         prompt_logprobs=body.prompt_logprobs,
+        reading=_reading(endpoint, body, tools, ids),
         renamed={"logprobs": "top_logprobs", "prompt": "messages"},
     )
 
@@ -68,13 +75,53 @@ def chat_answer(endpoint: Endpoint, generation: Generation, collected: Collected
     return answer
 
 
+def _callable_tools(endpoint: Endpoint, body: ChatRequest) -> OfferedTools | None:
+    """Returns the tools that the model may call. Raises InvalidRequest where it has no known way to do so."""
+    tools = offered_tools(body.tools, body.tool_choice)
+    if tools is None:
+        return None
+    if body.use_beam_search:
+        raise InvalidRequest("tools do not go with use_beam_search", "tools")
+    if endpoint.output_format.calls is None:
+        why = "the format in which this model calls tools is not known; the server takes its name as --tool-call-parser"
+        raise InvalidRequest(why, "tools")
+    if tools.choice != "auto":
+        raise InvalidRequest("the model cannot be made to call a tool yet; possible: auto, none", "tool_choice")
+    return tools
+
+
+def _reading(endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None, prompt: list[int]) -> OutputReading | None:
+    """Returns how the outputs are read. An output that has to have a form is content, unless it may reason first."""
+    if body.use_beam_search:
+        return None
+    form = body.form()
+    reasons = None if form is None or form.may_reason else False
+    reading = endpoint.output_format.reading(None if tools is None else tools.schemas, prompt, reasons=reasons)
+    if reading is None:
+        return None
+    return replace(reading, parallel=body.parallel_tool_calls is not False, shows_reasoning=body.include_reasoning is not False)
+
+
+def _message(choice: Choice, prefix: str) -> ChatMessage:
+    parts = choice.parts
+    if parts is None:
+        return ChatMessage(prefix + choice.text)
+    message = ChatMessage((prefix + parts.content) or (None if parts.calls else ""))
+    if parts.reasoning:
+        message.reasoning = message.reasoning_content = parts.reasoning
+    if parts.calls:
+        message.tool_calls = [ChatToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in parts.calls]
+    return message
+
+
 def _choice(choice: Choice, generation: Generation, writer: LogprobWriter) -> ChatChoice:
     top = generation.top_logprobs
+    reason = choice.finish_reason
     answer = ChatChoice(
         index=choice.index,
-        message=ChatMessage(generation.prefixes[0] + choice.text),
+        message=_message(choice, generation.prefixes[0]),
         logprobs=None if top is None else writer.chat(choice.token_ids, choice.logprobs, top),
-        finish_reason=choice.finish_reason,
+        finish_reason=reason if reason is None or choice.reader is None else ended_by(reason, choice.reader.calls),
         stop_reason=choice.stop_reason,
     )
     if generation.return_token_ids:

@@ -57,6 +57,11 @@ class ChunkWriter:
         choice = b"%s,%s" % (self._shape.after_text, _fields({"logprobs": logprobs, "finish_reason": None, **extra}))
         return self._opening(index) + _encode(text) + choice + b"}" + self._end(usage)
 
+    def delta(self, index: int, delta: object, *, logprobs: object, extra: dict[str, object], usage: Usage | None) -> bytes:
+        """Returns a chunk of a chat with any delta."""
+        choice = _fields({"delta": delta, "logprobs": logprobs, "finish_reason": None, **extra})
+        return b'%s{"index":%d,%s}%s' % (self._head, index, choice, self._end(usage))
+
     def finish(self, index: int, reason: str, stop_reason: int | str | None, usage: Usage | None) -> bytes:
         """Returns the last chunk of a choice; its delta is empty."""
         ends = _fields({"logprobs": None, "finish_reason": reason, "stop_reason": stop_reason})

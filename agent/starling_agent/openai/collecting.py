@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from starling_engine.outputs import FinishReason, OutputDelta, TokenLogprobs
 
+from starling_agent.openai.answer_parts import AnswerParts, AnswerReader
 from starling_agent.openai.generation import Generation, PromptDelta
 from starling_agent.openai.protocol.answers import Usage, make_usage
 
@@ -21,9 +22,15 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    parts: AnswerParts | None = None
+    """The text by its parts, if the generation says how to read it."""
+    reader: AnswerReader | None = None
 
     def add(self, output: OutputDelta) -> None:
         self.text += output.text
+        if self.reader is not None:
+            self.parts = self.parts or AnswerParts()
+            self.parts.add(self.reader.read(output.text, output.shown_offsets, output.finish_reason))
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or ()
         self.finish_reason = output.finish_reason or self.finish_reason
@@ -42,6 +49,9 @@ class Collected:
 async def collect(generation: Generation, deltas: AsyncGenerator[PromptDelta]) -> Collected:
     n = generation.params.n
     choices = [Choice(index, index // n) for index in range(generation.num_choices)]
+    if generation.reading is not None:
+        for choice in choices:
+            choice.reader = AnswerReader(generation.reading)
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
     count = generation.token_count()
     async with aclosing(deltas):

@@ -18,6 +18,7 @@ from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.generation import Generation, PromptDelta, merged
+from starling_agent.openai.output_format import OutputFormat
 from starling_agent.openai.prompts import PromptReader
 from starling_agent.openai.stream_batcher import StreamBatcher
 from starling_agent.settings import ServerSettings
@@ -53,6 +54,13 @@ class Endpoint:
         self.max_model_len = engine.config.scheduler.max_model_len
         self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
         self.rendering = ChatRendering(engine.tokenizer.renderer, max_waiting=lambda: engine.max_open_requests)
+        self.output_format = OutputFormat(
+            engine.tokenizer,
+            settings.tool_call_parser,
+            settings.reasoning_parser,
+            engine.model_config.eos_token_ids,
+            whole_calls=settings.whole_tool_calls,
+        )
         cache = CacheShape(engine.config.block_size, engine.config.cache_dtype)
         self.exporter = exporter or Exporter(
             EngineCollector(lambda: engine.stats, self.names[0], cache, self.metrics, lambda: engine.sleep_level)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from starling_engine import BeamSearchParams, SamplingParams
 from starling_engine.outputs import DraftCount, StreamDelta
 
+from starling_agent.openai.output_format import OutputReading
+
 PromptDelta = tuple[int, StreamDelta]
 
 
@@ -17,6 +19,7 @@ class Generation:
 
     prefixes        text that each prompt's outputs begin with: the echoed prompt, or nothing
     top_logprobs    candidates listed for each output token; None: no log probabilities
+    reading         how outputs are split into content, reasoning and calls; None: all of an output is content
     prediction      token ids that the answer is expected to be
     only_echo       the prompt is only scored; the engine generates one token for it, which is dropped
     """
@@ -36,6 +39,7 @@ class Generation:
     include_usage: bool = False
     continuous_usage: bool = False
     prediction: list[int] | None = None
+    reading: OutputReading | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -4,12 +4,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from msgspec import structs
 from starling_engine import BeamSearchParams, SamplingParams
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.bad_words import banned_tokens
 from starling_agent.openai.endpoint import Caller, Endpoint, unique_id
 from starling_agent.openai.generation import Generation
+from starling_agent.openai.output_format import OutputReading
 from starling_agent.openai.prompts import output_budget
 from starling_agent.openai.protocol.beam_search import beam_search_params, check_beam_fields
 from starling_agent.openai.protocol.sampling import SamplingFields
@@ -31,6 +33,7 @@ async def make_generation(
     prompt_logprobs: int | None,
     only_echo: bool = False,
     prediction: list[int] | None = None,
+    reading: OutputReading | None = None,
     renamed: Mapping[str, str],
 ) -> Generation:
     """Raises InvalidRequest. `renamed` maps the engine's names of fields to those of this route.
@@ -43,6 +46,8 @@ async def make_generation(
     default = int(defaults["max_tokens"]) if "max_tokens" in defaults else default_max_tokens
     budget = output_budget(prompts, 1 if only_echo else requested, default, endpoint.max_model_len, name)
     params = _params(endpoint, body, prompts, budget, logprobs, prompt_logprobs)
+    if reading is not None and isinstance(params, SamplingParams):
+        params = structs.replace(params, shown_token_ids=endpoint.output_format.shown_ids(reading))
     form = body.form()
     names = {**renamed, "max_tokens": name, "beam_width": "n", **(form.renamed if form else {})}
     with _errors_named(names):
@@ -67,6 +72,7 @@ async def make_generation(
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         return_token_ids=bool(body.return_token_ids),
         prediction=prediction if prediction is None else prediction[: endpoint.max_model_len],
+        reading=reading,
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )

@@ -1,6 +1,8 @@
 """Checks a chat's messages and converts them for chat templates."""
 
+import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from starling_engine.errors import InvalidRequest
@@ -18,7 +20,11 @@ def template_messages(messages: list[Any], param: str = "messages") -> list[dict
     """Converts messages for the chat template. Raises InvalidRequest with the path of the fault."""
     if not messages:
         raise InvalidRequest("there must be at least one message", param)
-    return [_message(message, f"{param}[{i}]") for i, message in enumerate(messages)]
+    converted = [_message(message, f"{param}[{i}]") for i, message in enumerate(messages)]
+    for i, message in enumerate(converted):
+        if "tool_calls" in message:
+            _check_answers(message["tool_calls"], converted[i + 1 :], f"{param}[{i}].tool_calls")
+    return converted
 
 
 def predicted_text(prediction: dict[str, Any] | None) -> str | None:
@@ -57,6 +63,18 @@ def _message(message: object, param: str) -> dict[str, Any]:
         answer["reasoning_content"] = reasoning
     _refuse_unknown(message, param)
     return answer
+
+
+def _check_answers(calls: list[dict[str, Any]], following: Sequence[dict[str, Any]], param: str) -> None:
+    """Raises InvalidRequest for a call without an answer right behind it: no model was trained on that."""
+    answers = list(itertools.takewhile(lambda message: message["role"] == "tool", following))
+    answered = {message.get("tool_call_id") for message in answers}
+    for j, call in enumerate(calls):
+        if call.get("id") not in answered and len(answers) < len(calls):
+            name = call.get("id") or call["function"]["name"]
+            raise InvalidRequest(
+                f"the call {shown(name)} has no answer: a message of the role 'tool' has to follow", f"{param}[{j}]"
+            )
 
 
 def _role(message: dict[str, Any], param: str) -> str:

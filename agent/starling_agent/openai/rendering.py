@@ -1,6 +1,7 @@
 """Renders a chat's messages with the chat template."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -23,12 +24,23 @@ RESERVED_NAMES = (
 )
 """Arguments of the template that requests give in other fields; of two values for one name one would be lost."""
 
+SWITCHES = ("enable_thinking", "thinking")
+"""Templates' variables that turn reasoning on and off."""
 MAX_KWARGS_BYTES = 64 << 10
 """Limit for their JSON. Variables of a template are switches and short texts; long texts belong in messages."""
 
 
-async def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[dict[str, Any]], request_id: str) -> ChatPrompt:
-    """Renders the prompt. Raises InvalidRequest if the template is missing or refuses the messages, QueueFull if too many wait."""
+async def render(
+    endpoint: Endpoint,
+    body: ChatTemplateFields,
+    messages: list[dict[str, Any]],
+    request_id: str,
+    tools: list[dict[str, Any]] | None = None,
+) -> ChatPrompt:
+    """Renders the prompt. `tools` are those that the model may call.
+
+    Raises InvalidRequest if the template is missing or refuses the messages, QueueFull if too many wait.
+    """
     body.check_template_fields()
     kwargs = body.chat_template_kwargs or {}
     for name in RESERVED_NAMES:
@@ -49,8 +61,24 @@ async def render(endpoint: Endpoint, body: ChatTemplateFields, messages: list[di
             add_generation_prompt=body.opens_answer,
             continue_final_message=bool(body.continue_final_message),
             template=body.chat_template,
-            variables=kwargs,
+            variables=kwargs | _reasoning_variables(endpoint, body, kwargs) | ({} if tools is None else {"tools": tools}),
         )
     except QueueFull as error:
         log.info("refused", request_id=request_id, reason=str(error))
         raise
+
+
+def _reasoning_variables(endpoint: Endpoint, body: ChatTemplateFields, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the template's variables for `reasoning_effort`. Raises InvalidRequest for what the template has no variable for."""
+    effort = body.reasoning_effort
+    if effort is None:
+        return {}
+    reads = endpoint.output_format.reads_variable
+    if reads("reasoning_effort"):
+        return {"reasoning_effort": effort, **kwargs}
+    switch = next((name for name in SWITCHES if reads(name)), None)
+    if switch is not None:
+        return {switch: effort != "none", **kwargs}
+    if effort != "none" or endpoint.output_format.reasoning is not None:
+        raise InvalidRequest("this model's chat template has no levels of reasoning", "reasoning_effort")
+    return {}

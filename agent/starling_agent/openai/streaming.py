@@ -2,14 +2,17 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Literal
 
-from starling_engine.outputs import OutputDelta, StreamDelta
+from starling_engine.outputs import FinishReason, OutputDelta, StreamDelta
 
+from starling_agent.openai.answer_parts import AnswerReader, CallPiece, Piece
 from starling_agent.openai.chunks import CHAT, DONE, ChoiceShape, ChunkWriter
 from starling_agent.openai.generation import Generation, PromptDelta
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.protocol.answers import CompletionLogprobs, Usage, make_usage
 from starling_agent.openai.stream_batcher import StreamBatcher
+from starling_agent.parsers.events import Content, Reasoning
 
 
 class StreamEncoder:
@@ -28,6 +31,8 @@ class StreamEncoder:
         self._rich = generation.top_logprobs is not None or generation.return_token_ids or generation.continuous_usage
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
+        reading = generation.reading
+        self._readers = [] if reading is None else [AnswerReader(reading) for _ in range(generation.num_choices)]
 
     async def chunks(self, deltas: AsyncGenerator[PromptDelta]) -> AsyncGenerator[bytes]:
         """Yields all events up to [DONE]; no chunk is empty."""
@@ -54,12 +59,33 @@ class StreamEncoder:
         first = prompt * self._generation.params.n
         for output in delta.outputs:
             index = first + output.index
-            if not self._generation.only_echo:
+            if self._readers:
+                self._pieces(index, output, parts)
+            elif not self._generation.only_echo:
                 self._text(index, output, parts)
             if output.finish_reason is not None:
                 self._unfinished -= 1
-                parts.append(self._writer.finish(index, output.finish_reason, output.stop_reason, self._continuous_usage()))
+                calls = self._readers[index].calls if self._readers else 0
+                reason = ended_by(output.finish_reason, calls)
+                parts.append(self._writer.finish(index, reason, output.stop_reason, self._continuous_usage()))
         return b"".join(parts)
+
+    def _pieces(self, index: int, output: OutputDelta, parts: list[bytes]) -> None:
+        """Adds chunks for what the output's text completes. The first of them has what belongs to all of its tokens."""
+        extra: dict[str, object] = {"token_ids": output.token_ids} if self._generation.return_token_ids else {}
+        logprobs = self._output_logprobs(index, output)
+        deltas = [
+            _piece_delta(piece) for piece in self._readers[index].read(output.text, output.shown_offsets, output.finish_reason)
+        ]
+        if not deltas and output.token_ids and (extra or logprobs is not None or self._generation.continuous_usage):
+            deltas = [{}]
+        for delta in deltas:
+            if not self._rich and delta.keys() == {"content"}:
+                parts.append(self._writer.text(index, str(delta["content"])))
+                continue
+            usage = self._continuous_usage()
+            parts.append(self._writer.delta(index, delta, logprobs=logprobs, extra=extra, usage=usage))
+            logprobs, extra = None, {}
 
     def _text(self, index: int, output: OutputDelta, parts: list[bytes]) -> None:
         if not self._rich:
@@ -115,6 +141,25 @@ class StreamEncoder:
 
     def _continuous_usage(self) -> Usage | None:
         return self._usage() if self._generation.continuous_usage else None
+
+
+def ended_by(reason: FinishReason, calls: int) -> FinishReason | Literal["tool_calls"]:
+    """Returns the reason for which an answer with so many calls ended."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def _piece_delta(piece: Piece) -> dict[str, object]:
+    """Returns the delta of a chat's chunk."""
+    match piece:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning": text, "reasoning_content": text}
+        case CallPiece(index, arguments, None, _):
+            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+        case CallPiece(index, arguments, call_id, name):
+            call = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            return {"tool_calls": [call]}
 
 
 def _end_offset(table: CompletionLogprobs, offset: int) -> int:

@@ -13,6 +13,7 @@ from starling_agent.openai.protocol.answers import DetokenizedText, Tokens
 from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from starling_agent.openai.rendering import render
 from starling_agent.openai.request_body import body_of, body_schema
+from starling_agent.openai.tools import offered_tools
 
 router = APIRouter(tags=["tokens"])
 
@@ -49,5 +50,6 @@ async def _ids(endpoint: Endpoint, body: TokenizeRequest, request_id: str) -> li
     if body.messages is None:
         text = body.prompt or ""
         return await endpoint.prompts.encode(text, "prompt", body.add_special_tokens is not False)
-    prompt = await render(endpoint, body, template_messages(body.messages), request_id)
+    tools = offered_tools(body.tools, None)
+    prompt = await render(endpoint, body, template_messages(body.messages), request_id, tools.functions if tools else None)
     return await endpoint.prompts.encode(prompt, "messages", bool(body.add_special_tokens))

@@ -57,6 +57,13 @@ def serve(
         float, _option("--connection-seconds", "An older connection is closed with its next answer; 0: never.")
     ] = 120.0,
     trust_chat_template: Annotated[bool, _option("--trust-request-chat-template", "Accept chat templates in requests.")] = False,
+    tool_call_parser: Annotated[
+        str, _option("--tool-call-parser", "Format of tool calls, by vLLM's names; auto: the chat template's; none.")
+    ] = "auto",
+    reasoning_parser: Annotated[str, _option("--reasoning-parser", "Format that marks reasoning, likewise.")] = "auto",
+    whole_tool_calls: Annotated[
+        bool, _option("--whole-tool-calls", "Send a tool call when it is complete, and none that was cut.")
+    ] = False,
     accept_seconds: Annotated[float, _option("--accept-seconds", "After SIGTERM requests are still accepted so long.")] = 5.0,
     drain_seconds: Annotated[float, _option("--drain-seconds", "After that open requests may take so long to finish.")] = 120.0,
     log_level: Annotated[str, _option("--log-level", "debug, info, warning or error.")] = "info",

@@ -1,5 +1,6 @@
 """Assembles the deltas of a request's sequences into the output that the caller gets."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import cast
 
@@ -118,6 +119,8 @@ class _Sequence:
         self._shows_stop_token = params.include_stop_str_in_output
         self._text_source = tokenizer if params.detokenize else None
         self._detokenizer = _detokenizer(params, tokenizer, prompt_ids) if params.detokenize else None
+        self._dropped_chars = 0
+        """Characters that were taken and dropped."""
 
     def push(self, delta: Delta) -> bool:
         if self.finish_reason is not None:
@@ -140,6 +143,7 @@ class _Sequence:
         if not tokens and not text and not ends:
             return None
         logprobs = None if self._logprobs is None else self._logprobs[self._taken_tokens :]
+        offsets = self._offsets_in(text)
         self._end_taken = ends
         self._mark_taken(cumulative=cumulative)
         return OutputDelta(
@@ -149,6 +153,7 @@ class _Sequence:
             logprobs=logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            shown_offsets=offsets,
         )
 
     def output(self) -> CompletionOutput:
@@ -178,10 +183,22 @@ class _Sequence:
         self._cumulative_logprob += sum(row.logprobs[0] for row in rows)
         self._logprobs += [with_texts(row, self._text_source) for row in rows]
 
+    def _offsets_in(self, text: str) -> list[int]:
+        """Returns the offsets of shown tokens in text that is being taken."""
+        if self._detokenizer is None or not self._detokenizer.shown_offsets:
+            return []
+        begin = self._dropped_chars + self._taken_chars
+        offsets = self._detokenizer.shown_offsets
+        count = bisect_left(offsets, begin + len(text))
+        taken = [offset - begin for offset in offsets[:count]]
+        del offsets[:count]
+        return taken
+
     def _mark_taken(self, *, cumulative: bool) -> None:
         if cumulative:
             self._taken_chars, self._taken_tokens = len(self._text), len(self._token_ids)
             return
+        self._dropped_chars += len(self._text)
         self._text, self._token_ids = "", []
         self._logprobs = None if self._logprobs is None else []
 
@@ -204,4 +221,5 @@ def _detokenizer(params: SamplingParams, tokenizer: Tokenizer, prompt_ids: Seque
         skip_special_tokens=params.skip_special_tokens,
         min_tokens=params.min_tokens,
         prompt_ids=prompt_ids,
+        shown_ids=params.shown_token_ids or (),
     )

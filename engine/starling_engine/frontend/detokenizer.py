@@ -1,6 +1,6 @@
 """Turns an output's tokens into text that is safe to show, up to the first stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starling_engine.frontend.text_stream import text_stream
 from starling_engine.frontend.tokenizer import Tokenizer
@@ -14,6 +14,8 @@ class IncrementalDetokenizer:
     `min_tokens` tokens does not count. Without `prompt_ids` the text reads as if nothing preceded it.
 
     `kept` is the number of tokens of the last push that belong to the output: all, or those up to the end of the stop string.
+    `shown_offsets` are the offsets in the text, from its first character on, of the tokens in `shown_ids`. These are shown even if
+    they are special tokens that are skipped.
     """
 
     def __init__(
@@ -25,9 +27,14 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         prompt_ids: Sequence[int] = (),
+        shown_ids: Collection[int] = (),
     ) -> None:
         self.kept = 0
-        self._stream = text_stream(tokenizer, skip_special_tokens, prompt_ids)
+        self.shown_offsets: list[int] = []
+        self._stream = text_stream(tokenizer, skip_special_tokens, prompt_ids, shown_ids)
+        self._shown = {token_id: len(tokenizer.token_text(token_id)) for token_id in shown_ids}
+        self._feed = self._feed_locating if self._shown else self._stream.feed
+        self._fed = 0
         self._stops = tuple(stop)
         self._include_stop = include_stop
         self._ignored_tokens = min_tokens
@@ -39,8 +46,8 @@ class IncrementalDetokenizer:
         `finished`: no token follows, so that nothing is held back.
         """
         self.kept = len(token_ids)
-        feed = self._stream.feed
         if not self._stops:
+            feed = self._feed
             text = "".join([feed(token_id) for token_id in token_ids])
             return (text + self._stream.finish() if finished else text), None
         return self._push_watching(token_ids, finished)
@@ -50,7 +57,7 @@ class IncrementalDetokenizer:
         for count, token_id in enumerate(token_ids, start=1):
             counts = self._ignored_tokens <= 0
             self._ignored_tokens -= 1
-            text, stop = self._watch(self._stream.feed(token_id), counts)
+            text, stop = self._watch(self._feed(token_id), counts)
             shown.append(text)
             if stop is not None:
                 self.kept = count
@@ -60,6 +67,13 @@ class IncrementalDetokenizer:
         text, stop = self._watch(self._stream.finish(), self._ignored_tokens < 0)
         held, self._held = self._held, ""
         return "".join([*shown, text, held]), stop
+
+    def _feed_locating(self, token_id: int) -> str:
+        text = self._stream.feed(token_id)
+        self._fed += len(text)
+        if token_id in self._shown:
+            self.shown_offsets.append(self._fed - self._shown[token_id])
+        return text
 
     def _watch(self, new: str, counts: bool) -> tuple[str, str | None]:
         """Returns the text to show after `new` came, and the stop string in it."""

@@ -1,7 +1,7 @@
 """Turns token ids into text as they come, without ever showing half a character."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from starling_engine.frontend.token_bytes import Spelling
@@ -19,15 +19,18 @@ class TextStream(Protocol):
     def finish(self) -> str: ...
 
 
-def text_stream(tokenizer: Tokenizer, skip_special_tokens: bool, prompt_ids: Sequence[int] = ()) -> TextStream:
+def text_stream(
+    tokenizer: Tokenizer, skip_special_tokens: bool, prompt_ids: Sequence[int] = (), shown_ids: Collection[int] = ()
+) -> TextStream:
     """Returns a stream of the text after the prompt's, or without a prompt of a whole sequence.
 
-    All of it equals decode(prompt + output) without decode(prompt).
+    All of it equals decode(prompt + output) without decode(prompt). Special tokens in `shown_ids` are not skipped.
     """
+    hidden = tokenizer.special_ids.difference(shown_ids) if skip_special_tokens else frozenset()
     context = _visible_end(tokenizer, prompt_ids) if skip_special_tokens else prompt_ids[-_CONTEXT_TOKENS:]
     if tokenizer.spelling is None:
-        return WindowStream(tokenizer, skip_special_tokens, context)
-    return ByteStream(tokenizer, tokenizer.spelling, skip_special_tokens, context)
+        return WindowStream(tokenizer, hidden, context)
+    return ByteStream(tokenizer, tokenizer.spelling, hidden, context)
 
 
 def _visible_end(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
@@ -48,10 +51,10 @@ class ByteStream:
     here its valid characters stay, `decode` replaces each byte of the run.
     """
 
-    def __init__(self, tokenizer: Tokenizer, spelling: Spelling, skip_special: bool, context: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, spelling: Spelling, hidden: frozenset[int], context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._spelling = spelling
-        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._opened = False
         self._strip = spelling.leading_spaces
@@ -88,13 +91,15 @@ class WindowStream:
     length squared.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, context: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._hidden = hidden
         self._ids = list(context)
         self._shown = len(self._ids)
 
     def feed(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
         self._ids.append(token_id)
         before, after = self._texts()
         if len(after) <= len(before) or after.endswith("\ufffd"):
@@ -108,5 +113,5 @@ class WindowStream:
         return after[len(before) :]
 
     def _texts(self) -> tuple[str, str]:
-        before = self._tokenizer.decode(self._ids[: self._shown], self._skip_special)
-        return before, self._tokenizer.decode(self._ids, self._skip_special)
+        before = self._tokenizer.decode(self._ids[: self._shown], skip_special_tokens=False)
+        return before, self._tokenizer.decode(self._ids, skip_special_tokens=False)

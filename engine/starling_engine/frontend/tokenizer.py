@@ -20,7 +20,7 @@ class Tokenizer:
     """A checkpoint's tokenizer and its chat templates. Immutable, so several threads may use it.
 
     `vocab_size` is one more than the highest token id known here; the model's may be larger (padded). `special_ids` are the tokens
-    that `decode` skips with `skip_special_tokens`.
+    that `decode` skips with `skip_special_tokens`. `added_tokens` are those that are tokens as a whole, by their text.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.backend = backend
         self.spelling: Spelling | None = spelling_of(_decoder_section(backend))
+        self.added_tokens: Mapping[str, int] = {token.content: id_ for id_, token in added.items()}
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(id_ + 1 for id_ in added)])
         self.bos_token_id = self._id_of(named_tokens.get("bos_token"))

@@ -1,6 +1,7 @@
 """The base of requests: parses their bytes, and explains what is wrong with them."""
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
@@ -15,6 +16,10 @@ Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; each field's own bounds are checked where the field is used."""
 
 SHOWN_CHARACTERS = 60
+SEARCHED_BYTES = 2**20
+DEEP = 190
+"""Levels of nesting, a little fewer than the parser takes."""
+_JSON_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"(?:\s*:)?|[{}\[\]]', re.DOTALL)
 MAX_COMMAS = 2**20
 """Commas in a body. Each may begin a value, and a million values block the event loop for a second; one long string does not."""
 
@@ -50,10 +55,28 @@ def _json_object(body: bytes) -> dict[str, Any]:
     try:
         value = from_json(body)
     except ValueError as error:
+        if "recursion limit" in str(error):
+            raise InvalidRequest(
+                "the body is JSON that is nested too deep: some 200 levels are possible", _deep_field(body)
+            ) from None
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {type(value).__name__}")
     return value
+
+
+def _deep_field(body: bytes) -> str | None:
+    """Returns the field of a body whose nesting no parser takes, if it is near the beginning."""
+    name, depth = None, 0
+    for match in _JSON_TOKEN.finditer(body, 0, SEARCHED_BYTES):
+        token = match.group()
+        if token[:1] == b'"':
+            name = token[1 : token.rindex(b'"')].decode(errors="replace") if depth == 1 and token.endswith(b":") else name
+            continue
+        depth += 1 if token in b"{[" else -1
+        if depth > DEEP:
+            return name
+    return None
 
 
 def _explained(errors: Sequence[ErrorDetails], model: type[RequestModel]) -> InvalidRequest:

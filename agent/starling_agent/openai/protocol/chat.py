@@ -1,7 +1,7 @@
 """POST /v1/chat/completions"""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import WithJsonSchema
 from starling_engine.errors import InvalidRequest
@@ -56,6 +56,39 @@ PREDICTION_SCHEMA = {
     "required": ["type", "content"],
     "properties": {"type": {"const": "content"}, "content": {"anyOf": [{"type": "string"}, PARTS]}},
 }
+TOOLS_SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["type", "function"],
+        "properties": {
+            "type": {"const": "function"},
+            "function": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {
+                    "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+                    "description": TEXT,
+                    "parameters": {"type": ["object", "null"]},
+                    "strict": {"type": ["boolean", "null"]},
+                },
+            },
+        },
+    },
+}
+TOOL_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+            },
+        },
+    ]
+}
 Messages = Annotated[list[Any], WithJsonSchema(MESSAGES_SCHEMA)]
 
 
@@ -66,6 +99,8 @@ class ChatTemplateFields(RequestModel):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Any], WithJsonSchema(TOOLS_SCHEMA)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     @property
     def opens_answer(self) -> bool:
@@ -84,6 +119,9 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.CHAT
 
     messages: Messages
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE_SCHEMA)] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     max_completion_tokens: Int | None = None

@@ -19,7 +19,7 @@ class FieldRefusal:
         return value is None or any(value == plain and type(value) is type(plain) for plain in self.neutral)
 
 
-TOOLS = FieldRefusal("tools and function calls are not supported yet")
+FUNCTIONS = "this is the older form of tools and tool_choice, which are possible"
 MEDIA = FieldRefusal("images, audio and other media are not supported yet")
 WHITE_SPACE = FieldRefusal("white space in JSON is up to the server; structured_outputs.disable_any_whitespace leaves none")
 BACKENDS = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
@@ -52,18 +52,13 @@ STRUCTURED_OUTPUTS: Mapping[str, FieldRefusal] = {
 
 CHAT: Mapping[str, FieldRefusal] = {
     **SAMPLING,
-    "tools": FieldRefusal(TOOLS.reason, ([],)),
-    "tool_choice": FieldRefusal(TOOLS.reason, ("none",)),
-    "parallel_tool_calls": TOOLS,
-    "functions": TOOLS,
-    "function_call": FieldRefusal(TOOLS.reason, ("none",)),
+    "functions": FieldRefusal(FUNCTIONS, ([],)),
+    "function_call": FieldRefusal(FUNCTIONS, ("none",)),
     "modalities": FieldRefusal(MEDIA.reason, (["text"],)),
     "audio": MEDIA,
     "mm_processor_kwargs": MEDIA,
     "media_io_kwargs": MEDIA,
     "documents": FieldRefusal("documents for retrieval are not supported yet"),
-    "reasoning_effort": FieldRefusal("reasoning is not supported yet", ("none",)),
-    "include_reasoning": FieldRefusal("reasoning is not supported yet", (True, False)),
     "verbosity": FieldRefusal("the model has no setting for verbosity", ("medium",)),
     "web_search_options": FieldRefusal("there is no web search"),
     "moderation": FieldRefusal("there is no moderation"),
@@ -87,7 +82,7 @@ EMBEDDING: Mapping[str, FieldRefusal] = {
     "endianness": FieldRefusal("base64 vectors are little-endian", ("little", "native")),
 }
 
-TOKENIZE: Mapping[str, FieldRefusal] = {"tools": CHAT["tools"], "documents": CHAT["documents"], "mm_processor_kwargs": MEDIA}
+TOKENIZE: Mapping[str, FieldRefusal] = {"documents": CHAT["documents"], "mm_processor_kwargs": MEDIA}
 
 
 def without_refused(fields: dict[str, Any], refusals: Mapping[str, FieldRefusal], path: str = "") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Fields for the form of the output: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
@@ -50,6 +50,8 @@ class Form:
     field: str
     kind: str
     value: Any
+    may_reason: bool = False
+    """The output may begin with reasoning, which has no form."""
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -162,7 +164,9 @@ class StructuredOutputFields(RequestModel):
             raise InvalidRequest(f"{first} and {second} each say which form the output has; give one of them", second)
         if self.structured_outputs is not None and not forms:
             raise InvalidRequest(f"structured_outputs needs one of {', '.join(FORMS)}", "structured_outputs")
-        return forms[0] if forms else None
+        if not forms:
+            return None
+        return replace(forms[0], may_reason=bool(self.structured_outputs and self.structured_outputs.reasoning))
 
     def _forms(self) -> Iterator[Form]:
         if self.response_format is not None and (form := self.response_format.form()) is not None:
@@ -181,5 +185,5 @@ class StructuredOutputFields(RequestModel):
         return StructuredOutputsParams(
             **{form.kind: form.value},
             disable_any_whitespace=bool(options.disable_any_whitespace),
-            reasoning=bool(options.reasoning),
+            reasoning=form.may_reason,
         )

@@ -1,0 +1,226 @@
+"""The formats of models' families, by name. A format's names are those of vLLM's parsers of calls."""
+
+from collections.abc import Collection, Mapping
+
+from starling_agent.parsers.calls import leading_objects, listed_objects, named_arguments, section, tagged_object
+from starling_agent.parsers.gemma import CLOSES as GEMMA_CLOSES
+from starling_agent.parsers.gemma import OPENS as GEMMA_OPENS
+from starling_agent.parsers.gemma import QUOTE as GEMMA_QUOTE
+from starling_agent.parsers.gemma import gemma_call
+from starling_agent.parsers.harmony import TOKENS as HARMONY_TOKENS
+from starling_agent.parsers.harmony import read_messages
+from starling_agent.parsers.keyed_calls import KeyedFormat, keyed_call, wrapped
+from starling_agent.parsers.python_calls import leading_python_calls, python_calls
+from starling_agent.parsers.reading import Family, ReadCalls, Reading
+from starling_agent.parsers.source import Reader
+
+THINK = (("<think>", "</think>"),)
+QWEN_FUNCTION = keyed_call(
+    KeyedFormat(
+        name_ends=">",
+        parameter="<parameter=",
+        key="(?P<key>[^>]*)",
+        key_ends=">",
+        value_ends="</parameter>",
+        call_ends="</function>",
+        lines=True,
+    )
+)
+GLM_CALL = keyed_call(
+    KeyedFormat(
+        parameter="<arg_key>",
+        key=r"\s*(?P<key>.*?)\s*</arg_key>\s*",
+        key_ends="<arg_value>",
+        value_ends="</arg_value>",
+        call_ends="</tool_call>",
+    )
+)
+KIMI_K3_CALL = keyed_call(
+    KeyedFormat(
+        name='.*?tool="(?P<name>[^"]*)".*',
+        name_ends="<|sep|>",
+        parameter="<|open|>argument ",
+        key='.*?key="(?P<key>[^"]*)" type="(?P<type>[^"]*)".*',
+        key_ends="<|sep|>",
+        value_ends="<|close|>argument<|sep|>",
+        call_ends="<|close|>call<|sep|>",
+        attributes=True,
+    )
+)
+
+
+def _invoked(mark: str = "", kind: str = r'(?: string="(?P<type>\w+)")?') -> ReadCalls:
+    """Returns the reader of `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with `mark` before the tags' names."""
+    return keyed_call(
+        KeyedFormat(
+            name=' ?name="(?P<name>[^"]*)"\\s*/?',
+            name_ends=">",
+            parameter=f"<{mark}parameter",
+            key=f' ?name="(?P<key>[^"]*)"{kind}',
+            key_ends=">",
+            value_ends=f"</{mark}parameter>",
+            call_ends=f"</{mark}invoke>",
+        )
+    )
+
+
+def _dsml(calls: str, gap: str = "") -> Mapping[str, ReadCalls]:
+    mark = f"｜DSML｜{gap}"
+    return {f"<{mark}{calls}>": section(f"<{mark}invoke", _invoked(mark), f"</{mark}{calls}>")}
+
+
+def _deepseek(name: str, arguments: str) -> Mapping[str, ReadCalls]:
+    call = named_arguments(name, arguments, "<｜tool▁call▁end｜>")
+    return {"<｜tool▁calls▁begin｜>": section("<｜tool▁call▁begin｜>", call, "<｜tool▁calls▁end｜>")}
+
+
+def _mistral(reading: Reading, opening: str) -> Reader[None]:
+    """Reads a list of objects, which models up to version 7 of the tokenizer write, or a name and its arguments."""
+    if (yield from reading.source.next_character()) == "[":
+        yield from listed_objects(reading, opening)
+    else:
+        yield from _mistral_named(reading, opening)
+
+
+_mistral_named = named_arguments(r"\s*(?P<name>[^\[\s]+)(?:\[CALL_ID\](?P<id>[^\[]*))?", "[ARGS]")
+
+_KIMI_K2 = section(
+    "<|tool_call_begin|>",
+    named_arguments(
+        r"\s*(?P<id>(?:functions\.)?(?P<name>[^:\s]+)(?::\d+)?)\s*", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    ),
+    "<|tool_calls_section_end|>",
+)
+
+
+def _qwen_bare(reading: Reading, opening: str) -> Reader[None]:
+    """Reads a call whose opening marker was left out; models that do so still write the closing one."""
+    yield from QWEN_FUNCTION(reading, opening)
+    yield from reading.source.next_character()
+    yield from reading.source.try_read("</tool_call>")
+
+
+# The order is that in which templates are recognized: the more particular first.
+_TABLE = (
+    Family("openai", whole=read_messages, tokens=HARMONY_TOKENS, trims=False, template=("<|channel|>", "<|message|>")),
+    Family(
+        "gemma4",
+        (("<|channel>thought\n", "<channel|>"),),
+        {GEMMA_OPENS: gemma_call},
+        tokens=("<|channel>", GEMMA_CLOSES, GEMMA_QUOTE),
+        trims=False,
+        template=("<|tool_call>call:",),
+    ),
+    Family("deepseek_v41", THINK, _dsml("calls", " "), template=("｜DSML｜ ",)),
+    Family("deepseek_v4", THINK, _dsml("tool_calls"), template=("｜DSML｜tool_calls",)),
+    Family("deepseek_v32", THINK, _dsml("function_calls"), template=("｜DSML｜",)),
+    Family(
+        "deepseek_v3",
+        THINK,
+        _deepseek("function<｜tool▁sep｜>(?P<name>[^\\n]+)\\n", "```json\n"),
+        tokens=("<｜tool▁sep｜>",),
+        template=("<｜tool▁calls▁begin｜>", "```json"),
+    ),
+    Family("deepseek_v31", THINK, _deepseek("(?P<name>[^\\n]+)", "<｜tool▁sep｜>"), template=("<｜tool▁calls▁begin｜>",)),
+    Family(
+        "kimi_k3",
+        (("<|open|>think<|sep|>", "<|close|>think<|sep|>"),),
+        {"<|open|>tools<|sep|>": section("<|open|>call ", KIMI_K3_CALL, "<|close|>tools<|sep|>")},
+        hidden=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        tokens=("<|open|>", "<|close|>", "<|sep|>"),
+        trims=False,
+        template=("<|open|>", "<|sep|>"),
+    ),
+    Family(
+        "kimi_k2",
+        THINK,
+        {"<|tool_calls_section_begin|>": _KIMI_K2},
+        trims=False,
+        template=("<|tool_calls_section_begin|>",),
+    ),
+    Family(
+        "mistral",
+        (("[THINK]", "[/THINK]"), *THINK),
+        {"[TOOL_CALLS]": _mistral},
+        tokens=("[ARGS]", "[CALL_ID]"),
+        trims=False,
+        template=("[TOOL_CALLS]",),
+    ),
+    Family("glm45", THINK, {"<tool_call>": GLM_CALL}, template=("<arg_key>",)),
+    Family(
+        "seed_oss",
+        (("<seed:think>", "</seed:think>"),),
+        {"<seed:tool_call>": section("<function=", QWEN_FUNCTION, "</seed:tool_call>")},
+        template=("<seed:tool_call>",),
+    ),
+    Family(
+        "minimax_m2",
+        THINK,
+        {"<minimax:tool_call>": section("<invoke", _invoked(kind=""), "</minimax:tool_call>")},
+        template=("<minimax:tool_call>",),
+    ),
+    Family(
+        "step3",
+        THINK,
+        {"<｜tool_calls_begin｜>": section("<steptml:invoke", _invoked("steptml:", ""), "<｜tool_calls_end｜>")},
+        template=("<steptml:invoke",),
+    ),
+    Family(
+        "qwen3_coder",
+        THINK,
+        {"<tool_call>": wrapped("<function=", QWEN_FUNCTION, "</tool_call>"), "<function=": _qwen_bare},
+        template=("<function=",),
+    ),
+    Family("lfm2", THINK, {"<|tool_call_start|>": python_calls("<|tool_call_end|>")}, template=("<|tool_call_start|>",)),
+    Family("phi4_mini_json", calls={"functools": listed_objects}, template=("functools",)),
+    Family("granite", THINK, {"<|tool_call|>": listed_objects, "<tool_call>": listed_objects}, template=("<|tool_call|>",)),
+    Family(
+        "llama4_pythonic",
+        calls={"<|python_start|>": python_calls("<|python_end|>")},
+        at_start=leading_python_calls,
+        template=("<|python_start|>",),
+    ),
+    Family(
+        "llama3_json",
+        calls={"<|python_tag|>": tagged_object("<|eom_id|>")},
+        at_start=leading_objects,
+        trims=False,
+        template=("<|start_header_id|>", '{"name":'),
+    ),
+    Family("hermes", THINK, {"<tool_call>": tagged_object("</tool_call>")}, template=("<tool_call>",)),
+)
+FAMILIES: Mapping[str, Family] = {family.name: family for family in _TABLE}
+"""The formats by name."""
+OTHER_NAMES: Mapping[str, str] = {
+    "qwen3_xml": "qwen3_coder",
+    "glm47": "glm45",
+    "pythonic": "llama4_pythonic",
+    "llama3": "llama3_json",
+    "deepseek_r1": "deepseek_v3",
+    "qwen3": "hermes",
+}
+"""Names that vLLM's parsers also have: of calls, and of reasoning."""
+
+
+def family_named(name: str) -> Family | None:
+    """Returns the format of that name, if there is one."""
+    return FAMILIES.get(OTHER_NAMES.get(name, name))
+
+
+def family_of_templates(templates: Collection[str]) -> Family | None:
+    """Returns the format in which a checkpoint's chat templates write calls, if it is known."""
+    for family in _TABLE:
+        if any(all(text in template for text in family.template) for template in templates):
+            return family
+    return None
+
+
+def reasoning_of_templates(templates: Collection[str]) -> Family | None:
+    """Returns a format whose marks of reasoning the templates have, if there is one."""
+    own = family_of_templates(templates)
+    if own is not None and own.whole is not None:
+        return own
+    for family in (*([own] if own is not None else []), *_TABLE):
+        if any(opens in text or closes in text for opens, closes in family.reasoning for text in templates):
+            return family
+    return None

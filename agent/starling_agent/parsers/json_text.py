@@ -1,0 +1,191 @@
+"""JSON as it comes: where a value ends, and how it is written so that every client can parse it."""
+
+import json
+import re
+
+LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null")
+PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
+"""Constants that models trained on Python write in JSON."""
+LONGEST_LITERAL = 1024
+"""Characters; longer numbers are no numbers to any client."""
+_LITERAL_CHARACTERS = re.compile(r"[-+.\w]+")
+_STRING_CHARACTERS = re.compile(r'[^"\\\x00-\x1f]+')
+_SPACE = re.compile(r"[ \t\n\r]+")
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ESCAPE_BEGINNING = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_CLOSING = {"{": "}", "[": "]"}
+
+
+def escaped(text: str) -> str:
+    """Returns a piece of a text as it stands inside a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def literal(text: str) -> str | None:
+    """Returns a constant or number as JSON has it; None for what is neither."""
+    text = PYTHON_LITERALS.get(text, text)
+    return text if LITERAL.fullmatch(text) else None
+
+
+class JsonScanner:
+    """Finds the end of one value, in pieces, and writes it as valid JSON.
+
+    Line ends and tabs within strings are escaped, and Python's constants become JSON's. At anything else that is no JSON the value
+    is broken; `rest` makes it whole.
+
+    is_done    the value is complete
+    is_broken  what came last is no JSON
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.is_broken = False
+        self._open: list[str] = []
+        self._in_string = False
+        self._is_key = False
+        self._wants = "value"
+        """Says what may come: value, first (value, or the end of an array), key, first_key (or the end of an object), colon, comma."""
+        self._comma = ""
+        """A comma and the space behind it, which are written with what follows: none may be last."""
+        self._pending = ""
+        """The beginning of a constant, a number or an escape, whose end is not there yet."""
+
+    @property
+    def is_empty_object(self) -> bool:
+        """True if nothing was written but the opening of an object."""
+        return self._wants == "first_key"
+
+    def feed(self, text: str) -> tuple[int, str]:
+        """Takes text up to the end of the value. Returns how many characters it took, and the JSON to write for them."""
+        held = len(self._pending)
+        text = self._pending + text
+        self._pending = ""
+        out: list[str] = []
+        at = 0
+        while at < len(text) and not (self.is_done or self.is_broken or self._pending):
+            at = self._string(text, at, out) if self._in_string else self._between_strings(text, at, out)
+        # What waited and turns out to be no JSON was taken before.
+        return max(0, at + len(self._pending) - held), "".join(out)
+
+    def rest(self) -> str:
+        """Returns what makes a value whole that was cut or is broken."""
+        if self.is_done:
+            return ""
+        if self._in_string:
+            out = '": null' if self._is_key else '"'
+        elif self._wants == "colon":
+            out = ": null"
+        elif (found := literal(self._pending)) is not None:
+            out = self._comma + found
+        else:
+            out = "null" if self._wants == "value" and not self._comma else ""
+        self._in_string, self._pending = False, ""
+        while self._open:
+            out += _CLOSING[self._open.pop()]
+        self.is_done = True
+        return out
+
+    def _string(self, text: str, at: int, out: list[str]) -> int:
+        if match := _STRING_CHARACTERS.match(text, at):
+            out.append(match.group())
+            return match.end()
+        if text[at] == '"':
+            out.append('"')
+            self._in_string = False
+            self._after_string()
+            return at + 1
+        if text[at] != "\\":
+            out.append(escaped(text[at]))
+            return at + 1
+        if match := _ESCAPE.match(text, at):
+            out.append(match.group())
+            return match.end()
+        if _ESCAPE_BEGINNING.fullmatch(text, at):
+            self._pending = text[at:]
+            return at
+        out.append("\\\\")  # a backslash that escapes nothing, as in a path
+        return at + 1
+
+    def _between_strings(self, text: str, at: int, out: list[str]) -> int:
+        if match := _SPACE.match(text, at):
+            if self._comma:
+                self._comma += match.group()
+            else:
+                out.append(match.group())
+            return match.end()
+        character = text[at]
+        if character in "{[":
+            return self._begin(character, at, out)
+        if character in "}]":
+            return self._close(character, at, out)
+        if character == '"':
+            return self._begin_string(at, out)
+        if character == "," and self._wants == "comma" and self._open:
+            self._comma = ","
+            self._wants = "key" if self._open[-1] == "{" else "value"
+            return at + 1
+        if character == ":" and self._wants == "colon":
+            out.append(":")
+            self._wants = "value"
+            return at + 1
+        return self._constant(text, at, out)
+
+    def _begin(self, character: str, at: int, out: list[str]) -> int:
+        if self._wants not in ("value", "first"):
+            return self._break(at)
+        out.append(self._comma + character)
+        self._comma = ""
+        self._open.append(character)
+        self._wants = "first_key" if character == "{" else "first"
+        return at + 1
+
+    def _close(self, character: str, at: int, out: list[str]) -> int:
+        # A comma before the end is left out.
+        fits = bool(self._open) and _CLOSING[self._open[-1]] == character
+        if not fits or not (self._wants in ("comma", "first", "first_key") or self._comma):
+            return self._break(at)
+        out.append(character)
+        self._comma = ""
+        self._open.pop()
+        self._after_value()
+        return at + 1
+
+    def _begin_string(self, at: int, out: list[str]) -> int:
+        if self._wants not in ("value", "first", "key", "first_key"):
+            return self._break(at)
+        self._is_key = self._wants in ("key", "first_key")
+        out.append(self._comma + '"')
+        self._comma = ""
+        self._in_string = True
+        return at + 1
+
+    def _after_string(self) -> None:
+        if self._is_key:
+            self._wants = "colon"
+        else:
+            self._after_value()
+
+    def _after_value(self) -> None:
+        self._wants = "comma"
+        self.is_done = not self._open
+
+    def _constant(self, text: str, at: int, out: list[str]) -> int:
+        match = _LITERAL_CHARACTERS.match(text, at)
+        if match is None or self._wants not in ("value", "first"):
+            return self._break(at)
+        if len(match.group()) > LONGEST_LITERAL:
+            return self._break(at)
+        if match.end() == len(text):
+            self._pending = text[at:]
+            return at
+        found = literal(match.group())
+        if found is None:
+            return self._break(at)
+        out.append(self._comma + found)
+        self._comma = ""
+        self._after_value()
+        return match.end()
+
+    def _break(self, at: int) -> int:
+        self.is_broken = True
+        return at

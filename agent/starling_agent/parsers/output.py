@@ -1,0 +1,98 @@
+"""The parts of an output, as readers write them: without the white space around reasoning and calls."""
+
+from collections.abc import Callable
+
+from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from starling_agent.parsers.json_text import JsonScanner
+
+
+class Output:
+    """Collects events. A call is open from `begin_call` to `end_call`."""
+
+    def __init__(self, trims_content: bool) -> None:
+        self.events: list[Event] = []
+        self.content = TrimmedText(lambda text: self.events.append(Content(text)), trims_content)
+        self.reasoning = TrimmedText(lambda text: self.events.append(Reasoning(text)), trims=True)
+        self.open_call: JsonScanner | None = None
+        """The arguments of the call that is open."""
+        self.calls = 0
+        """Calls that have begun."""
+        self.is_cut = False
+        """The output ended before the model had ended it, so that a call that is open stays so."""
+
+    def take(self) -> list[Event]:
+        """Returns the events since the last `take`."""
+        events, self.events = self.events, []
+        return events
+
+    def begin_call(self, name: str, call_id: str | None = None) -> None:
+        """Begins a call; ends one that is open, whose format has no more of it."""
+        self.end_call()
+        self.content.mark()
+        self.open_call = JsonScanner()
+        self.calls += 1
+        self.events.append(CallBegin(name, call_id))
+
+    def arguments(self, text: str) -> int:
+        """Adds a piece of the arguments' JSON. Returns how many characters belong to it."""
+        assert self.open_call is not None, "arguments come after begin_call"
+        taken, written = self.open_call.feed(text)
+        if written:
+            self.events.append(Arguments(written))
+        return taken
+
+    @property
+    def arguments_are_empty(self) -> bool:
+        """True for an open call whose object has no argument yet."""
+        return self.open_call is not None and self.open_call.is_empty_object
+
+    def end_call(self) -> None:
+        """Ends the open call, if there is one; completes arguments that are no whole JSON object."""
+        if self.open_call is None or (self.is_cut and not self.open_call.is_done):
+            return
+        is_repaired = not self.open_call.is_done
+        if is_repaired:
+            self.events.append(Arguments(self.open_call.rest()))
+        self.open_call = None
+        self.events.append(CallEnd(is_repaired))
+
+
+class TrimmedText:
+    """Passes text on, but white space at its beginning and before marks only if more text follows."""
+
+    def __init__(self, sink: Callable[[str], None], trims: bool) -> None:
+        self._sink = sink
+        self._trims = trims
+        self._space = ""
+        self.has_begun = False
+        """Text was passed on."""
+        self._is_marked = False
+        """A mark stands where the white space does."""
+
+    def __call__(self, text: str) -> None:
+        if not self._trims:
+            self.has_begun |= bool(text)
+            self._sink(text)
+            return
+        stripped = text.rstrip()
+        if not stripped:
+            self._space += text
+            return
+        if not self.has_begun:
+            stripped = stripped.lstrip()
+        else:
+            stripped = self._space + stripped
+        self.has_begun = True
+        self._is_marked = False
+        self._space = text[len(text.rstrip()) :]
+        self._sink(stripped)
+
+    def mark(self) -> None:
+        """Says that something else begins here, before which white space does not count."""
+        self._is_marked = True
+
+    def end(self) -> None:
+        """Takes the end of the output."""
+        if self.has_begun and not self._is_marked and self._space:
+            self._sink(self._space)
+        self._space = ""

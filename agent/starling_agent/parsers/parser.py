@@ -1,0 +1,73 @@
+"""A parser for one output."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Event
+from starling_agent.parsers.output import Output
+from starling_agent.parsers.reading import Family, Reading, read
+from starling_agent.parsers.source import Source
+
+
+class OutputParser:
+    """Splits one output into events. The events are the same for any grouping of its text into pieces, but for where texts are cut.
+
+    Args:
+        family: the format.
+        tools: the schema of each offered tool's arguments, by the tool's name.
+        token_texts: the texts that the tokenizer has as tokens of their own; the format's markers among them count only as such.
+        reasons: the prompt has opened reasoning.
+        whole_calls: a call leaves when it is complete; one that was cut, or whose arguments are no JSON, does not.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        tools: Mapping[str, Any],
+        token_texts: Collection[str],
+        *,
+        reasons: bool = False,
+        whole_calls: bool = False,
+    ) -> None:
+        self._source = Source([text for text in family.markers if text in token_texts])
+        self._output = Output(family.trims)
+        reading = Reading(self._source, self._output, tools, self._output.content)
+        self._reader = read(reading, family, reasons)
+        self._whole_calls = whole_calls
+        self._unfinished: list[Event] = []
+        next(self._reader, None)
+
+    def feed(self, text: str, token_offsets: Sequence[int] = ()) -> list[Event]:
+        """Takes more text. `token_offsets` are offsets in it where the markers' tokens begin."""
+        if not text:
+            return []
+        self._source.add(text, token_offsets)
+        next(self._reader, None)
+        return self._events()
+
+    def finish(self, is_cut: bool) -> list[Event]:
+        """Takes the end of the output. `is_cut` says that the model had not ended it."""
+        self._source.is_ended = True
+        self._output.is_cut = is_cut
+        next(self._reader, None)
+        self._output.end_call()
+        self._output.content.end()
+        self._output.reasoning.end()
+        return self._events()
+
+    def _events(self) -> list[Event]:
+        events = self._output.take()
+        return self._only_whole(events) if self._whole_calls else events
+
+    def _only_whole(self, events: list[Event]) -> list[Event]:
+        passed: list[Event] = []
+        for event in events:
+            if isinstance(event, CallBegin):
+                self._unfinished = [event]
+            elif isinstance(event, Arguments):
+                self._unfinished.append(event)
+            elif isinstance(event, CallEnd):
+                passed += [] if event.is_repaired else [*self._unfinished, event]
+            else:
+                passed.append(event)
+        return passed

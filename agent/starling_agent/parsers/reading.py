@@ -1,0 +1,110 @@
+"""Reads what all formats share: text outside of calls, and reasoning."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from starling_agent.parsers.output import Output
+from starling_agent.parsers.source import Markers, Reader, Sink, Source
+
+
+@dataclass
+class Reading:
+    """An output that is being read.
+
+    tools  the schema of each offered tool's arguments, by the tool's name
+    text   where text goes that is no call: to the content, or to the reasoning
+    """
+
+    source: Source
+    output: Output
+    tools: Mapping[str, Any]
+    text: Sink
+
+    def give_back(self, opening: str) -> None:
+        """Passes on as text what was read as a call and is none, unless the output ends in it: cut, or behind `opening`."""
+        kept = self.source.kept()
+        if not (self.source.is_at_end and (self.output.is_cut or not kept.strip())):
+            self.text(opening + kept)
+
+
+ReadCalls = Callable[[Reading, str], Reader[None]]
+"""Reads what follows a marker that opens calls. It gives back what is no call."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Describes how models of a family write reasoning and calls.
+
+    reasoning  pairs of markers that open and close it
+    calls      readers of calls, by the marker that opens them
+    at_start   reads calls that no marker opens, at the beginning of the content
+    hidden     markers around the content
+    whole      reads outputs whose every part has a header, in place of all the above
+    tokens     markers besides those above that tokenizers may have as tokens
+    trims      white space around calls is no content
+    template   texts that chat templates of this format have, all of them, and those of none above it in the table
+    """
+
+    name: str
+    reasoning: tuple[tuple[str, str], ...] = ()
+    calls: Mapping[str, ReadCalls] = field(default_factory=dict)
+    at_start: Callable[[Reading], Reader[None]] | None = None
+    hidden: tuple[str, ...] = ()
+    whole: Callable[[Reading], Reader[None]] | None = None
+    tokens: tuple[str, ...] = ()
+    trims: bool = True
+    template: tuple[str, ...] = ()
+
+    @cached_property
+    def closings(self) -> Mapping[str, str]:
+        """The markers that close reasoning, by those that open it."""
+        return dict(self.reasoning)
+
+    @cached_property
+    def content_ends(self) -> Markers:
+        """Markers that are no content. One that closes reasoning which nothing has opened is none either."""
+        return Markers(*self.calls, *self.closings, *self.closings.values(), *self.hidden)
+
+    @cached_property
+    def reasoning_ends(self) -> Markers:
+        return Markers(*self.closings.values(), *self.calls, *self.hidden)
+
+    @cached_property
+    def markers(self) -> frozenset[str]:
+        """All markers that a tokenizer may have as tokens."""
+        return frozenset((*self.content_ends.all, *self.tokens))
+
+
+def read(reading: Reading, family: Family, reasons: bool) -> Reader[None]:
+    """Reads an output to its end. With `reasons` it begins within reasoning that the prompt has opened."""
+    if family.whole is not None:
+        yield from family.whole(reading)
+        return
+    source, output = reading.source, reading.output
+    marker: str | None = next(iter(family.closings)) if reasons else ""
+    while marker is not None:
+        if marker in family.closings:
+            output.content.mark()
+            yield from _reasoning(reading, family)
+        elif marker in family.calls:
+            reading.text = output.content
+            yield from family.calls[marker](reading, marker)
+        if family.at_start is not None and not output.content.has_begun:
+            reading.text = output.content
+            yield from family.at_start(reading)
+        marker = yield from source.until(family.content_ends, output.content)
+
+
+def _reasoning(reading: Reading, family: Family) -> Reader[None]:
+    """Reads up to the end of reasoning: its marker, one of the content, or a call."""
+    output = reading.output
+    reading.text = output.reasoning
+    while (marker := (yield from reading.source.until(family.reasoning_ends, output.reasoning))) is not None:
+        calls = output.calls
+        if marker in family.calls:
+            yield from family.calls[marker](reading, marker)
+        if marker not in family.calls or output.calls > calls:
+            output.reasoning.mark()
+            return

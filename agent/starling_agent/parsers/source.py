@@ -1,0 +1,189 @@
+"""The text of an output as it comes, and what readers wait for in it.
+
+Readers are generators: they yield when they need more text. So a format is read as if all of its text were there.
+"""
+
+import re
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import TypeVar
+
+from starling_engine.frontend.detokenizer import longest_beginning
+
+T = TypeVar("T")
+Reader = Generator[None, None, T]
+Sink = Callable[[str], None]
+
+
+LONGEST_WORD = 256
+CHUNK = 4096
+"""Characters that are looked at in one go, so that the rest of a long text is not copied for each of its values."""
+_SPACE = re.compile(r"\s+")
+
+
+class Markers:
+    """Constant texts that end what is before them. Of two at one place the longer one counts."""
+
+    def __init__(self, *markers: str) -> None:
+        self.all = tuple(dict.fromkeys(markers))
+        self.pattern = re.compile("|".join(re.escape(one) for one in sorted(self.all, key=len, reverse=True)))
+
+
+class Source:
+    """Text that was not read yet. `is_ended` says that no more will come.
+
+    A marker that the tokenizer has as a token of its own counts only where it was written as that token: a model that spells it
+    means the text. A marker that is no token counts wherever its text is.
+    """
+
+    def __init__(self, token_texts: Collection[str]) -> None:
+        self.is_ended = False
+        self._token_texts = tuple(token_texts)
+        self._by_token: dict[str, bool] = {}
+        """True for markers that begin with a token."""
+        self._text = ""
+        self._at = 0
+        self._begin = 0
+        """Offset of `_text` in the whole output."""
+        self._token_offsets: set[int] = set()
+        self._kept: list[str] | None = None
+
+    def add(self, text: str, token_offsets: Sequence[int]) -> None:
+        """Adds text. `token_offsets` are offsets in it, where tokens stand whose texts the tokenizer has as one token."""
+        self._begin += self._at
+        self._text = self._text[self._at :] + text
+        self._at = 0
+        if token_offsets:
+            first = self._begin + len(self._text) - len(text)
+            self._token_offsets.update(first + offset for offset in token_offsets)
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if all text was read, and no more will come."""
+        return self.is_ended and self._at == len(self._text)
+
+    # ---- what may be given back ----
+
+    def keep(self) -> None:
+        """Keeps what is read from now on, so that it can be given back as text."""
+        self._kept = []
+
+    def kept(self) -> str:
+        """Returns what was read since `keep`, and keeps no more."""
+        text, self._kept = "".join(self._kept or ()), None
+        return text
+
+    # ---- readers ----
+
+    def until(self, markers: Markers, sink: Sink | None = None) -> Reader[str | None]:
+        """Reads up to a marker and passes on what is before it, as soon as it cannot be the marker's beginning.
+
+        Returns the marker, which is read too; None at the end of the output.
+        """
+        while True:
+            found = self._find(markers)
+            if found is not None:
+                start, marker = found
+                self._pass(start, sink)
+                self._pass(start + len(marker), None)
+                return marker
+            held = 0 if self.is_ended else self._beginning(markers)
+            self._pass(len(self._text) - held, sink)
+            if self.is_ended:
+                return None
+            yield
+
+    def text_until(self, markers: Markers) -> Reader[tuple[str, str | None]]:
+        """Reads up to a marker. Returns what is before it, and the marker."""
+        parts: list[str] = []
+        marker = yield from self.until(markers, parts.append)
+        return "".join(parts), marker
+
+    def rest(self, sink: Sink) -> Reader[None]:
+        """Passes on all that comes."""
+        while chunk := (yield from self.chunk()):
+            self.skip(len(chunk))
+            sink(chunk)
+
+    def next_character(self, *, skip_space: bool = True) -> Reader[str]:
+        """Returns the next character without reading it; white space before it is read. Returns "" at the end."""
+        while True:
+            if skip_space:
+                space = _SPACE.match(self._text, self._at)
+                self._pass(space.end() if space else self._at, None)
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self.is_ended:
+                return ""
+            yield
+
+    def chunk(self) -> Reader[str]:
+        """Returns what is there without reading it, at least a character; "" at the end."""
+        while self._at == len(self._text):
+            if self.is_ended:
+                return ""
+            yield
+        return self._text[self._at : self._at + CHUNK]
+
+    def skip(self, characters: int) -> None:
+        """Reads characters of what `chunk` returned."""
+        self._pass(self._at + characters, None)
+
+    def word(self, pattern: re.Pattern[str]) -> Reader[str]:
+        """Reads what the expression matches from here on; "" if nothing does. At most `LONGEST_WORD` characters count."""
+        while True:
+            match = pattern.match(self._text, self._at, self._at + LONGEST_WORD)
+            end = match.end() if match else self._at
+            if end < len(self._text) or self.is_ended or end - self._at == LONGEST_WORD:
+                word = self._text[self._at : end]
+                self._pass(end, None)
+                return word
+            yield
+
+    def back(self, text: str) -> None:
+        """Puts back what was read last."""
+        self._at -= len(text)
+
+    def try_read(self, marker: str) -> Reader[bool]:
+        """Reads the marker if it comes next, and says if it did."""
+        while True:
+            rest = self._text[self._at : self._at + len(marker)]
+            if rest == marker and self._is_marker(self._at, marker):
+                self._pass(self._at + len(marker), None)
+                return True
+            if self.is_ended or not marker.startswith(rest) or (rest == marker):
+                return False
+            yield
+
+    # ---- inside ----
+
+    def _find(self, markers: Markers) -> tuple[int, str] | None:
+        at = self._at
+        while (match := markers.pattern.search(self._text, at)) is not None:
+            if self._is_marker(match.start(), match.group()):
+                return match.start(), match.group()
+            at = match.start() + 1
+        return None
+
+    def _is_marker(self, start: int, marker: str) -> bool:
+        return not self._begins_with_token(marker) or self._begin + start in self._token_offsets
+
+    def _begins_with_token(self, marker: str) -> bool:
+        known = self._by_token.get(marker)
+        if known is None:
+            known = self._by_token[marker] = marker.startswith(self._token_texts)
+        return known
+
+    def _beginning(self, markers: Markers) -> int:
+        # A token comes whole, so its beginning is not waited for.
+        spelled = [marker for marker in markers.all if marker not in self._token_texts]
+        return longest_beginning(self._text[self._at :], spelled) if spelled else 0
+
+    def _pass(self, end: int, sink: Sink | None) -> None:
+        if end <= self._at:
+            return
+        text = self._text[self._at : end]
+        self._at = end
+        if self._kept is not None:
+            self._kept.append(text)
+        if sink is not None:
+            sink(text)

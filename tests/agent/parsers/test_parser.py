@@ -1,0 +1,178 @@
+"""Parsers of outputs: formats without recorded outputs, what is malformed, and what is hostile."""
+
+import itertools
+import json
+import random
+import time
+
+import pytest
+from starling_agent.parsers.families import FAMILIES, family_named, family_of_templates, reasoning_of_templates
+
+from tests.agent.parsers.outputs import groups, parse, parse_text, tokens_of
+
+WEATHER = {"get_weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
+CALL = ("get_weather", {"city": "Zürich", "days": 2})
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>',
+    "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
+    "phi4_mini_json": 'functools[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
+    "lfm2": '<|tool_call_start|>[get_weather(city="Zürich", days=2)]<|tool_call_end|>',
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>'
+    ),
+    "seed_oss": (
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Zürich</parameter>\n<parameter=days>2</parameter>\n"
+        "</function>\n</seed:tool_call>"
+    ),
+    "step3": (
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">'
+        '<steptml:parameter name="city">Zürich</steptml:parameter><steptml:parameter name="days">2</steptml:parameter>'
+        "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>"
+    ),
+}
+HOSTILE = {
+    "brackets": ("llama4_pythonic", "[" * 200_000),
+    "openings": ("hermes", "<tool_call>" * 18_000),
+    "objects": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' * 5_000),
+    "quotes": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + "\\" * 200_000),
+    "digits": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' + "1" * 200_000),
+    "lists": ("mistral", "[TOOL_CALLS]" + "[" * 200_000),
+    "keys": ("qwen3_coder", "<tool_call><function=f>" + "<parameter=a>\n1\n</parameter>" * 7_000),
+    "values": ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>" + "</tool_call>" * 16_000),
+    "sections": ("deepseek_v31", "<｜tool▁calls▁begin｜>" + "<｜tool▁call▁begin｜>f<｜tool▁sep｜>" * 5_000),
+    "space": ("hermes", "a" + " " * 200_000),
+    "beginnings": ("kimi_k3", "<|open|>tools<|se" * 12_000),
+    "names": ("llama4_pythonic", "[" + "a" * 200_000),
+    "calls": ("llama4_pythonic", "[" + "f(a=1)," * 28_000),
+    "constants": ("llama4_pythonic", "[f(a=" + "(" * 200_000),
+    "tags": (
+        "deepseek_v4",
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="f">' + '<｜DSML｜parameter name="a" string="false">' * 5_000,
+    ),
+    "nesting": ("gemma4", "<|tool_call>call:f{" + "a:{" * 60_000),
+    "headers": ("openai", "<|channel|>" * 18_000),
+    "messages": ("openai", "<|start|>assistant<|channel|>final<|message|>a" * 4_000),
+    "words": ("hermes", "the quick brown fox " * 10_000),
+}
+SECONDS = 4.0
+"""Processor time for 200 kB, of a busy and slow machine; a parser that looks back at all that was before takes minutes."""
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_a_call_is_read_in_any_pieces(family):
+    text = f"Let me see.{WRITTEN[family]}"
+    for size in (1, 2, 5, 1000):
+        pieces = groups(tokens_of(text, ()), itertools.repeat(size))
+        parsed = parse(family, pieces, tools=WEATHER)
+        assert [(name, json.loads(arguments)) for name, arguments in parsed.calls] == [CALL]
+        assert parsed.whole == 1
+        assert parsed.content == "Let me see."
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.reasoning])
+def test_reasoning_is_no_content(family):
+    opens, closes = FAMILIES[family].reasoning[0]
+    parsed = parse_text(family, f"{opens}Hm, 2 < 3.\n{closes}Yes.")
+    assert (parsed.reasoning, parsed.content, parsed.calls) == ("Hm, 2 < 3.", "Yes.", [])
+    assert parse_text(family, f"Hm.{closes}Yes.", reasons=True)[:2] == ("Yes.", "Hm.")
+    assert parse_text(family, "Hm", reasons=True, is_cut=True)[:2] == ("", "Hm")
+
+
+def test_a_marker_that_is_a_token_counts_only_as_that_token():
+    text = 'Write <tool_call>{"name": "f", "arguments": {}}</tool_call> to call.'
+    assert parse("hermes", [(text, [])], tokens=["<tool_call>"]).content == text
+    assert parse("hermes", [(text, [6])], tokens=["<tool_call>"]).calls == [("f", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ('{"a": True, "b": None}', '{"a": true, "b": null}'),
+        ('{"a": "x\ny\t"}', '{"a": "x\\ny\\t"}'),
+        ('{"a": "C:\\dir"}', '{"a": "C:\\\\dir"}'),
+        ('{"a": [1, 2,], }', '{"a": [1, 2]}'),
+        ('{"a": "x" "b"', '{"a": "x"}'),
+        ('{"a": nothing}', '{"a": null}'),
+        ('{"a": {"b": [1', '{"a": {"b": [1]}}'),
+        ('{"a": 1, "b"}', '{"a": 1, "b": null}'),
+        ('{"a": 01}', '{"a": null}'),
+        ('{"a": "\\ud83d\\ude00", "b": 1e5}', '{"a": "\\ud83d\\ude00", "b": 1e5}'),
+    ],
+)
+def test_arguments_are_json_whatever_the_model_writes(written, sent):
+    """Where an output was not cut."""
+    for size in (1, 3, 1000):
+        text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
+        parsed = parse("hermes", groups(tokens_of(text, ()), itertools.repeat(size)))
+        (name, arguments), *others = parsed.calls
+        assert not others
+        assert name == "f"
+        assert json.loads(arguments) == json.loads(sent)
+
+
+def test_a_call_that_is_cut_is_sent_as_far_as_it_came_or_not_at_all():
+    text = 'One.<tool_call>{"name": "f", "arguments": {"a": "x'
+    assert parse_text("hermes", text, is_cut=True) == ("One.", "", [("f", '{"a": "x')], 0)
+    assert parse_text("hermes", text, is_cut=True, whole_calls=True) == ("One.", "", [], 0)
+    assert parse_text("hermes", text[:20], is_cut=True) == ("One.", "", [], 0)
+
+
+def test_arguments_with_whole_calls_are_what_the_model_wrote():
+    text = '<tool_call>{"name": "f", "arguments": {"a": nothing}}</tool_call>'
+    assert parse_text("hermes", text).calls == [("f", '{"a": null}')]
+    assert parse_text("hermes", text, whole_calls=True).calls == []
+
+
+@pytest.mark.parametrize(("family", "text"), HOSTILE.values(), ids=HOSTILE)
+def test_no_output_takes_more_than_linear_time(family, text):
+    draw = random.Random(0)
+    pieces = list(groups(tokens_of(text, ()), (draw.randint(1, 4) for _ in itertools.count())))
+    began = time.process_time()
+    parse(family, pieces)
+    parse_text(family, text, is_cut=True)
+    assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_output_breaks_a_parser(family):
+    markers = [*FAMILIES[family].markers, *WRITTEN.values()]
+    parts = [
+        *markers,
+        *markers,
+        "{",
+        "}",
+        '"name"',
+        '"arguments"',
+        ": ",
+        ", ",
+        "f(",
+        "a=1",
+        ")",
+        "\n",
+        "[",
+        "]",
+        "to=functions.f",
+        "\\",
+        '"',
+    ]
+    for seed in range(300):
+        draw = random.Random(seed)
+        text = "".join(draw.choices(parts, k=draw.randint(1, 25)))
+        pieces = tokens_of(text, FAMILIES[family].markers)
+        for settings in ({"is_cut": False}, {"is_cut": True}, {"is_cut": False, "whole_calls": True}):
+            whole = parse(family, groups(pieces, itertools.repeat(1000)), tokens=FAMILIES[family].markers, **settings)
+            split = parse(family, groups(pieces, itertools.repeat(1)), tokens=FAMILIES[family].markers, **settings)
+            assert whole == split, text
+            if not settings["is_cut"]:
+                assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls), text
+
+
+def test_formats_are_found_by_their_names_and_in_templates():
+    assert family_named("glm47") is FAMILIES["glm45"]
+    assert family_named("yaml") is None
+    assert family_of_templates(["{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"]) is None
+    qwen = "{%- if tools %}<tool_call>{% endif %}{% if x %}<think>{% endif %}"
+    assert family_of_templates([qwen]) is FAMILIES["hermes"]
+    assert reasoning_of_templates([qwen]).reasoning == (("<think>", "</think>"),)
+    assert reasoning_of_templates(["<tool_call>"]) is None
