@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from starling_engine.errors import ConfigError
 
 from starling_agent.api_keys import ApiKeys
+from starling_agent.parsers.families import PARSER_NAMES
 
 MIB = 1024 * 1024
 READ_SECONDS = 20.0
@@ -82,6 +83,9 @@ class ServerSettings:
             raise ConfigError(f"must be names without scheme and port, or *.NAME, got {wrong[0]!r}", "allowed_hosts")
         if self.prefix_cache_salt not in SALTS:
             raise ConfigError(f"must be one of {', '.join(SALTS)}, got {self.prefix_cache_salt!r}", "prefix_cache_salt")
+        for name in ("tool_call_parser", "reasoning_parser"):
+            if (value := getattr(self, name)) not in PARSER_NAMES:
+                raise ConfigError(f"must be one of {', '.join(PARSER_NAMES)}, got {value!r}", name)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"must be in [0, 65535], got {self.port}", "port")
         if self.max_body_bytes < 1:

@@ -20,6 +20,18 @@ WEATHER = {
     },
 }
 SEARCH = {"type": "function", "function": {"name": "search"}}
+SIZE = {
+    "type": "function",
+    "function": {
+        "name": "size",
+        "parameters": {
+            "type": "object",
+            "properties": {"size": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["size"],
+            "additionalProperties": False,
+        },
+    },
+}
 ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 TWO = f'<think>\nHm.\n</think>\n\nLet me see.\n{ONE}\n<tool_call>\n{{"name": "search", "arguments": {{}}}}\n</tool_call>'
 TEMPLATE = """{%- if tools %}<|im_start|>system
@@ -161,6 +173,38 @@ def test_the_template_shows_the_tools_and_knows_the_effort(tools_server):
     assert "Think: False." in prompt(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=["any", "named"])
+def test_a_model_that_cannot_call_is_made_to(client, choice):
+    body = {"model": "tools", "messages": QUESTION, "tools": [WEATHER, SEARCH], "max_tokens": 200}
+    for seed in range(3):
+        answer = client.chat.completions.create(**body, tool_choice=choice, parallel_tool_calls=False, seed=seed)
+        message, reason = whole(answer)
+        if reason == "length":
+            continue  # it writes a long name of a city
+        (call,) = message["tool_calls"]
+        assert reason == "tool_calls"
+        assert call["name"] == "get_weather" if isinstance(choice, dict) else call["name"] in ("get_weather", "search")
+        if call["name"] == "get_weather":
+            assert isinstance(json.loads(call["arguments"])["city"], str)
+
+
+def test_strict_calls_among_text_fit_their_schema(client):
+    """The grammar leaves text as it is, and takes over where a call begins: a prompt that has begun one shows it."""
+    strict = {"type": "function", "function": {**SIZE["function"], "strict": True}}
+    answer = client.chat.completions.create(
+        model="tools", messages=QUESTION, tools=[strict], tool_choice="required", max_tokens=100, parallel_tool_calls=False
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments).keys() == {"size"}
+    assert client.chat.completions.create(model="tools", messages=QUESTION, tools=[strict], max_tokens=8).choices[0].message.content
+
+
+def test_a_form_of_the_answer_and_forced_calls_exclude_each_other(tools_server):
+    body = {"messages": QUESTION, "tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}
+    answer = tools_server.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -176,6 +220,13 @@ def test_the_template_shows_the_tools_and_knows_the_effort(tools_server):
         ({"tool_choice": {"type": "function", "function": {"name": "nothing"}}}, "tool_choice.function.name"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"use_beam_search": True, "n": 2}, "tools"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "$ref": "http://a/b"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"description": "x" * 100_001}}}]},
             "tools[0].function.parameters",

@@ -69,6 +69,9 @@ GOOD: dict[str, dict[str, Any]] = {
                 "apiKeySecret": {"name": "keys", "key": "keys.txt"},
                 "allowedHosts": ["chat.example.org", "*.example.org"],
                 "prefixCacheSalt": "none",
+                "toolCallParser": "qwen3_coder",
+                "reasoningParser": "none",
+                "wholeToolCalls": True,
                 "limits": {"rate": "100/30s", "maxBodyBytes": "1Mi", "readSeconds": 5, "connectionSeconds": 0},
                 "allowedOrigins": ["*", "https://example.org:8443"],
                 "route": {

@@ -91,6 +91,9 @@ class EndpointConfig(ContractModel):
     allowed_origins: list[str] = Field(default_factory=list)
     allowed_hosts: list[str] = Field(default_factory=list)
     prefix_cache_salt: str = "key"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    whole_tool_calls: bool = False
     rate_limit: RateConfig | None = None
     max_body_bytes: int = 32 << 20
     read_seconds: float = 20.0

@@ -17,10 +17,11 @@ from starling_agent.openai.messages import assistant_text, predicted_text, templ
 from starling_agent.openai.output_format import OutputReading
 from starling_agent.openai.protocol.answers import ChatChoice, ChatCompletion, ChatMessage, ChatToolCall, FunctionCall
 from starling_agent.openai.protocol.chat import ChatRequest
+from starling_agent.openai.protocol.structured_outputs import Form
 from starling_agent.openai.rendering import render
 from starling_agent.openai.request_body import body_of, body_schema
 from starling_agent.openai.streaming import ended_by
-from starling_agent.openai.tools import OfferedTools, offered_tools
+from starling_agent.openai.tools import OfferedTools, calls_form, offered_tools
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -41,6 +42,7 @@ async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller)
     body.check_stream_fields()
     messages = template_messages(body.messages)
     tools = _callable_tools(endpoint, body)
+    calls = _calls_form(endpoint, body, tools)
     prompt = await render(endpoint, body, messages, caller.request_id, tools.functions if tools else None)
     ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
     prediction = predicted_text(body.prediction)
@@ -55,7 +57,8 @@ async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller)
         default_max_tokens=None,
         logprobs=body.num_logprobs(),
         prompt_logprobs=body.prompt_logprobs,
-        reading=_reading(endpoint, body, tools, ids),
+        reading=_reading(endpoint, body, tools, calls or body.form(), ids),
+        calls=calls,
         renamed={"logprobs": "top_logprobs", "prompt": "messages"},
     )
 
@@ -85,16 +88,24 @@ def _callable_tools(endpoint: Endpoint, body: ChatRequest) -> OfferedTools | Non
     if endpoint.output_format.calls is None:
         why = "the format in which this model calls tools is not known; the server takes its name as --tool-call-parser"
         raise InvalidRequest(why, "tools")
-    if tools.choice != "auto":
-        raise InvalidRequest("the model cannot be made to call a tool yet; possible: auto, none", "tool_choice")
     return tools
 
 
-def _reading(endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None, prompt: list[int]) -> OutputReading | None:
+def _calls_form(endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None) -> Form | None:
+    """Returns the form that calls have to have, if there is one. Raises InvalidRequest where it cannot be enforced."""
+    format_of_calls = endpoint.output_format.calls
+    if tools is None or format_of_calls is None:
+        return None
+    parallel, may_reason = body.parallel_tool_calls is not False, endpoint.output_format.marks_reasoning
+    return calls_form(tools, format_of_calls, parallel=parallel, may_reason=may_reason)
+
+
+def _reading(
+    endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None, form: Form | None, prompt: list[int]
+) -> OutputReading | None:
     """Returns how the outputs are read. An output that has to have a form is content, unless it may reason first."""
     if body.use_beam_search:
         return None
-    form = body.form()
     reasons = None if form is None or form.may_reason else False
     reading = endpoint.output_format.reading(None if tools is None else tools.schemas, prompt, reasons=reasons)
     if reading is None:

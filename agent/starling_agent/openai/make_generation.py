@@ -15,6 +15,7 @@ from starling_agent.openai.output_format import OutputReading
 from starling_agent.openai.prompts import output_budget
 from starling_agent.openai.protocol.beam_search import beam_search_params, check_beam_fields
 from starling_agent.openai.protocol.sampling import SamplingFields
+from starling_agent.openai.protocol.structured_outputs import Form
 
 MAX_PROMPT_LOGPROBS = 300_000
 """Entries in all choices of an answer; each is some 60 bytes."""
@@ -34,11 +35,13 @@ async def make_generation(
     only_echo: bool = False,
     prediction: list[int] | None = None,
     reading: OutputReading | None = None,
+    calls: Form | None = None,
     renamed: Mapping[str, str],
 ) -> Generation:
     """Raises InvalidRequest. `renamed` maps the engine's names of fields to those of this route.
 
-    `default_max_tokens` is the route's; a recommendation of the model's authors takes precedence.
+    `default_max_tokens` is the route's; a recommendation of the model's authors takes precedence. `calls` is the form of outputs
+    that have to call tools, or may do so in one way alone.
     """
     check_beam_fields(body)
     defaults = endpoint.engine.model_config.generation_defaults
@@ -49,6 +52,10 @@ async def make_generation(
     if reading is not None and isinstance(params, SamplingParams):
         params = structs.replace(params, shown_token_ids=endpoint.output_format.shown_ids(reading))
     form = body.form()
+    if calls is not None and isinstance(params, SamplingParams):
+        if form is not None:
+            raise InvalidRequest(f"{form.field} and tools each say which form the output has; give one of them", form.field)
+        form, params = calls, structs.replace(params, structured_outputs=calls.params())
     names = {**renamed, "max_tokens": name, "beam_width": "n", **(form.renamed if form else {})}
     with _errors_named(names):
         endpoint.engine.validate(prompts, params)

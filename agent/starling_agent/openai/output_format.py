@@ -5,14 +5,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from starling_engine.errors import ConfigError
 from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.structured_output.special_tokens import ReasoningMarks
 
-from starling_agent.parsers.families import FAMILIES, OTHER_NAMES, family_named, family_of_templates, reasoning_of_templates
+from starling_agent.parsers.families import AUTO, family_named, family_of_templates, reasoning_of_templates
 from starling_agent.parsers.parser import OutputParser
 from starling_agent.parsers.reading import Family
-
-AUTO, NONE = "auto", "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +43,17 @@ class OutputFormat:
 
         Args:
             tokenizer: the model's, with its chat templates.
-            calls: the name of the format of calls; "auto" for that of the templates, "none" for none.
+            calls: the name of the format of calls, one of PARSER_NAMES.
             reasoning: likewise of reasoning.
             ends: the tokens that end a turn.
             whole_calls: as `OutputParser` has it.
-
-        Raises:
-            ConfigError: a name is not known.
         """
         self._templates = tuple(tokenizer.renderer.templates.by_name.values())
-        self.calls = family_of_templates(self._templates) if calls == AUTO else _named(calls, "tool_call_parser")
-        self.reasoning = reasoning_of_templates(self._templates) if reasoning == AUTO else _named(reasoning, "reasoning_parser")
+        self.calls = family_of_templates(self._templates) if calls == AUTO else family_named(calls)
+        self.reasoning = reasoning_of_templates(self._templates) if reasoning == AUTO else family_named(reasoning)
         self._tokens = tokenizer.added_tokens
+        self.marks_reasoning = ReasoningMarks.find(self._tokens) is not None
+        """Outputs that have to have a form may reason first."""
         self._ends = frozenset(ends)
         self._whole_calls = whole_calls
 
@@ -109,13 +106,3 @@ class OutputFormat:
             if token in closes or token in self._ends:
                 return False
         return False
-
-
-def _named(name: str, param: str) -> Family | None:
-    if name == NONE:
-        return None
-    family = family_named(name)
-    if family is None:
-        known = ", ".join(sorted((*FAMILIES, *OTHER_NAMES)))
-        raise ConfigError(f"{name!r} is not known; possible: {AUTO}, {NONE}, {known}", param)
-    return family

@@ -9,6 +9,8 @@ from starling_engine.errors import InvalidRequest
 from starling_engine.params import fault_of_size
 
 from starling_agent.openai.protocol.base import shown
+from starling_agent.openai.protocol.structured_outputs import Form
+from starling_agent.parsers.reading import Family
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -53,6 +55,30 @@ def offered_tools(tools: list[Any] | None, choice: Any, param: str = "tools") ->
     strict = frozenset(tool["function"]["name"] for tool in functions if tool["function"].pop("strict", None))
     chosen = _choice(choice, names)
     return None if chosen == "none" else OfferedTools(functions, chosen, strict=strict)
+
+
+def calls_form(tools: OfferedTools, family: Family, *, parallel: bool, may_reason: bool) -> Form | None:
+    """Returns the form of outputs that have to call a tool, or whose calls have to fit strict schemas; None where neither is asked.
+
+    Raises InvalidRequest where calls in the model's format cannot be enforced.
+    """
+    is_required = tools.choice != "auto"
+    if not is_required and not tools.strict:
+        return None
+    param = "tool_choice" if is_required else "tools"
+    if family.written is None:
+        raise InvalidRequest(
+            f"calls in the format {family.name} cannot be enforced yet; possible: auto without strict, none", param
+        )
+    if not is_required:
+        schemas = {name: schema if name in tools.strict else None for name, schema in tools.schemas.items()}
+        tag = family.written.possible(schemas)
+        if tag is None:
+            raise InvalidRequest("strict schemas need tool_choice in this model's format: no marker begins its calls", param)
+        return Form("tools", "structural_tag", tag, may_reason)
+    named = tools.choice != "required"
+    schemas = {tools.choice: tools.schemas[tools.choice]} if named else dict(tools.schemas)
+    return Form("tools", "structural_tag", family.written.required(schemas, parallel=parallel and not named), may_reason)
 
 
 def _function(tool: object, param: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from starling_agent.parsers.keyed_calls import KeyedFormat, keyed_call, wrapped
 from starling_agent.parsers.python_calls import leading_python_calls, python_calls
 from starling_agent.parsers.reading import Family, ReadCalls, Reading
 from starling_agent.parsers.source import Reader
+from starling_agent.parsers.written_calls import WrittenCalls, keyed_arguments
 
 THINK = (("<think>", "</think>"),)
 QWEN_FUNCTION = keyed_call(
@@ -69,6 +70,27 @@ def _dsml(calls: str, gap: str = "") -> Mapping[str, ReadCalls]:
     return {f"<{mark}{calls}>": section(f"<{mark}invoke", _invoked(mark), f"</{mark}{calls}>")}
 
 
+def _dsml_written(calls: str, gap: str = "") -> WrittenCalls:
+    mark = f"｜DSML｜{gap}"
+    value_ends = f"</{mark}parameter>"
+    return WrittenCalls(
+        f'<{mark}invoke name="NAME">\n',
+        f"</{mark}invoke>\n",
+        f"\n\n<{mark}{calls}>\n",
+        f"</{mark}{calls}>",
+        arguments=keyed_arguments(f'<{mark}parameter name="KEY" string="IS_TEXT">', f"{value_ends}\n", value_ends),
+    )
+
+
+def _deepseek_written(begins: str, ends: str) -> WrittenCalls:
+    return WrittenCalls(
+        f"<｜tool▁call▁begin｜>{begins}",
+        f"{ends}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    )
+
+
 def _deepseek(name: str, arguments: str) -> Mapping[str, ReadCalls]:
     call = named_arguments(name, arguments, "<｜tool▁call▁end｜>")
     return {"<｜tool▁calls▁begin｜>": section("<｜tool▁call▁begin｜>", call, "<｜tool▁calls▁end｜>")}
@@ -102,7 +124,14 @@ def _qwen_bare(reading: Reading, opening: str) -> Reader[None]:
 
 # The order is that in which templates are recognized: the more particular first.
 _TABLE = (
-    Family("openai", whole=read_messages, tokens=HARMONY_TOKENS, trims=False, template=("<|channel|>", "<|message|>")),
+    Family(
+        "openai",
+        whole=read_messages,
+        tokens=HARMONY_TOKENS,
+        trims=False,
+        template=("<|channel|>", "<|message|>"),
+        written=WrittenCalls("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", ""),
+    ),
     Family(
         "gemma4",
         (("<|channel>thought\n", "<channel|>"),),
@@ -111,17 +140,24 @@ _TABLE = (
         trims=False,
         template=("<|tool_call>call:",),
     ),
-    Family("deepseek_v41", THINK, _dsml("calls", " "), template=("｜DSML｜ ",)),
-    Family("deepseek_v4", THINK, _dsml("tool_calls"), template=("｜DSML｜tool_calls",)),
-    Family("deepseek_v32", THINK, _dsml("function_calls"), template=("｜DSML｜",)),
+    Family("deepseek_v41", THINK, _dsml("calls", " "), template=("｜DSML｜ ",), written=_dsml_written("calls", " ")),
+    Family("deepseek_v4", THINK, _dsml("tool_calls"), template=("｜DSML｜tool_calls",), written=_dsml_written("tool_calls")),
+    Family("deepseek_v32", THINK, _dsml("function_calls"), template=("｜DSML｜",), written=_dsml_written("function_calls")),
     Family(
         "deepseek_v3",
         THINK,
         _deepseek("function<｜tool▁sep｜>(?P<name>[^\\n]+)\\n", "```json\n"),
         tokens=("<｜tool▁sep｜>",),
         template=("<｜tool▁calls▁begin｜>", "```json"),
+        written=_deepseek_written("function<｜tool▁sep｜>NAME\n```json\n", "\n```"),
     ),
-    Family("deepseek_v31", THINK, _deepseek("(?P<name>[^\\n]+)", "<｜tool▁sep｜>"), template=("<｜tool▁calls▁begin｜>",)),
+    Family(
+        "deepseek_v31",
+        THINK,
+        _deepseek("(?P<name>[^\\n]+)", "<｜tool▁sep｜>"),
+        template=("<｜tool▁calls▁begin｜>",),
+        written=_deepseek_written("NAME<｜tool▁sep｜>", ""),
+    ),
     Family(
         "kimi_k3",
         (("<|open|>think<|sep|>", "<|close|>think<|sep|>"),),
@@ -137,6 +173,12 @@ _TABLE = (
         {"<|tool_calls_section_begin|>": _KIMI_K2},
         trims=False,
         template=("<|tool_calls_section_begin|>",),
+        written=WrittenCalls(
+            "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+        ),
     ),
     Family(
         "mistral",
@@ -145,35 +187,84 @@ _TABLE = (
         tokens=("[ARGS]", "[CALL_ID]"),
         trims=False,
         template=("[TOOL_CALLS]",),
+        written=WrittenCalls("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]"),
     ),
-    Family("glm45", THINK, {"<tool_call>": GLM_CALL}, template=("<arg_key>",)),
+    Family(
+        "glm45",
+        THINK,
+        {"<tool_call>": GLM_CALL},
+        template=("<arg_key>",),
+        written=WrittenCalls(
+            "<tool_call>NAME",
+            "</tool_call>",
+            trigger="<tool_call>",
+            arguments=keyed_arguments("<arg_key>KEY</arg_key><arg_value>", "</arg_value>", "</arg_value>"),
+        ),
+    ),
     Family(
         "seed_oss",
         (("<seed:think>", "</seed:think>"),),
         {"<seed:tool_call>": section("<function=", QWEN_FUNCTION, "</seed:tool_call>")},
         template=("<seed:tool_call>",),
+        written=WrittenCalls(
+            "<seed:tool_call>\n<function=NAME>\n",
+            "</function>\n</seed:tool_call>",
+            trigger="<seed:tool_call>",
+            arguments=keyed_arguments("<parameter=KEY>", "</parameter>\n", "</parameter>"),
+        ),
     ),
     Family(
         "minimax_m2",
         THINK,
         {"<minimax:tool_call>": section("<invoke", _invoked(kind=""), "</minimax:tool_call>")},
         template=("<minimax:tool_call>",),
+        written=WrittenCalls(
+            '<invoke name="NAME">\n',
+            "</invoke>\n",
+            "<minimax:tool_call>\n",
+            "</minimax:tool_call>",
+            arguments=keyed_arguments('<parameter name="KEY">', "</parameter>\n", "</parameter>"),
+        ),
     ),
     Family(
         "step3",
         THINK,
         {"<｜tool_calls_begin｜>": section("<steptml:invoke", _invoked("steptml:", ""), "<｜tool_calls_end｜>")},
         template=("<steptml:invoke",),
+        written=WrittenCalls(
+            '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">',
+            "</steptml:invoke><｜tool_call_end｜>",
+            "<｜tool_calls_begin｜>",
+            "<｜tool_calls_end｜>",
+            arguments=keyed_arguments('<steptml:parameter name="KEY">', "</steptml:parameter>", "</steptml:parameter>"),
+        ),
     ),
     Family(
         "qwen3_coder",
         THINK,
         {"<tool_call>": wrapped("<function=", QWEN_FUNCTION, "</tool_call>"), "<function=": _qwen_bare},
         template=("<function=",),
+        written=WrittenCalls(
+            "<tool_call>\n<function=NAME>\n",
+            "</function>\n</tool_call>",
+            trigger="<tool_call>",
+            arguments=keyed_arguments("<parameter=KEY>\n", "\n</parameter>\n", "\n</parameter>"),
+        ),
     ),
     Family("lfm2", THINK, {"<|tool_call_start|>": python_calls("<|tool_call_end|>")}, template=("<|tool_call_start|>",)),
-    Family("phi4_mini_json", calls={"functools": listed_objects}, template=("functools",)),
-    Family("granite", THINK, {"<|tool_call|>": listed_objects, "<tool_call>": listed_objects}, template=("<|tool_call|>",)),
+    Family(
+        "phi4_mini_json",
+        calls={"functools": listed_objects},
+        template=("functools",),
+        written=WrittenCalls('functools[{"name": "NAME", "arguments": ', "}]", trigger="functools["),
+    ),
+    Family(
+        "granite",
+        THINK,
+        {"<|tool_call|>": listed_objects, "<tool_call>": listed_objects},
+        template=("<|tool_call|>",),
+        written=WrittenCalls('<|tool_call|>[{"name": "NAME", "arguments": ', "}]", trigger="<|tool_call|>"),
+    ),
     Family(
         "llama4_pythonic",
         calls={"<|python_start|>": python_calls("<|python_end|>")},
@@ -186,8 +277,15 @@ _TABLE = (
         at_start=leading_objects,
         trims=False,
         template=("<|start_header_id|>", '{"name":'),
+        written=WrittenCalls('{"name": "NAME", "parameters": ', "}"),
     ),
-    Family("hermes", THINK, {"<tool_call>": tagged_object("</tool_call>")}, template=("<tool_call>",)),
+    Family(
+        "hermes",
+        THINK,
+        {"<tool_call>": tagged_object("</tool_call>")},
+        template=("<tool_call>",),
+        written=WrittenCalls('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"),
+    ),
 )
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _TABLE}
 """The formats by name."""
@@ -202,9 +300,14 @@ OTHER_NAMES: Mapping[str, str] = {
 """Names that vLLM's parsers also have: of calls, and of reasoning."""
 
 
+AUTO, NONE = "auto", "none"
+PARSER_NAMES = (AUTO, NONE, *sorted((*FAMILIES, *OTHER_NAMES)))
+"""Names that settings may have: auto is the format of the chat template, none is no format."""
+
+
 def family_named(name: str) -> Family | None:
-    """Returns the format of that name, if there is one."""
-    return FAMILIES.get(OTHER_NAMES.get(name, name))
+    """Returns the format of that name, which is one of PARSER_NAMES other than auto."""
+    return None if name == NONE else FAMILIES[OTHER_NAMES.get(name, name)]
 
 
 def family_of_templates(templates: Collection[str]) -> Family | None:

@@ -44,7 +44,7 @@ class JsonScanner:
         self._in_string = False
         self._is_key = False
         self._wants = "value"
-        """Says what may come: value, first (value, or the end of an array), key, first_key (or the end of an object), colon, comma."""
+        """What may come next"""
         self._comma = ""
         """A comma and the space behind it, which are written with what follows: none may be last."""
         self._pending = ""

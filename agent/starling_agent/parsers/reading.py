@@ -7,6 +7,7 @@ from typing import Any
 
 from starling_agent.parsers.output import Output
 from starling_agent.parsers.source import Markers, Reader, Sink, Source
+from starling_agent.parsers.written_calls import WrittenCalls
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Family:
     whole      reads outputs whose every part has a header, in place of all the above
     tokens     markers besides those above that tokenizers may have as tokens
     trims      white space around calls is no content
+    written    the form of calls for a grammar; None where there is none yet
     template   texts that chat templates of this format have, all of them, and those of none above it in the table
     """
 
@@ -56,6 +58,7 @@ class Family:
     tokens: tuple[str, ...] = ()
     trims: bool = True
     template: tuple[str, ...] = ()
+    written: WrittenCalls | None = None
 
     @cached_property
     def closings(self) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ from pydantic import Field
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.model import SecretKey
 from starling_crds.v1alpha1.route import RouteSpec
-from starling_crds.v1alpha1.strings import HostName, ObjectName, Origin, Rate, Size
+from starling_crds.v1alpha1.strings import HostName, ObjectName, Origin, ParserName, Rate, Size
 
 
 class LimitsSpec(ApiModel):
@@ -59,6 +59,17 @@ class EndpointSpec(ApiModel):
     prefix_cache_salt: Literal["key", "none"] = Field(
         default="key",
         description="key: with API keys, a cached prefix is found only with the key that it was sent with. none: with any.",
+    )
+    tool_call_parser: ParserName = Field(
+        default="auto",
+        description="Format in which the model calls tools, by vLLM's names. auto: its chat template's. none: calls are text.",
+    )
+    reasoning_parser: ParserName = Field(
+        default="auto", description="Format that marks the model's reasoning. auto: that of its chat template. none: it is content."
+    )
+    whole_tool_calls: bool = Field(
+        default=False,
+        description="A tool call is sent when it is complete, and one that was cut is not. Default: as it is written.",
     )
     limits: LimitsSpec = Field(default_factory=LimitsSpec, description="What a client may ask of each pod.")
     route: RouteSpec | None = Field(

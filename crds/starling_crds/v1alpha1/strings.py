@@ -39,6 +39,11 @@ Size = Annotated[
     must_match(SIZE, "must be bytes or a quantity such as 4Gi or 500M"),
     must_match("^.*[1-9].*$", "must be above 0"),
 ]
+ParserName = Annotated[
+    str,
+    Field(min_length=1, max_length=64),
+    must_match("^[a-z0-9_]+$", "must be auto, none, or the name of a format, such as hermes"),
+]
 Rate = Annotated[str, Field(max_length=32), must_match(RATE, "must be a rate such as 10/s, 600/m or 100/30s")]
 AbsolutePath = Annotated[
     str, Field(max_length=1024), must_match("^/[^/].*$", "must be an absolute folder below /, such as /var/lib/starling"), _STEPS_UP

@@ -170,7 +170,7 @@ def test_no_output_breaks_a_parser(family):
 
 def test_formats_are_found_by_their_names_and_in_templates():
     assert family_named("glm47") is FAMILIES["glm45"]
-    assert family_named("yaml") is None
+    assert family_named("none") is None
     assert family_of_templates(["{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"]) is None
     qwen = "{%- if tools %}<tool_call>{% endif %}{% if x %}<think>{% endif %}"
     assert family_of_templates([qwen]) is FAMILIES["hermes"]

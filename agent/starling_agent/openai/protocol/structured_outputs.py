@@ -58,6 +58,12 @@ class Form:
         """The request's name for the engine's name of the field."""
         return {f"structured_outputs.{self.kind}": self.field}
 
+    def params(self, *, disable_any_whitespace: bool = False) -> StructuredOutputsParams:
+        """Returns the engine's parameters."""
+        return StructuredOutputsParams(
+            **{self.kind: self.value}, disable_any_whitespace=disable_any_whitespace, reasoning=self.may_reason
+        )
+
 
 class JsonSchemaFormat(RequestModel):
     """A schema is enforced with and without `strict`. `name` and `description` do not reach the model."""
@@ -182,8 +188,4 @@ class StructuredOutputFields(RequestModel):
         form, options = self.form(), self.structured_outputs or StructuredOutputs()
         if form is None:
             return None
-        return StructuredOutputsParams(
-            **{form.kind: form.value},
-            disable_any_whitespace=bool(options.disable_any_whitespace),
-            reasoning=form.may_reason,
-        )
+        return form.params(disable_any_whitespace=bool(options.disable_any_whitespace))
