@@ -49,6 +49,7 @@ class ServerSettings:
     trust_chat_template  a request may have a chat template of its own, which runs in another process
     tool_call_parser     the format in which the model calls tools, auto (its template's), or none
     reasoning_parser     the format that marks its reasoning, auto, or none
+    max_stored_bytes     memory for responses that can be continued; the least recently used give way
     whole_tool_calls     a call leaves when it is complete; one that was cut does not
     """
 
@@ -70,6 +71,7 @@ class ServerSettings:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     whole_tool_calls: bool = False
+    max_stored_bytes: int = 64 * MIB
     log_level: str = "info"
     log_requests: bool = False
     log_prompts: bool = False

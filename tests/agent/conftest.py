@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,29 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     """Starts servers with other flags; all end with the module."""
     with _servers(tmp_path_factory.mktemp("servers")) as start:
         yield start
+
+
+TOOLS_TEMPLATE = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+Call them as <tool_call>{"name": ..., "arguments": ...}</tool_call>.
+{% if enable_thinking is defined %}Think: {{ enable_thinking }}.{% endif %}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+
+
+@pytest.fixture(scope="session")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server of a model whose template writes calls, and marks no reasoning; the flag says how it does."""
+    folder = tmp_path_factory.mktemp("model") / "tools"
+    shutil.copytree(REPOSITORY / MODEL, folder)
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    (folder / "chat_template.jinja").write_text(TOOLS_TEMPLATE)
+    flags = ("--served-model-name=tools", "--kv-cache-memory-bytes=64MiB", "--accept-seconds=0", "--reasoning-parser=qwen3")
+    with _servers(tmp_path_factory.mktemp("tools-server")) as start:
+        yield start(*flags, model=str(folder))
 
 
 @pytest.fixture

@@ -393,6 +393,7 @@ BODIES_AND_PATHS = [
     BadRequest(raw=b"\x00\x01\x02", message="JSON"),
     BadRequest(raw=b"[" * 100_000, message="JSON"),
     BadRequest(raw=b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", param="prompt", message="JSON"),
+    BadRequest(raw=b'{"x":"' + b'\\"' * 1_200_000 + b'","y":' + b"[" * 300 + b"]" * 300 + b"}", message="JSON"),
     BadRequest(raw=b'{"n": ' + b"9" * 5000 + b', "prompt": "x"}', message="JSON"),
     BadRequest(headers={"content-type": "text/plain"}, status=415, code="unsupported_media_type"),
     BadRequest(headers={"content-type": "application/x-www-form-urlencoded"}, status=415),

@@ -1,14 +1,11 @@
 """Tools and reasoning over HTTP and through OpenAI's client. A choice of one text makes any model write what a test wants read."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-
-from tests.agent.conftest import MODEL, REPOSITORY, LiveServer
 
 QUESTION = [{"role": "user", "content": "What is the weather in Zürich?"}]
 WEATHER = {
@@ -34,26 +31,6 @@ SIZE = {
 }
 ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 TWO = f'<think>\nHm.\n</think>\n\nLet me see.\n{ONE}\n<tool_call>\n{{"name": "search", "arguments": {{}}}}\n</tool_call>'
-TEMPLATE = """{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}{% endfor %}
-Call them as <tool_call>{"name": ..., "arguments": ...}</tool_call>.
-{% if enable_thinking is defined %}Think: {{ enable_thinking }}.{% endif %}<|im_end|>
-{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor %}<|im_start|>assistant
-"""
-
-
-@pytest.fixture(scope="module")
-def tools_server(start_server, tmp_path_factory) -> LiveServer:
-    """A server of a model whose template writes calls, and marks no reasoning; the flag says how it does."""
-    folder = tmp_path_factory.mktemp("model") / "tools"
-    shutil.copytree(REPOSITORY / MODEL, folder)
-    for file in folder.glob("chat_template*"):
-        file.unlink()
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    flags = ("--served-model-name=tools", "--kv-cache-memory-bytes=64MiB", "--accept-seconds=0", "--reasoning-parser=qwen3")
-    return start_server(*flags, model=str(folder))
 
 
 @pytest.fixture(scope="module")

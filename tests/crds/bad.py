@@ -248,6 +248,8 @@ ENDPOINT = [
     bad("endpoint.apiKeySecret", {"name": "s", "key": "a b"}, "must be a key of a Secret", at="endpoint.apiKeySecret.key"),
     bad("endpoint.allowedHosts", ["https://example.org"], "must be a name without scheme", at="endpoint.allowedHosts[0]"),
     bad("endpoint.allowedHosts", ["example.org:8443"], "must be a name without scheme", at="endpoint.allowedHosts[0]"),
+    bad("endpoint.toolCallParser", "Hermes!", "must be auto, none, or the name of a format"),
+    bad("endpoint.reasoningParser", "think-tags", "must be auto, none, or the name of a format"),
     bad("endpoint.allowedOrigins", ["example.org"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     bad("endpoint.allowedOrigins", ["https://example.org/"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     *(

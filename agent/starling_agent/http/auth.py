@@ -11,7 +11,7 @@ OPEN_PATHS = frozenset(
 
 
 class KeyCheck:
-    """Passes requests with one of the keys as `Authorization: Bearer KEY`, and requests to open paths.
+    """Passes requests with one of the keys as `Authorization: Bearer KEY` or `X-Api-Key: KEY`, and requests to open paths.
 
     With `salted`, the request's state gets the salt of its key.
     """
@@ -25,14 +25,15 @@ class KeyCheck:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        key = bearer(scope)
+        key = bearer(scope) or _api_key(scope)
         if key is None:
             await send_error(send, _unauthorized("no API key was given; send it as 'Authorization: Bearer KEY'"))
         elif not self._keys.knows(key):
             await send_error(send, _unauthorized("the API key is not known here"))
         else:
             scope["state"]["authenticated"] = True
-            scope["state"]["key_salt"] = cache_salt_of(key) if self._salted else None
+            scope["state"]["key_owner"] = owner = cache_salt_of(key)
+            scope["state"]["key_salt"] = owner if self._salted else None
             await self._app(scope, receive, send)
 
 
@@ -43,6 +44,11 @@ def bearer(scope: Scope) -> bytes | None:
             scheme, _, key = value.partition(b" ")
             return key.strip() or None if scheme.lower() == b"bearer" else None
     return None
+
+
+def _api_key(scope: Scope) -> bytes | None:
+    """Returns the key as Anthropic's clients send it."""
+    return next((value.strip() or None for name, value in scope["headers"] if name == b"x-api-key"), None)
 
 
 def _unauthorized(message: str) -> ApiError:

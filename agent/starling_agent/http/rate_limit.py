@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from starling_agent.http.auth import OPEN_PATHS, bearer
+from starling_agent.http.auth import OPEN_PATHS
 from starling_agent.http.errors import ApiError, send_error
 from starling_agent.settings import RateLimit
 
@@ -85,5 +85,5 @@ class RateLimiter:
 def _client(scope: Scope) -> bytes:
     client = scope.get("client")
     # An unchecked key must not give a client a new bucket: where keys are not checked, only the address counts.
-    key = bearer(scope) if scope.get("state", {}).get("authenticated") else None
-    return key or (str(client[0]).encode() if client else b"")
+    owner = scope.get("state", {}).get("key_owner")
+    return str(owner).encode() if owner else (str(client[0]).encode() if client else b"")

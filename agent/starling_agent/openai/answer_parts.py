@@ -1,11 +1,15 @@
 """The parts of one answer: content, reasoning, and calls of tools with their ids."""
 
+import itertools
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+from starling_engine.outputs import FinishReason, OutputDelta
 
 from starling_agent.openai.output_format import OutputReading
-from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from starling_agent.parsers.events import Arguments, CallBegin, Content, Event, Reasoning
 
 
 @dataclass(slots=True)
@@ -40,13 +44,29 @@ class AnswerReader:
         self._is_serial = not reading.parallel
         self._shows_reasoning = reading.shows_reasoning
         self._hides_calls = False
+        self._short_ids = reading.family.short_ids
+        self._ids: set[str] = set()
 
-    def read(self, text: str, shown_offsets: list[int], finish_reason: str | None) -> list[Piece]:
+    def read(self, output: OutputDelta) -> list[Piece]:
         """Returns the pieces that the output's next text completes, those of one kind that follow each other joined."""
-        events = self._parser.feed(text, shown_offsets)
-        if finish_reason is not None:
-            events += self._parser.finish(is_cut=finish_reason != "stop")
+        events = self._parser.feed(output.text, output.shown_offsets)
+        if output.finish_reason is not None:
+            # A stop string may end an output anywhere.
+            is_cut = output.finish_reason != "stop" or isinstance(output.stop_reason, str)
+            events += self._parser.finish(is_cut)
         return _joined(self._pieces(events))
+
+    def ended_by(self, reason: FinishReason) -> FinishReason | Literal["tool_calls"]:
+        """Returns the reason for which the answer ended."""
+        return "tool_calls" if self.calls and reason == "stop" and not self._parser.has_open_call else reason
+
+    def _id(self, given: str | None) -> str:
+        """Returns the model's own id of a call if no other call has it, or a new one."""
+        found = given if given and given not in self._ids else None
+        if found is None:
+            found = secrets.token_hex(5)[:9] if self._short_ids else f"call_{secrets.token_hex(12)}"
+        self._ids.add(found)
+        return found
 
     def _pieces(self, events: Iterable[Event]) -> Iterator[Piece]:
         for event in events:
@@ -59,44 +79,55 @@ class AnswerReader:
                     self._hides_calls = self._is_serial and self.calls > 0
                     if not self._hides_calls:
                         self.calls += 1
-                        yield CallPiece(self.calls - 1, id=call_id or f"call_{secrets.token_hex(12)}", name=name)
+                        yield CallPiece(self.calls - 1, id=self._id(call_id), name=name)
                 case Arguments(text) if not self._hides_calls:
                     yield CallPiece(self.calls - 1, text)
-                case CallEnd() | _:
-                    pass
 
 
 @dataclass(slots=True)
 class AnswerParts:
-    """A whole answer."""
+    """A whole answer: texts and calls in the order in which they were written."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    _pieces: list[Piece] = field(default_factory=list)
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            match piece:
-                case Content(text):
-                    self.content += text
-                case Reasoning(text):
-                    self.reasoning += text
-                case CallPiece():
-                    if piece.id is not None:
-                        self.calls.append(ToolCall(piece.id, piece.name or ""))
-                    self.calls[-1].arguments += piece.arguments
+        self._pieces += pieces
+
+    @property
+    def blocks(self) -> list[Content | Reasoning | ToolCall]:
+        """The parts, those of one kind that follow each other joined."""
+        return [
+            ToolCall(piece.id or "", piece.name or "", piece.arguments) if isinstance(piece, CallPiece) else piece
+            for piece in _joined(self._pieces)
+        ]
+
+    @property
+    def content(self) -> str:
+        return "".join(piece.text for piece in self._pieces if isinstance(piece, Content))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(piece.text for piece in self._pieces if isinstance(piece, Reasoning))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [block for block in self.blocks if isinstance(block, ToolCall)]
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, Content) and isinstance(last, Content):
-            joined[-1] = Content(last.text + piece.text)
-        elif isinstance(piece, Reasoning) and isinstance(last, Reasoning):
-            joined[-1] = Reasoning(last.text + piece.text)
-        elif isinstance(piece, CallPiece) and isinstance(last, CallPiece) and piece.index == last.index:
-            joined[-1] = CallPiece(last.index, last.arguments + piece.arguments, last.id, last.name)
-        else:
-            joined.append(piece)
-    return joined
+    return [_one([*group]) for _, group in itertools.groupby(pieces, _part_of)]
+
+
+def _part_of(piece: Piece) -> tuple[type[Piece], int | None]:
+    return type(piece), piece.index if isinstance(piece, CallPiece) else None
+
+
+def _one(pieces: Sequence[Piece]) -> Piece:
+    """Joins pieces of one kind, or of one call."""
+    match pieces[0]:
+        case CallPiece(index, _, call_id, name):
+            return CallPiece(index, "".join(piece.arguments for piece in pieces if isinstance(piece, CallPiece)), call_id, name)
+        case Content():
+            return Content("".join(piece.text for piece in pieces if isinstance(piece, Content)))
+        case Reasoning():
+            return Reasoning("".join(piece.text for piece in pieces if isinstance(piece, Reasoning)))

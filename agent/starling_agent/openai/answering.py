@@ -1,6 +1,6 @@
 """The HTTP answer of a generation: one JSON body, or a stream of events."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from starling_agent.openai.chunks import ChoiceShape
 from starling_agent.openai.collecting import Collected, collect
 from starling_agent.openai.endpoint import Endpoint
-from starling_agent.openai.event_stream import EventStream
+from starling_agent.openai.event_stream import ErrorEvent, EventStream, data_of_error
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.streaming import StreamEncoder
@@ -27,10 +27,16 @@ async def answer_whole(
 
 
 async def answer_stream(request: Request, endpoint: Endpoint, generation: Generation, shape: ChoiceShape) -> Response:
-    """Waits for the first event only: until then the engine may still refuse, and the answer needs another status."""
+    """Answers with the generation's chunks as they come."""
     logprobs = LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids)
     encoder = StreamEncoder(generation, shape, logprobs, endpoint.batcher)
-    chunks = encoder.chunks(endpoint.deltas(generation))
+    return await stream_of(request, endpoint, encoder.chunks(endpoint.deltas(generation)))
+
+
+async def stream_of(
+    request: Request, endpoint: Endpoint, chunks: AsyncGenerator[bytes], error_event: ErrorEvent = data_of_error
+) -> Response:
+    """Waits for the first event only: until then the engine may still refuse, and the answer needs another status."""
 
     async def first_chunk() -> bytes:
         return await anext(chunks)
@@ -40,7 +46,7 @@ async def answer_stream(request: Request, endpoint: Endpoint, generation: Genera
     except BaseException:
         await chunks.aclose()
         raise
-    return EventStream(first, chunks, endpoint.open_requests)
+    return EventStream(first, chunks, endpoint.open_requests, error_event=error_event)
 
 
 def log_request(endpoint: Endpoint, generation: Generation, stream: bool) -> None:

@@ -26,17 +26,25 @@ from starling_agent.http.outermost import OutermostMiddleware
 from starling_agent.http.rate_limit import RateLimiter
 from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai import chat, completions, embeddings, models, probes, sleeping, tokens
+from starling_agent.openai.anthropic import routes as anthropic_routes
+from starling_agent.openai.anthropic.errors import anthropic_error
+from starling_agent.openai.anthropic.protocol import CountRequest, MessagesRequest
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.protocol.base import RequestModel, field_path
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.protocol.completion import CompletionRequest
 from starling_agent.openai.protocol.embedding import EmbeddingRequest
 from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from starling_agent.openai.responses import routes as responses_routes
+from starling_agent.openai.responses.protocol import ResponsesRequest
 from starling_agent.settings import ServerSettings
 from starling_agent.version import starling_version
 
 BODIES: Sequence[type[RequestModel]] = (
     ChatRequest,
+    MessagesRequest,
+    CountRequest,
+    ResponsesRequest,
     CompletionRequest,
     EmbeddingRequest,
     TokenizeRequest,
@@ -91,7 +99,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.endpoint = endpoint
-    for module in (chat, completions, embeddings, models, tokens, probes):
+    for module in (chat, responses_routes, anthropic_routes, completions, embeddings, models, tokens, probes):
         app.include_router(module.router, responses=ERRORS)
     if endpoint.engine.config.sleep_mode:
         app.include_router(sleeping.router, responses=ERRORS | SLEEP_ERRORS)
@@ -115,7 +123,7 @@ def middleware_stack(settings: ServerSettings, drain: Drain, metrics: RequestMet
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
@@ -135,6 +143,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, EngineAsleep):
         log.info("refused", request_id=request.scope["state"]["request_id"], reason=str(error))
     api_error = _as_api_error(request, error)
+    if f"{request.url.path}/".startswith(f"{anthropic_routes.PATH}/"):
+        body = anthropic_error(api_error, request.scope["state"]["request_id"])
+        return Response(body, api_error.status, headers=api_error.headers, media_type="application/json")
     return Response(api_error.body(), api_error.status, headers=api_error.headers, media_type="application/json")
 
 

@@ -20,7 +20,6 @@ from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.protocol.structured_outputs import Form
 from starling_agent.openai.rendering import render
 from starling_agent.openai.request_body import body_of, body_schema
-from starling_agent.openai.streaming import ended_by
 from starling_agent.openai.tools import OfferedTools, calls_form, offered_tools
 
 router = APIRouter(tags=["OpenAI"])
@@ -37,7 +36,13 @@ async def chat_completions(request: Request, body: Annotated[ChatRequest, Depend
     return await answer_whole(request, endpoint, generation, lambda c: chat_answer(endpoint, generation, c))
 
 
-async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller) -> Generation:
+async def chat_generation(
+    endpoint: Endpoint, body: ChatRequest, caller: Caller, *, kind: str = "chatcmpl", clamps: bool = False
+) -> Generation:
+    """Makes the generation of a chat. `kind` begins the answer's id; `clamps` lets the context's end limit the output.
+
+    Raises InvalidRequest, and what rendering raises.
+    """
     endpoint.model_name(body.model)
     body.check_stream_fields()
     messages = template_messages(body.messages)
@@ -49,18 +54,27 @@ async def chat_generation(endpoint: Endpoint, body: ChatRequest, caller: Caller)
     return await make_generation(
         endpoint,
         body,
-        kind="chatcmpl",
+        kind=kind,
         caller=caller,
         prompts=[ids],
         prediction=None if prediction is None else await endpoint.prompts.encode(prediction, "prediction", False),
         prefixes=[assistant_text(messages[-1]) if body.echo else ""],
         default_max_tokens=None,
+        clamps=clamps,
         logprobs=body.num_logprobs(),
         prompt_logprobs=body.prompt_logprobs,
         reading=_reading(endpoint, body, tools, calls or body.form(), ids),
         calls=calls,
         renamed={"logprobs": "top_logprobs", "prompt": "messages"},
     )
+
+
+async def chat_prompt(endpoint: Endpoint, body: ChatRequest, request_id: str) -> list[int]:
+    """Returns the token ids of a chat's prompt, which may be longer than the context. Raises as `chat_generation` does."""
+    endpoint.model_name(body.model)
+    tools = _callable_tools(endpoint, body)
+    prompt = await render(endpoint, body, template_messages(body.messages), request_id, tools.functions if tools else None)
+    return await endpoint.prompts.encode(prompt, "messages", bool(body.add_special_tokens))
 
 
 def chat_answer(endpoint: Endpoint, generation: Generation, collected: Collected) -> ChatCompletion:
@@ -83,8 +97,6 @@ def _callable_tools(endpoint: Endpoint, body: ChatRequest) -> OfferedTools | Non
     tools = offered_tools(body.tools, body.tool_choice)
     if tools is None:
         return None
-    if body.use_beam_search:
-        raise InvalidRequest("tools do not go with use_beam_search", "tools")
     if endpoint.output_format.calls is None:
         why = "the format in which this model calls tools is not known; the server takes its name as --tool-call-parser"
         raise InvalidRequest(why, "tools")
@@ -107,6 +119,8 @@ def _reading(
     if body.use_beam_search:
         return None
     reasons = None if form is None or form.may_reason else False
+    if body.continue_final_message and endpoint.output_format.writes_headers:
+        reasons = False
     reading = endpoint.output_format.reading(None if tools is None else tools.schemas, prompt, reasons=reasons)
     if reading is None:
         return None
@@ -127,12 +141,11 @@ def _message(choice: Choice, prefix: str) -> ChatMessage:
 
 def _choice(choice: Choice, generation: Generation, writer: LogprobWriter) -> ChatChoice:
     top = generation.top_logprobs
-    reason = choice.finish_reason
     answer = ChatChoice(
         index=choice.index,
         message=_message(choice, generation.prefixes[0]),
         logprobs=None if top is None else writer.chat(choice.token_ids, choice.logprobs, top),
-        finish_reason=reason if reason is None or choice.reader is None else ended_by(reason, choice.reader.calls),
+        finish_reason=choice.ended_by,
         stop_reason=choice.stop_reason,
     )
     if generation.return_token_ids:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Literal
 
 from starling_engine.outputs import FinishReason, OutputDelta, TokenLogprobs
 
@@ -26,11 +27,17 @@ class Choice:
     """The text by its parts, if the generation says how to read it."""
     reader: AnswerReader | None = None
 
+    @property
+    def ended_by(self) -> FinishReason | Literal["tool_calls"] | None:
+        """The reason for the end, as answers have it."""
+        reason = self.finish_reason
+        return reason if reason is None or self.reader is None else self.reader.ended_by(reason)
+
     def add(self, output: OutputDelta) -> None:
         self.text += output.text
         if self.reader is not None:
             self.parts = self.parts or AnswerParts()
-            self.parts.add(self.reader.read(output.text, output.shown_offsets, output.finish_reason))
+            self.parts.add(self.reader.read(output))
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or ()
         self.finish_reason = output.finish_reason or self.finish_reason

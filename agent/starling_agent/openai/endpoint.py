@@ -20,6 +20,7 @@ from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.openai.generation import Generation, PromptDelta, merged
 from starling_agent.openai.output_format import OutputFormat
 from starling_agent.openai.prompts import PromptReader
+from starling_agent.openai.responses.store import ResponseStore
 from starling_agent.openai.stream_batcher import StreamBatcher
 from starling_agent.settings import ServerSettings
 
@@ -54,11 +55,11 @@ class Endpoint:
         self.max_model_len = engine.config.scheduler.max_model_len
         self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
         self.rendering = ChatRendering(engine.tokenizer.renderer, max_waiting=lambda: engine.max_open_requests)
+        self.responses = ResponseStore(settings.max_stored_bytes)
         self.output_format = OutputFormat(
             engine.tokenizer,
             settings.tool_call_parser,
             settings.reasoning_parser,
-            engine.model_config.eos_token_ids,
             whole_calls=settings.whole_tool_calls,
         )
         cache = CacheShape(engine.config.block_size, engine.config.cache_dtype)
@@ -138,10 +139,12 @@ class Caller:
 
     request_id  id that the client gave, or that was made on arrival
     key_salt    separates the cached prefixes of its API key from others'; None: they are shared
+    owner       stands for its API key; None: the endpoint is open
     """
 
     request_id: str
     key_salt: str | None
+    owner: str | None = None
 
     def cache_salt(self, given: str | None) -> str | None:
         """Joins the salt of the key and the request's own. Salts of keys have one length, so different pairs differ."""
@@ -150,4 +153,4 @@ class Caller:
 
 def caller_of(request: Request) -> Caller:
     state = request.scope["state"]
-    return Caller(state["request_id"], state.get("key_salt"))
+    return Caller(state["request_id"], state.get("key_salt"), state.get("key_owner"))

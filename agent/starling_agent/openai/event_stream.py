@@ -1,7 +1,7 @@
 """A response of server-sent events, which go to the socket as they are written."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
 import structlog
@@ -9,13 +9,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starling_engine.errors import StarlingError
 
-from starling_agent.http.errors import as_api_error
+from starling_agent.http.errors import ApiError, as_api_error
 from starling_agent.http.open_requests import ClientGone, OpenRequests
 
 ERROR_EVENT_SECONDS = 1.0
 """Time to send an error event to a client that reads slowly."""
 
+ErrorEvent = Callable[[ApiError], bytes]
 log = structlog.get_logger("starling.stream")
+
+
+def data_of_error(error: ApiError) -> bytes:
+    """Returns the event of an error as OpenAI's clients know it."""
+    return b"data: " + error.body() + b"\n\n"
 
 
 class EventStream(Response):
@@ -32,12 +38,14 @@ class EventStream(Response):
         chunks: AsyncGenerator[bytes],
         open_requests: OpenRequests,
         headers: Mapping[str, str] | None = None,
+        error_event: ErrorEvent = data_of_error,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._first = first
         self._chunks = chunks
         self._open_requests = open_requests
+        self._error_event = error_event
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._chunks):
@@ -51,10 +59,10 @@ class EventStream(Response):
         except ClientGone:
             return
         except StarlingError as error:
-            last = _error_event(error)
+            last = self._error_event(as_api_error(error))
         except Exception as error:
             log.exception("stream failed")
-            last = _error_event(error)
+            last = self._error_event(as_api_error(error))
         try:
             async with asyncio.timeout(ERROR_EVENT_SECONDS if last else None):
                 await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -65,7 +73,3 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for chunk in self._chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-def _error_event(error: Exception) -> bytes:
-    return b"data: " + as_api_error(error).body() + b"\n\n"

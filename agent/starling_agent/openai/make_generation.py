@@ -30,6 +30,7 @@ async def make_generation(
     prompts: list[list[int]],
     prefixes: list[str],
     default_max_tokens: int | None,
+    clamps: bool = False,
     logprobs: int | None,
     prompt_logprobs: int | None,
     only_echo: bool = False,
@@ -41,12 +42,14 @@ async def make_generation(
     """Raises InvalidRequest. `renamed` maps the engine's names of fields to those of this route.
 
     `default_max_tokens` is the route's; a recommendation of the model's authors takes precedence. `calls` is the form of outputs
-    that have to call tools, or may do so in one way alone.
+    that have to call tools, or may do so in one way alone. `clamps`: what the context has no room for is left out of the limit.
     """
     check_beam_fields(body)
     defaults = endpoint.engine.model_config.generation_defaults
     name, requested = body.output_limit()
     default = int(defaults["max_tokens"]) if "max_tokens" in defaults else default_max_tokens
+    if clamps and requested is not None and requested > 0:
+        requested, default = None, requested
     budget = output_budget(prompts, 1 if only_echo else requested, default, endpoint.max_model_len, name)
     params = _params(endpoint, body, prompts, budget, logprobs, prompt_logprobs)
     if reading is not None and isinstance(params, SamplingParams):

@@ -1,6 +1,5 @@
 """Checks a chat's messages and converts them for chat templates."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +7,11 @@ from typing import Any
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol.base import shown
+from starling_agent.parsers.json_text import whole_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+IGNORED_FIELDS = ("provider_specific_fields",)
+"""Fields of gateways that send back what they themselves put into an answer."""
 EMPTY_FIELDS = ("refusal", "annotations", "audio", "function_call")
 """Fields of answers that clients send back in the history; they are always empty yet."""
 
@@ -23,7 +25,7 @@ def template_messages(messages: list[Any], param: str = "messages") -> list[dict
     converted = [_message(message, f"{param}[{i}]") for i, message in enumerate(messages)]
     for i, message in enumerate(converted):
         if "tool_calls" in message:
-            _check_answers(message["tool_calls"], converted[i + 1 :], f"{param}[{i}].tool_calls")
+            _check_answers(converted, i, f"{param}[{i}].tool_calls")
     return converted
 
 
@@ -65,9 +67,11 @@ def _message(message: object, param: str) -> dict[str, Any]:
     return answer
 
 
-def _check_answers(calls: list[dict[str, Any]], following: Sequence[dict[str, Any]], param: str) -> None:
-    """Raises InvalidRequest for a call without an answer right behind it: no model was trained on that."""
-    answers = list(itertools.takewhile(lambda message: message["role"] == "tool", following))
+def _check_answers(messages: Sequence[dict[str, Any]], at: int, param: str) -> None:
+    """Raises InvalidRequest for a call of a message without an answer right behind it: no model was trained on that."""
+    calls, answers = messages[at]["tool_calls"], []
+    while (at := at + 1) < len(messages) and messages[at]["role"] == "tool":
+        answers.append(messages[at])
     answered = {message.get("tool_call_id") for message in answers}
     for j, call in enumerate(calls):
         if call.get("id") not in answered and len(answers) < len(calls):
@@ -102,8 +106,8 @@ def _tool_call(call: object, param: str) -> dict[str, Any]:
         raise InvalidRequest(f"a call must be an object with a function that has a name, got {shown(call)}", param)
     arguments = function.get("arguments") or "{}"
     try:
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+        parsed = json.loads(whole_json(arguments)) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         raise InvalidRequest(f"must be a JSON object in a text, got {shown(arguments)}", f"{param}.function.arguments")
@@ -152,6 +156,7 @@ def _text(message: dict[str, Any], name: str, param: str) -> str | None:
 
 
 def _refuse_unknown(message: dict[str, Any], param: str) -> None:
-    known = {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", *EMPTY_FIELDS}
+    known = {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "tool_call_id"}
+    known.update(EMPTY_FIELDS, IGNORED_FIELDS)
     for name in message.keys() - known:
         raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")

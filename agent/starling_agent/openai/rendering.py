@@ -9,6 +9,7 @@ from starling_engine.errors import InvalidRequest, QueueFull
 from starling_engine.frontend.control_tokens import ChatPrompt
 
 from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.output_format import SWITCHES
 from starling_agent.openai.protocol.chat import ChatTemplateFields
 
 log = structlog.get_logger("starling.request")
@@ -24,8 +25,6 @@ RESERVED_NAMES = (
 )
 """Arguments of the template that requests give in other fields; of two values for one name one would be lost."""
 
-SWITCHES = ("enable_thinking", "thinking")
-"""Templates' variables that turn reasoning on and off."""
 MAX_KWARGS_BYTES = 64 << 10
 """Limit for their JSON. Variables of a template are switches and short texts; long texts belong in messages."""
 

@@ -2,9 +2,8 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Literal
 
-from starling_engine.outputs import FinishReason, OutputDelta, StreamDelta
+from starling_engine.outputs import OutputDelta, StreamDelta
 
 from starling_agent.openai.answer_parts import AnswerReader, CallPiece, Piece
 from starling_agent.openai.chunks import CHAT, DONE, ChoiceShape, ChunkWriter
@@ -65,8 +64,7 @@ class StreamEncoder:
                 self._text(index, output, parts)
             if output.finish_reason is not None:
                 self._unfinished -= 1
-                calls = self._readers[index].calls if self._readers else 0
-                reason = ended_by(output.finish_reason, calls)
+                reason = self._readers[index].ended_by(output.finish_reason) if self._readers else output.finish_reason
                 parts.append(self._writer.finish(index, reason, output.stop_reason, self._continuous_usage()))
         return b"".join(parts)
 
@@ -74,9 +72,7 @@ class StreamEncoder:
         """Adds chunks for what the output's text completes. The first of them has what belongs to all of its tokens."""
         extra: dict[str, object] = {"token_ids": output.token_ids} if self._generation.return_token_ids else {}
         logprobs = self._output_logprobs(index, output)
-        deltas = [
-            _piece_delta(piece) for piece in self._readers[index].read(output.text, output.shown_offsets, output.finish_reason)
-        ]
+        deltas = [_piece_delta(piece) for piece in self._readers[index].read(output)]
         if not deltas and output.token_ids and (extra or logprobs is not None or self._generation.continuous_usage):
             deltas = [{}]
         for delta in deltas:
@@ -141,11 +137,6 @@ class StreamEncoder:
 
     def _continuous_usage(self) -> Usage | None:
         return self._usage() if self._generation.continuous_usage else None
-
-
-def ended_by(reason: FinishReason, calls: int) -> FinishReason | Literal["tool_calls"]:
-    """Returns the reason for which an answer with so many calls ended."""
-    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _piece_delta(piece: Piece) -> dict[str, object]:

@@ -13,7 +13,7 @@ from starling_agent.openai.protocol.structured_outputs import Form
 from starling_agent.parsers.reading import Family
 
 MAX_TOOLS = 1024
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _TOOL_FIELDS = {"type", "function"}
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
 
@@ -58,24 +58,17 @@ def offered_tools(tools: list[Any] | None, choice: Any, param: str = "tools") ->
 
 
 def calls_form(tools: OfferedTools, family: Family, *, parallel: bool, may_reason: bool) -> Form | None:
-    """Returns the form of outputs that have to call a tool, or whose calls have to fit strict schemas; None where neither is asked.
+    """Returns the form of outputs that have to call a tool, or whose calls have to fit strict schemas.
 
-    Raises InvalidRequest where calls in the model's format cannot be enforced.
+    None where neither is asked, and where strict schemas cannot be enforced among text: clients ask for them whatever the model.
+    Raises InvalidRequest where a call is required, and the model's format has no grammar.
     """
-    is_required = tools.choice != "auto"
-    if not is_required and not tools.strict:
-        return None
-    param = "tool_choice" if is_required else "tools"
-    if family.written is None:
-        raise InvalidRequest(
-            f"calls in the format {family.name} cannot be enforced yet; possible: auto without strict, none", param
-        )
-    if not is_required:
+    if tools.choice == "auto":
         schemas = {name: schema if name in tools.strict else None for name, schema in tools.schemas.items()}
-        tag = family.written.possible(schemas)
-        if tag is None:
-            raise InvalidRequest("strict schemas need tool_choice in this model's format: no marker begins its calls", param)
-        return Form("tools", "structural_tag", tag, may_reason)
+        tag = family.written.possible(schemas) if family.written is not None and tools.strict else None
+        return None if tag is None else Form("tools", "structural_tag", tag, may_reason)
+    if family.written is None:
+        raise InvalidRequest(f"calls in the format {family.name} cannot be enforced yet; possible: auto, none", "tool_choice")
     named = tools.choice != "required"
     schemas = {tools.choice: tools.schemas[tools.choice]} if named else dict(tools.schemas)
     return Form("tools", "structural_tag", family.written.required(schemas, parallel=parallel and not named), may_reason)
@@ -94,7 +87,7 @@ def _function(tool: object, param: str) -> dict[str, Any]:
     _refuse_unknown(function, _FUNCTION_FIELDS, where)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(f"must have 1 to 64 letters, digits, _, . and -, got {shown(name)}", f"{where}.name")
+        raise InvalidRequest(f"must have 1 to 128 letters, digits, _, . and -, got {shown(name)}", f"{where}.name")
     if not isinstance(function.get("description"), str | None):
         raise InvalidRequest(f"must be a text, got {shown(function['description'])}", f"{where}.description")
     if not isinstance(function.get("strict"), bool | None):

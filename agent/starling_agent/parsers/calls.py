@@ -1,15 +1,16 @@
 """Calls whose arguments are JSON: in an object together with the name, or behind it."""
 
-import json
 import re
 from collections.abc import Collection
 
-from starling_agent.parsers.json_text import JsonScanner
+from starling_agent.parsers.json_text import JsonScanner, decoded
 from starling_agent.parsers.reading import ReadCalls, Reading
 from starling_agent.parsers.source import Markers, Reader, Source
 
 ARGUMENTS = ("arguments", "parameters")
 """Names that formats have for a call's arguments."""
+CALL_KEYS = (*ARGUMENTS, "name", "type", "id")
+"""Keys that an object has which is a call, though no marker says so."""
 
 
 def section(opens: str, read_call: ReadCalls, closes: str) -> ReadCalls:
@@ -117,7 +118,9 @@ def read_object(reading: Reading, offered: Collection[str] | None = None) -> Rea
         if key is None or (yield from source.next_character()) != ":":
             return False
         source.skip(1)
-        key = json.loads(key)
+        key = decoded(key)
+        if offered is not None and key not in CALL_KEYS:
+            return False
         name = _text(values.get("name"))
         if key in ARGUMENTS and name and (yield from source.next_character()) == "{":
             if offered is not None and name not in offered:
@@ -197,4 +200,4 @@ def read_value(source: Source) -> Reader[str | None]:
 
 def _text(value: str | None) -> str | None:
     """Returns the text that a JSON string stands for; None for other values."""
-    return json.loads(value) if value is not None and value.startswith('"') else None
+    return decoded(value) if value is not None and value.startswith('"') else None

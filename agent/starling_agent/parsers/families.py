@@ -16,17 +16,17 @@ from starling_agent.parsers.source import Reader
 from starling_agent.parsers.written_calls import WrittenCalls, keyed_arguments
 
 THINK = (("<think>", "</think>"),)
-QWEN_FUNCTION = keyed_call(
-    KeyedFormat(
-        name_ends=">",
-        parameter="<parameter=",
-        key="(?P<key>[^>]*)",
-        key_ends=">",
-        value_ends="</parameter>",
-        call_ends="</function>",
-        lines=True,
-    )
+_QWEN_FORMAT = KeyedFormat(
+    name_ends=">",
+    parameter="<parameter=",
+    key="(?P<key>[^>]*)",
+    key_ends=">",
+    value_ends="</parameter>",
+    call_ends="</function>",
+    lines=True,
 )
+QWEN_FUNCTION = keyed_call(_QWEN_FORMAT)
+_QWEN_OFFERED = keyed_call(_QWEN_FORMAT, only_offered=True)
 GLM_CALL = keyed_call(
     KeyedFormat(
         parameter="<arg_key>",
@@ -78,7 +78,9 @@ def _dsml_written(calls: str, gap: str = "") -> WrittenCalls:
         f"</{mark}invoke>\n",
         f"\n\n<{mark}{calls}>\n",
         f"</{mark}{calls}>",
-        arguments=keyed_arguments(f'<{mark}parameter name="KEY" string="IS_TEXT">', f"{value_ends}\n", value_ends),
+        arguments=keyed_arguments(
+            f'<{mark}parameter name="KEY" string="IS_TEXT">', f"{value_ends}\n", value_ends, f"</{mark}invoke>"
+        ),
     )
 
 
@@ -116,10 +118,12 @@ _KIMI_K2 = section(
 
 
 def _qwen_bare(reading: Reading, opening: str) -> Reader[None]:
-    """Reads a call whose opening marker was left out; models that do so still write the closing one."""
-    yield from QWEN_FUNCTION(reading, opening)
-    yield from reading.source.next_character()
-    yield from reading.source.try_read("</tool_call>")
+    """Reads a call of an offered tool whose opening marker was left out; models that do so still write the closing one."""
+    calls = reading.output.calls
+    yield from _QWEN_OFFERED(reading, opening)
+    if reading.output.calls > calls:
+        yield from reading.source.next_character()
+        yield from reading.source.try_read("</tool_call>")
 
 
 # The order is that in which templates are recognized: the more particular first.
@@ -147,9 +151,9 @@ _TABLE = (
         "deepseek_v3",
         THINK,
         _deepseek("function<｜tool▁sep｜>(?P<name>[^\\n]+)\\n", "```json\n"),
-        tokens=("<｜tool▁sep｜>",),
         template=("<｜tool▁calls▁begin｜>", "```json"),
         written=_deepseek_written("function<｜tool▁sep｜>NAME\n```json\n", "\n```"),
+        tokens=("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
     ),
     Family(
         "deepseek_v31",
@@ -157,6 +161,7 @@ _TABLE = (
         _deepseek("(?P<name>[^\\n]+)", "<｜tool▁sep｜>"),
         template=("<｜tool▁calls▁begin｜>",),
         written=_deepseek_written("NAME<｜tool▁sep｜>", ""),
+        tokens=("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
     ),
     Family(
         "kimi_k3",
@@ -179,15 +184,17 @@ _TABLE = (
             "<|tool_calls_section_begin|>",
             "<|tool_calls_section_end|>",
         ),
+        tokens=("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
     Family(
         "mistral",
         (("[THINK]", "[/THINK]"), *THINK),
         {"[TOOL_CALLS]": _mistral},
-        tokens=("[ARGS]", "[CALL_ID]"),
         trims=False,
         template=("[TOOL_CALLS]",),
         written=WrittenCalls("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]"),
+        tokens=("[ARGS]", "[CALL_ID]"),
+        short_ids=True,
     ),
     Family(
         "glm45",
@@ -198,8 +205,9 @@ _TABLE = (
             "<tool_call>NAME",
             "</tool_call>",
             trigger="<tool_call>",
-            arguments=keyed_arguments("<arg_key>KEY</arg_key><arg_value>", "</arg_value>", "</arg_value>"),
+            arguments=keyed_arguments("<arg_key>KEY</arg_key><arg_value>", "</arg_value>", "</arg_value>", "</tool_call>"),
         ),
+        tokens=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
     Family(
         "seed_oss",
@@ -210,8 +218,9 @@ _TABLE = (
             "<seed:tool_call>\n<function=NAME>\n",
             "</function>\n</seed:tool_call>",
             trigger="<seed:tool_call>",
-            arguments=keyed_arguments("<parameter=KEY>", "</parameter>\n", "</parameter>"),
+            arguments=keyed_arguments("<parameter=KEY>", "</parameter>\n", "</parameter>", "</function>"),
         ),
+        tokens=("</seed:tool_call>",),
     ),
     Family(
         "minimax_m2",
@@ -223,8 +232,9 @@ _TABLE = (
             "</invoke>\n",
             "<minimax:tool_call>\n",
             "</minimax:tool_call>",
-            arguments=keyed_arguments('<parameter name="KEY">', "</parameter>\n", "</parameter>"),
+            arguments=keyed_arguments('<parameter name="KEY">', "</parameter>\n", "</parameter>", "</invoke>"),
         ),
+        tokens=("</minimax:tool_call>",),
     ),
     Family(
         "step3",
@@ -236,22 +246,32 @@ _TABLE = (
             "</steptml:invoke><｜tool_call_end｜>",
             "<｜tool_calls_begin｜>",
             "<｜tool_calls_end｜>",
-            arguments=keyed_arguments('<steptml:parameter name="KEY">', "</steptml:parameter>", "</steptml:parameter>"),
+            arguments=keyed_arguments(
+                '<steptml:parameter name="KEY">', "</steptml:parameter>", "</steptml:parameter>", "</steptml:invoke>"
+            ),
         ),
+        tokens=("<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"),
     ),
     Family(
         "qwen3_coder",
         THINK,
         {"<tool_call>": wrapped("<function=", QWEN_FUNCTION, "</tool_call>"), "<function=": _qwen_bare},
-        template=("<function=",),
+        template=("<function=", "<parameter="),
         written=WrittenCalls(
             "<tool_call>\n<function=NAME>\n",
             "</function>\n</tool_call>",
             trigger="<tool_call>",
-            arguments=keyed_arguments("<parameter=KEY>\n", "\n</parameter>\n", "\n</parameter>"),
+            arguments=keyed_arguments("<parameter=KEY>\n", "\n</parameter>\n", "\n</parameter>", "</function>"),
         ),
+        tokens=("</tool_call>",),
     ),
-    Family("lfm2", THINK, {"<|tool_call_start|>": python_calls("<|tool_call_end|>")}, template=("<|tool_call_start|>",)),
+    Family(
+        "lfm2",
+        THINK,
+        {"<|tool_call_start|>": python_calls("<|tool_call_end|>")},
+        template=("<|tool_call_start|>",),
+        tokens=("<|tool_call_end|>",),
+    ),
     Family(
         "phi4_mini_json",
         calls={"functools": listed_objects},
@@ -270,6 +290,7 @@ _TABLE = (
         calls={"<|python_start|>": python_calls("<|python_end|>")},
         at_start=leading_python_calls,
         template=("<|python_start|>",),
+        tokens=("<|python_end|>",),
     ),
     Family(
         "llama3_json",
@@ -283,8 +304,9 @@ _TABLE = (
         "hermes",
         THINK,
         {"<tool_call>": tagged_object("</tool_call>")},
-        template=("<tool_call>",),
+        template=("<tool_call>", '"name"'),
         written=WrittenCalls('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"),
+        tokens=("</tool_call>",),
     ),
 )
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _TABLE}

@@ -35,9 +35,9 @@ def _message(reading: Reading, header: str) -> Reader[None]:
     role, *channels = header.split(CHANNEL)
     channel = channels[-1].strip() if channels else ""
     recipient = _recipient(channel) or (_recipient(role) if len(channels) == 1 else None)
-    if recipient is None:
-        sink = {"analysis": output.reasoning, "commentary": output.content, "final": output.content}.get(_first_word(channel))
-        yield from source.until(_BODY_ENDS, sink)
+    if recipient is None or not reading.has_calls:
+        sinks = {"analysis": output.reasoning, "commentary": output.content, "final": output.content, "": output.content}
+        yield from source.until(_BODY_ENDS, sinks.get(_first_word(channel)))
         return
     if recipient.startswith(_FUNCTIONS) and (yield from source.next_character()) == "{":
         output.begin_call(recipient.removeprefix(_FUNCTIONS))

@@ -21,10 +21,34 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def decoded(text: str) -> str:
+    """Returns what a JSON string stands for, as `valid_text`."""
+    return valid_text(json.loads(text))
+
+
+def valid_text(text: str) -> str:
+    """Replaces halves of surrogate pairs, which JSON can spell and no text may have."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def literal(text: str) -> str | None:
     """Returns a constant or number as JSON has it; None for what is neither."""
     text = PYTHON_LITERALS.get(text, text)
     return text if LITERAL.fullmatch(text) else None
+
+
+def is_whole_json(text: str) -> bool:
+    """Says if a text is one JSON value, from beginning to end."""
+    scanner = JsonScanner()
+    taken, _ = scanner.feed(text)
+    return scanner.is_done and taken == len(text)
+
+
+def whole_json(text: str) -> str:
+    """Returns JSON that was cut with what is missing at its end; other text as it is."""
+    scanner = JsonScanner()
+    taken, written = scanner.feed(text)
+    return written + scanner.rest() if taken == len(text) and not (scanner.is_done or scanner.is_broken) else text
 
 
 class JsonScanner:
@@ -44,7 +68,7 @@ class JsonScanner:
         self._in_string = False
         self._is_key = False
         self._wants = "value"
-        """What may come next"""
+        """Says what may come: value, first (value, or the end of a list), key, first_key (likewise), colon or comma."""
         self._comma = ""
         """A comma and the space behind it, which are written with what follows: none may be last."""
         self._pending = ""
@@ -174,13 +198,13 @@ class JsonScanner:
         if match is None or self._wants not in ("value", "first"):
             return self._break(at)
         if len(match.group()) > LONGEST_LITERAL:
-            return self._break(at)
+            return self._break(at + LONGEST_LITERAL + 1)
         if match.end() == len(text):
             self._pending = text[at:]
             return at
         found = literal(match.group())
         if found is None:
-            return self._break(at)
+            return self._break(match.end())  # all of it, since its beginning may have been taken before
         out.append(self._comma + found)
         self._comma = ""
         self._after_value()

@@ -42,8 +42,8 @@ class KeyedFormat:
     attributes: bool = False
 
 
-def keyed_call(form: KeyedFormat) -> ReadCalls:
-    """Returns the reader of a call, whose opening marker was read."""
+def keyed_call(form: KeyedFormat, *, only_offered: bool = False) -> ReadCalls:
+    """Returns the reader of a call, whose opening marker was read; with `only_offered` it has to be of an offered tool."""
     next_argument = Markers(form.parameter, form.call_ends)
     name_ends = Markers(form.name_ends) if form.name_ends else next_argument
     key_ends = Markers(form.key_ends)
@@ -54,7 +54,7 @@ def keyed_call(form: KeyedFormat) -> ReadCalls:
         source.keep()
         tag, marker = yield from source.text_until(name_ends)
         found = name_pattern.fullmatch(tag)
-        if marker is None or found is None:
+        if marker is None or found is None or (only_offered and found["name"] not in reading.tools):
             reading.give_back(opening)
             return
         source.kept()
@@ -113,7 +113,8 @@ def _value(reading: Reading, form: KeyedFormat, schema: Any, as_text: bool, key:
                 output.arguments(escaped(text))
 
     line = form.lines and (yield from source.try_read("\n"))
-    yield from _value_text(reading, form, "\n" if line else "", sink)
+    if not line or not (yield from source.try_read(form.value_ends)):  # else an empty value
+        yield from _value_text(reading, form, "\n" if line else "", sink)
     if key is not None and not (source.is_at_end and output.is_cut):
         output.arguments('"' if as_text else json_value("".join(parts), schema))
 
@@ -121,13 +122,17 @@ def _value(reading: Reading, form: KeyedFormat, schema: Any, as_text: bool, key:
 def _value_text(reading: Reading, form: KeyedFormat, line: str, sink: Sink) -> Reader[None]:
     """Reads the text of a value. Where its end was left out, the tag behind it ends it."""
     source = reading.source
-    others = (form.parameter, form.call_ends) if form.lines else (form.call_ends,)
-    ends = Markers(line + form.value_ends, *(line + other for other in others))
+    tags = (form.parameter, form.call_ends)
+    last = [line + form.value_ends]
+    others = [line + tag for tag in tags] if form.lines else [form.call_ends]
+    if line:
+        others += [f"{form.value_ends}\n{tag}" for tag in tags]
+    ends = Markers(*last, *others)
     while (marker := (yield from source.until(ends, sink))) is not None:
-        if marker == line + form.value_ends:
+        if marker in last:
             return
         # Elsewhere than at the beginning of a line a tag may be text, but not where it is the last that was written.
         if form.lines or (yield from source.next_character(skip_space=False)) == "":
-            source.back(marker.removeprefix(line))
+            source.back(marker.removeprefix(line) if marker.startswith(line) else marker.removeprefix(form.value_ends))
             return
         sink(marker)

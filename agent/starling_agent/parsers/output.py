@@ -58,7 +58,7 @@ class Output:
 
 
 class TrimmedText:
-    """Passes text on, but white space at its beginning and before marks only if more text follows."""
+    """Passes text on, but white space beside marks only where text is on both sides."""
 
     def __init__(self, sink: Callable[[str], None], trims: bool) -> None:
         self._sink = sink
@@ -78,10 +78,9 @@ class TrimmedText:
         if not stripped:
             self._space += text
             return
-        if not self.has_begun:
+        stripped = self._space + stripped
+        if self._is_marked and not self.has_begun:
             stripped = stripped.lstrip()
-        else:
-            stripped = self._space + stripped
         self.has_begun = True
         self._is_marked = False
         self._space = text[len(text.rstrip()) :]
@@ -93,6 +92,6 @@ class TrimmedText:
 
     def end(self) -> None:
         """Takes the end of the output."""
-        if self.has_begun and not self._is_marked and self._space:
+        if not self._is_marked and self._space:
             self._sink(self._space)
         self._space = ""

@@ -14,7 +14,7 @@ class OutputParser:
 
     Args:
         family: the format.
-        tools: the schema of each offered tool's arguments, by the tool's name.
+        tools: the schema of each offered tool's arguments, by the tool's name; None where calls are content.
         token_texts: the texts that the tokenizer has as tokens of their own; the format's markers among them count only as such.
         reasons: the prompt has opened reasoning.
         whole_calls: a call leaves when it is complete; one that was cut, or whose arguments are no JSON, does not.
@@ -23,7 +23,7 @@ class OutputParser:
     def __init__(
         self,
         family: Family,
-        tools: Mapping[str, Any],
+        tools: Mapping[str, Any] | None,
         token_texts: Collection[str],
         *,
         reasons: bool = False,
@@ -31,11 +31,16 @@ class OutputParser:
     ) -> None:
         self._source = Source([text for text in family.markers if text in token_texts])
         self._output = Output(family.trims)
-        reading = Reading(self._source, self._output, tools, self._output.content)
+        reading = Reading(self._source, self._output, tools or {}, tools is not None, self._output.content)
         self._reader = read(reading, family, reasons)
         self._whole_calls = whole_calls
         self._unfinished: list[Event] = []
         next(self._reader, None)
+
+    @property
+    def has_open_call(self) -> bool:
+        """True if the output ended within a call."""
+        return self._output.open_call is not None
 
     def feed(self, text: str, token_offsets: Sequence[int] = ()) -> list[Event]:
         """Takes more text. `token_offsets` are offsets in it where the markers' tokens begin."""

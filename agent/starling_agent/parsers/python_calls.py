@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import warnings
+from collections.abc import Collection
 from typing import Any
 
 from starling_agent.parsers.reading import ReadCalls, Reading
@@ -23,11 +25,11 @@ def python_calls(closing: str) -> ReadCalls:
 
 
 def leading_python_calls(reading: Reading) -> Reader[None]:
-    """Reads a list of calls that no marker opens."""
-    yield from _list(reading, "")
+    """Reads a list of calls of offered tools, that no marker opens."""
+    yield from _list(reading, "", offered=reading.tools)
 
 
-def _list(reading: Reading, opening: str) -> Reader[None]:
+def _list(reading: Reading, opening: str, offered: Collection[str] | None = None) -> Reader[None]:
     source, output = reading.source, reading.output
     source.keep()
     separator = "["
@@ -35,7 +37,8 @@ def _list(reading: Reading, opening: str) -> Reader[None]:
         source.skip(1)
         yield from source.next_character()
         name = yield from source.word(_NAME)
-        if not name or not (yield from source.try_read("(")):
+        is_offered = bool(name) and (offered is None or name in offered)
+        if not is_offered or not (yield from source.try_read("(")):
             break
         source.kept()
         output.begin_call(name)
@@ -109,7 +112,9 @@ class _ConstantScanner:
 
 def _as_json(text: str) -> str | None:
     try:
-        value: Any = ast.literal_eval(text.strip())
-        return json.dumps(list(value) if isinstance(value, set) else value, ensure_ascii=False, allow_nan=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that are none
+            value: Any = ast.literal_eval(text.strip())
+        return json.dumps(list(value) if isinstance(value, set) else value, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None

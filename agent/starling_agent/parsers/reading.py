@@ -14,19 +14,21 @@ from starling_agent.parsers.written_calls import WrittenCalls
 class Reading:
     """An output that is being read.
 
-    tools  the schema of each offered tool's arguments, by the tool's name
-    text   where text goes that is no call: to the content, or to the reasoning
+    tools      the schema of each offered tool's arguments, by the tool's name
+    has_calls  calls are possible; otherwise they are content
+    text       where text goes that is no call: to the content, or to the reasoning
     """
 
     source: Source
     output: Output
     tools: Mapping[str, Any]
+    has_calls: bool
     text: Sink
 
     def give_back(self, opening: str) -> None:
-        """Passes on as text what was read as a call and is none, unless the output ends in it: cut, or behind `opening`."""
+        """Passes on as text what was read as a call and is none. What a marker opened and the end cut is left out."""
         kept = self.source.kept()
-        if not (self.source.is_at_end and (self.output.is_cut or not kept.strip())):
+        if not (opening and self.source.is_at_end and (self.output.is_cut or not kept.strip())):
             self.text(opening + kept)
 
 
@@ -45,6 +47,7 @@ class Family:
     whole      reads outputs whose every part has a header, in place of all the above
     tokens     markers besides those above that tokenizers may have as tokens
     trims      white space around calls is no content
+    short_ids  chat templates take ids of calls that are nine letters and digits
     written    the form of calls for a grammar; None where there is none yet
     template   texts that chat templates of this format have, all of them, and those of none above it in the table
     """
@@ -57,6 +60,7 @@ class Family:
     whole: Callable[[Reading], Reader[None]] | None = None
     tokens: tuple[str, ...] = ()
     trims: bool = True
+    short_ids: bool = False
     template: tuple[str, ...] = ()
     written: WrittenCalls | None = None
 
@@ -86,10 +90,15 @@ def read(reading: Reading, family: Family, reasons: bool) -> Reader[None]:
         yield from family.whole(reading)
         return
     source, output = reading.source, reading.output
-    marker: str | None = next(iter(family.closings)) if reasons else ""
+    marker: str | None = ""
+    if reasons:
+        marker = next(iter(family.closings))
+        yield from source.next_character()
+        yield from source.try_read(marker)  # models may open what the prompt has opened
     while marker is not None:
         if marker in family.closings:
             output.content.mark()
+            output.reasoning.mark()
             yield from _reasoning(reading, family)
         elif marker in family.calls:
             reading.text = output.content

@@ -1,14 +1,13 @@
 """Reads from a tool's schema what its arguments may be, for formats that write them as text."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from starling_agent.parsers.json_text import literal
 
 _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-_DEPTH = 8
-"""Levels of references and alternatives that are followed."""
+MAX_SCHEMAS = 64
+"""Alternatives and references of one argument that are looked at: schemas may refer to themselves."""
 
 
 def schema_of(parameters: Any, key: str) -> Any:
@@ -23,7 +22,7 @@ def schema_of(parameters: Any, key: str) -> Any:
 
 def is_text(schema: Any) -> bool:
     """Says if an argument is text whatever it looks like."""
-    return set(_types(schema, schema, _DEPTH)) == {"string"}
+    return _types(schema) == {"string"}
 
 
 def json_value(text: str, schema: Any) -> str:
@@ -32,14 +31,14 @@ def json_value(text: str, schema: Any) -> str:
     What is JSON of a type that the schema allows stays as it is, Python's constants become JSON's, and the rest is text.
     """
     stripped = text.strip()
-    types = set(_types(schema, schema, _DEPTH))
+    types = _types(schema)
     constant = literal(stripped)
     try:
         value = json.loads(stripped if constant is None else constant, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-    if isinstance(value, str) and not types:
-        return json.dumps(text, ensure_ascii=False)
+    if isinstance(value, str) and (not types or "string" in types):
+        return json.dumps(text, ensure_ascii=False)  # quotes and all
     if types and not _fits(value, types):
         return json.dumps(text, ensure_ascii=False)
     return stripped if constant is None else constant
@@ -51,23 +50,28 @@ def _fits(value: Any, types: set[str]) -> bool:
     return kind in types or (kind in ("integer", "number") and bool(types & {"integer", "number"})) or "string" not in types
 
 
-def _types(schema: Any, root: Any, depth: int) -> Iterator[str]:
-    """Yields the types that a schema allows; nothing if it does not say."""
-    if not isinstance(schema, dict) or depth == 0:
-        return
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        yield kind
-    elif isinstance(kind, list):
-        yield from (one for one in kind if isinstance(one, str))
-    for name in ("anyOf", "oneOf", "allOf"):
-        for one in _list(schema.get(name)):
-            yield from _types(one, root, depth - 1)
-    if kind is None:
-        for value in [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]:
-            yield "null" if value is None else _TYPES.get(type(value), "string")
-    if isinstance(schema.get("$ref"), str):
-        yield from _types(_referred(schema["$ref"], root), root, depth - 1)
+def _types(schema: Any) -> set[str]:
+    """Returns the types that a schema allows; none if it does not say."""
+    types: set[str] = set()
+    waiting, seen = [schema], set[str]()
+    for _ in range(MAX_SCHEMAS):
+        if not waiting:
+            break
+        one = waiting.pop()
+        if not isinstance(one, dict):
+            continue
+        kinds = [one["type"]] if isinstance(one.get("type"), str) else _list(one.get("type"))
+        types.update(kind for kind in kinds if isinstance(kind, str))
+        if not kinds:
+            values = [*_list(one.get("enum")), *([one["const"]] if "const" in one else [])]
+            types.update("null" if value is None else _TYPES.get(type(value), "string") for value in values[:MAX_SCHEMAS])
+        for name in ("anyOf", "oneOf", "allOf"):
+            waiting += _list(one.get(name))[:MAX_SCHEMAS]
+        reference = one.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            waiting.append(_referred(reference, schema))
+    return types
 
 
 def _list(value: Any) -> list[Any]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
-from starling_engine.frontend.detokenizer import longest_beginning
+from starling_engine.frontend.stop_strings import longest_beginning
 
 T = TypeVar("T")
 Reader = Generator[None, None, T]
@@ -45,6 +45,7 @@ class Source:
         self._begin = 0
         """Offset of `_text` in the whole output."""
         self._token_offsets: set[int] = set()
+        self._last_token = -1
         self._kept: list[str] | None = None
 
     def add(self, text: str, token_offsets: Sequence[int]) -> None:
@@ -55,6 +56,7 @@ class Source:
         if token_offsets:
             first = self._begin + len(self._text) - len(text)
             self._token_offsets.update(first + offset for offset in token_offsets)
+            self._last_token = first + token_offsets[-1]
 
     @property
     def is_at_end(self) -> bool:
@@ -174,9 +176,13 @@ class Source:
         return known
 
     def _beginning(self, markers: Markers) -> int:
-        # A token comes whole, so its beginning is not waited for.
         spelled = [marker for marker in markers.all if marker not in self._token_texts]
-        return longest_beginning(self._text[self._at :], spelled) if spelled else 0
+        held = longest_beginning(self._text[self._at :], spelled) if spelled else 0
+        # A token comes whole, except where its end may begin a stop string.
+        last = self._last_token - self._begin
+        if self._at <= last and any(marker.startswith(self._text[last:]) for marker in markers.all):
+            held = max(held, len(self._text) - last)
+        return held
 
     def _pass(self, end: int, sink: Sink | None) -> None:
         if end <= self._at:

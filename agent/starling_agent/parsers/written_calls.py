@@ -20,20 +20,23 @@ def json_arguments(schema: Any) -> Tag:
     return {"type": "json_schema", "json_schema": ANY_OBJECT if schema is None else schema}
 
 
-def keyed_arguments(begins: str, ends: str, stops: str) -> Callable[[Any], Tag]:
+def keyed_arguments(begins: str, ends: str, stops: str, call_ends: str) -> Callable[[Any], Tag]:
     """Returns what makes the form of arguments that have a pair of tags each, in the order of the schema.
 
     Args:
         begins: the text before a value.
         ends: the text behind it.
         stops: what no value has that is text.
+        call_ends: the tag behind a call; of a schema without properties, arguments are anything before it.
     """
 
     def arguments(schema: Any) -> Tag:
         properties = schema.get("properties") if isinstance(schema, dict) else None
         required = schema.get("required") if isinstance(schema, dict) else None
+        if not isinstance(properties, dict):
+            return {"type": "any_text", "excludes": [call_ends]}
         elements = []
-        for key in properties if isinstance(properties, dict) else ():
+        for key in properties:
             of_key = schema_of(schema, key)
             before = begins.replace(IS_TEXT, "true" if is_text(of_key) else "false").replace(KEY, key)
             argument = _sequence(_text(before), _value(of_key, stops), _text(ends))

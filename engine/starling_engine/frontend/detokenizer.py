@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from starling_engine.frontend.stop_strings import first_stop, longest_beginning
 from starling_engine.frontend.text_stream import text_stream
 from starling_engine.frontend.tokenizer import Tokenizer
 
@@ -87,25 +88,3 @@ class IncrementalDetokenizer:
         held = longest_beginning(text, self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], None
-
-
-def first_stop(text: str, stops: Sequence[str], after: int = 0) -> tuple[int, str] | None:
-    """Returns the start of the stop string that is complete first, and the string; the longest if several end at once.
-
-    Those that end within the first `after` characters were looked for before.
-    """
-    starts = [(text.find(stop, max(0, after - len(stop) + 1)), stop) for stop in stops]
-    found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
-    return min(found)[1:] if found else None
-
-
-def longest_beginning(text: str, stops: Sequence[str]) -> int:
-    """Returns the length of the longest end of `text` that begins, and does not complete, a stop string."""
-    longest = 0
-    for stop in stops:
-        start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-        while start >= 0 and not stop.startswith(text[start:]):
-            start = text.find(stop[0], start + 1)
-        if start >= 0:
-            longest = max(longest, len(text) - start)
-    return longest

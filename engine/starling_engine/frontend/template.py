@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -72,6 +72,15 @@ def compile_template(source: str) -> CompiledTemplate:
         if isinstance(error.__context__, MemoryError):  # jinja2 takes it for an error of syntax
             raise error.__context__ from None
         raise ValueError(str(error)) from error
+
+
+def template_variables(source: str) -> frozenset[str]:
+    """Returns the names that a template expects to be given; none for a source that cannot be compiled."""
+    try:
+        tree = _environment().parse(source)
+    except _COMPILE_ERRORS:
+        return frozenset()
+    return frozenset(meta.find_undeclared_variables(tree))
 
 
 def _bounded(pieces: Iterable[str]) -> Iterator[str]:

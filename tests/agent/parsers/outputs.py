@@ -13,6 +13,10 @@ Piece = tuple[str, list[int]]
 """A text, and the offsets in it where tokens begin that are markers."""
 
 
+NO_TOOLS: dict[str, Any] = {}
+"""Tools that have no schemas."""
+
+
 class Parsed(NamedTuple):
     content: str
     reasoning: str
@@ -53,13 +57,13 @@ def parse(
     family: str,
     pieces: Collection[Piece] | Iterator[Piece],
     *,
-    tools: dict[str, Any] | None = None,
+    tools: dict[str, Any] | None = NO_TOOLS,
     tokens: Collection[str] = (),
     reasons: bool = False,
     is_cut: bool = False,
     whole_calls: bool = False,
 ) -> Parsed:
-    parser = OutputParser(FAMILIES[family], tools or {}, tokens, reasons=reasons, whole_calls=whole_calls)
+    parser = OutputParser(FAMILIES[family], tools, tokens, reasons=reasons, whole_calls=whole_calls)
     events: list[Event] = []
     for text, offsets in pieces:
         events += parser.feed(text, offsets)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from starling_agent.parsers.families import FAMILIES, family_named, family_of_templates, reasoning_of_templates
+from starling_agent.parsers.schemas import json_value, schema_of
 
 from tests.agent.parsers.outputs import groups, parse, parse_text, tokens_of
 
@@ -161,9 +162,11 @@ def test_no_output_breaks_a_parser(family):
         text = "".join(draw.choices(parts, k=draw.randint(1, 25)))
         pieces = tokens_of(text, FAMILIES[family].markers)
         for settings in ({"is_cut": False}, {"is_cut": True}, {"is_cut": False, "whole_calls": True}):
-            whole = parse(family, groups(pieces, itertools.repeat(1000)), tokens=FAMILIES[family].markers, **settings)
-            split = parse(family, groups(pieces, itertools.repeat(1)), tokens=FAMILIES[family].markers, **settings)
-            assert whole == split, text
+            for tokens in (FAMILIES[family].markers, ()):
+                settings["tokens"] = tokens
+                whole = parse(family, groups(pieces, itertools.repeat(1000)), tools={"f": None}, **settings)
+                split = parse(family, groups(pieces, itertools.repeat(1)), tools={"f": None}, **settings)
+                assert whole == split, text
             if not settings["is_cut"]:
                 assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls), text
 
@@ -172,7 +175,68 @@ def test_formats_are_found_by_their_names_and_in_templates():
     assert family_named("glm47") is FAMILIES["glm45"]
     assert family_named("none") is None
     assert family_of_templates(["{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"]) is None
-    qwen = "{%- if tools %}<tool_call>{% endif %}{% if x %}<think>{% endif %}"
+    qwen = '{%- if tools %}<tool_call>{"name": ...}</tool_call>{% endif %}{% if x %}<think>{% endif %}'
     assert family_of_templates([qwen]) is FAMILIES["hermes"]
     assert reasoning_of_templates([qwen]).reasoning == (("<think>", "</think>"),)
     assert reasoning_of_templates(["<tool_call>"]) is None
+    assert family_of_templates(["<tool_calls><tool_call>name"]) is None
+
+
+def test_a_marker_within_a_stop_string_is_still_one():
+    """Its end is held back while it may begin the stop string."""
+    pieces = [("Hi<tool_call", [2]), ('>{"name": "f", "arguments": {}}', [])]
+    assert parse("hermes", pieces, tokens=["<tool_call>"]) == ("Hi", "", [("f", "{}")], 1)
+
+
+def test_text_that_looks_like_a_call_is_one_of_offered_tools_alone():
+    tools = {"search": None}
+    link = "[foo(bar) link](http://x)"
+    assert parse_text("llama4_pythonic", link, tools=tools).content == link
+    assert parse_text("llama4_pythonic", "[search(a=1)]", tools=tools).calls == [("search", '{"a": 1}')]
+    prose = "Qwen writes `<function=NAME>` before the arguments."
+    assert parse_text("qwen3_coder", prose, tools=tools) == (prose, "", [], 0)
+    cut = '{"answer": "a long text'
+    assert parse_text("llama3_json", cut, tools=tools, is_cut=True).content == cut
+
+
+def test_halves_of_surrogate_pairs_do_not_leave():
+    for family, text in (
+        ("llama4_pythonic", "[f(a='\\ud800')]"),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>'),
+    ):
+        parsed = parse_text(family, text, tools={"f": None})
+        assert parsed.calls
+        for name, arguments in parsed.calls:
+            assert (name + arguments).encode()
+
+
+def test_white_space_of_text_without_calls_stays():
+    for text in (" world", "    indented(code)\n", "\n\n"):
+        assert parse_text("hermes", text).content == text
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [("\n", ""), ("\nv", "v"), ("\nv\n", "v"), ("v", "v"), ("\n\nv\n\n", "\nv\n"), ("\na </parameter> b\n", "a </parameter> b")],
+)
+def test_values_on_lines_and_within_one(value, read):
+    text = f"<tool_call>\n<function=get_weather>\n<parameter=city>{value}</parameter>\n</function>\n</tool_call>"
+    for size in (1, 1000):
+        (call,) = parse("qwen3_coder", groups(tokens_of(text, ()), itertools.repeat(size)), tools=WEATHER).calls
+        assert json.loads(call[1]) == {"city": read}
+
+
+def test_a_schema_that_refers_to_itself_is_read():
+    alternatives = [{"$ref": "#/$defs/A"}] * 1000
+    schema = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"anyOf": alternatives}}}
+    began = time.process_time()
+    assert json_value("1", schema_of(schema, "a")) == "1"
+    assert time.process_time() - began < 1.0
+
+
+def test_gpt_oss_without_headers_is_content():
+    assert parse_text("openai", "<|message|>Hi<|return|>").content == "Hi"
+    call = '<|channel|>commentary to=functions.f<|message|>{"a": 1}'
+    assert parse_text("openai", call).calls == [("f", '{"a": 1}')]
+    assert parse_text("openai", call, tools=None) == ('{"a": 1}', "", [], 0)

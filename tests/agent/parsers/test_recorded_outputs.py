@@ -12,6 +12,7 @@ import pytest
 from canitoolcall import checks
 from canitoolcall.fixtures import Family, Fixture
 from canitoolcall.results import Observation, ParsedToolCall, ParseResult
+from starling_agent.openai.output_format import has_opened_reasoning
 from starling_agent.parsers.families import FAMILIES
 
 from tests.agent.parsers.outputs import Piece, groups, parse, tokens_of
@@ -75,15 +76,12 @@ def spelled(case: dict[str, Any]) -> Callable[[str, int], bool]:
     return lambda _, __: False
 
 
-def has_opened_reasoning(case: dict[str, Any], family: Family) -> bool:
+def opened_reasoning(case: dict[str, Any], family: Family) -> bool:
     prompt = case.get("generation_prompt")
     if prompt is None:
         models = family.reference_models
-        default = next((model for model in models if model.repo == case["models"][0]), models[0])
-        prompt = default.default_generation_prompt or ""
-        if case["raw_output"].startswith(("<think>", "\n<think>")):
-            return False
-    return any(prompt.rfind(opens) > prompt.rfind(closes) for opens, closes in FAMILIES[format_of(case)].reasoning)
+        prompt = next((model for model in models if model.repo == case["models"][0]), models[0]).default_generation_prompt or ""
+    return has_opened_reasoning(FAMILIES[format_of(case)], prompt)
 
 
 def result(case: dict[str, Any], family: Family, pieces: list[Piece], size: int | None, seed: int, **settings: Any) -> ParseResult:
@@ -94,7 +92,7 @@ def result(case: dict[str, Any], family: Family, pieces: list[Piece], size: int 
         groups(pieces, iter(sizes)),
         tools={tool["function"]["name"]: tool["function"].get("parameters") for tool in case["tools"]},
         tokens=token_texts(case, family),
-        reasons=has_opened_reasoning(case, family),
+        reasons=opened_reasoning(case, family),
         is_cut="truncated" in case["tags"],
         **settings,
     )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from starling_engine.frontend.detokenizer import IncrementalDetokenizer, first_stop, longest_beginning
+from starling_engine.frontend.detokenizer import IncrementalDetokenizer
+from starling_engine.frontend.stop_strings import first_stop, longest_beginning
 from starling_engine.frontend.tokenizer import Tokenizer
 
 from tests.engine.frontend.conftest import BYTE_KINDS, KINDS
@@ -44,6 +45,32 @@ def test_any_tokens_at_all_of_a_byte_level_tokenizer(data: st.DataObject, specia
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2)))
     texts, _ = pieces(IncrementalDetokenizer(tokenizer, skip_special_tokens=special), ids)
     assert "".join(texts) == tokenizer.decode(ids, skip_special_tokens=special)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(parts=st.lists(st.sampled_from(["shown", "hidden", "half a character", "text"]), max_size=12), sizes=SIZES)
+def test_shown_tokens_are_where_their_offsets_say(
+    kind: str, parts: list[str], sizes: list[int], loaded: dict[str, Tokenizer]
+) -> None:
+    """Other special tokens are hidden, and a stop string that never comes changes nothing."""
+    tokenizer = loaded[kind]
+    special = sorted(tokenizer.special_ids)
+    shown, hidden = special[-1], special[0]
+    name = tokenizer.token_text(shown)
+    half = tokenizer.encode("🎉", add_special_tokens=False)[:1]
+    ids = {
+        "shown": [shown],
+        "hidden": [hidden],
+        "half a character": half,
+        "text": tokenizer.encode(" stop<", add_special_tokens=False),
+    }
+    output = [token for part in parts for token in ids[part]]
+    for stop in ((), (f"{name}never", "<never")):
+        detokenizer = IncrementalDetokenizer(tokenizer, shown_ids=[shown], stop=stop)
+        text = "".join(pieces(detokenizer, output, sizes)[0])
+        found = detokenizer.shown_offsets
+        assert [text[offset : offset + len(name)] for offset in found] == [name] * output.count(shown)
+        assert tokenizer.token_text(hidden) not in text
 
 
 @pytest.mark.parametrize("kind", KINDS)

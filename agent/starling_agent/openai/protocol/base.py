@@ -19,7 +19,8 @@ SHOWN_CHARACTERS = 60
 SEARCHED_BYTES = 2**20
 DEEP = 190
 """Levels of nesting, a little fewer than the parser takes."""
-_JSON_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"(?:\s*:)?|[{}\[\]]', re.DOTALL)
+_JSON_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"(?:\s*:)?|\\?\Z)|[{}\[\]]', re.DOTALL)
+"""A string, with the colon behind a key, or a bracket. A string that does not end is one, too: none is begun within it."""
 MAX_COMMAS = 2**20
 """Commas in a body. Each may begin a value, and a million values block the event loop for a second; one long string does not."""
 
@@ -40,9 +41,13 @@ class RequestModel(BaseModel):
     @classmethod
     def parse(cls, body: bytes) -> Self:
         """Parses a body. Raises InvalidRequest naming the field at fault."""
-        fields = without_refused(_json_object(body), cls.refusals)
+        return cls.checked(_json_object(body))
+
+    @classmethod
+    def checked(cls, fields: dict[str, Any]) -> Self:
+        """Makes a request of its fields. Raises InvalidRequest naming the field at fault."""
         try:
-            return cls.model_validate(fields)
+            return cls.model_validate(without_refused(fields, cls.refusals))
         except pydantic.ValidationError as error:
             raise _explained(error.errors(include_url=False), cls) from None
 
@@ -71,7 +76,8 @@ def _deep_field(body: bytes) -> str | None:
     for match in _JSON_TOKEN.finditer(body, 0, SEARCHED_BYTES):
         token = match.group()
         if token[:1] == b'"':
-            name = token[1 : token.rindex(b'"')].decode(errors="replace") if depth == 1 and token.endswith(b":") else name
+            is_key = depth == 1 and token.endswith(b":")
+            name = token[1 : token.rindex(b'"')].decode(errors="replace") if is_key else name
             continue
         depth += 1 if token in b"{[" else -1
         if depth > DEEP:

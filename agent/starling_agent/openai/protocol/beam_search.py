@@ -14,7 +14,7 @@ HONOURED = frozenset({
     "chat_template_kwargs", "priority", "cache_salt", "request_id", "use_beam_search", "length_penalty", "n", "best_of",
     "max_tokens", "max_completion_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs",
     "top_logprobs", "echo", "return_token_ids", "return_tokens_as_token_ids", "user", "metadata", "safety_identifier",
-    "prompt_cache_key",
+    "prompt_cache_key", "reasoning_effort",
 })  # fmt: skip
 WITHOUT_EFFECT = frozenset(("seed", "speculative"))
 """Fields that are accepted with any value: a search draws nothing, and its steps are too short for drafts."""
@@ -33,6 +33,10 @@ WITH_BEAMS: Mapping[str, FieldRefusal] = {
     "logit_bias": FieldRefusal(_DRAWS, ({},)),
     "banned_token_ids": FieldRefusal(_DRAWS, ([],)),
     "bad_words": FieldRefusal(_DRAWS, ([],)),
+    "tools": FieldRefusal(OTHER.reason, ([],)),
+    "tool_choice": FieldRefusal(OTHER.reason, ("none", "auto")),
+    "parallel_tool_calls": FieldRefusal(OTHER.reason, (True, False)),
+    "include_reasoning": FieldRefusal("beams are not split into content and reasoning", (True,)),
     "min_tokens": FieldRefusal(OTHER.reason, (0,)),
     "stop": FieldRefusal(OTHER.reason, ([],)),
     "stop_token_ids": FieldRefusal(OTHER.reason, ([],)),

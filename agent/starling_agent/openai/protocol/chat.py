@@ -67,7 +67,7 @@ TOOLS_SCHEMA = {
                 "type": "object",
                 "required": ["name"],
                 "properties": {
-                    "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+                    "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"},
                     "description": TEXT,
                     "parameters": {"type": ["object", "null"]},
                     "strict": {"type": ["boolean", "null"]},

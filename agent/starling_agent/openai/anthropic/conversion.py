@@ -1,0 +1,206 @@
+"""Makes a chat of a request of the Messages API."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.openai.anthropic.protocol import CountRequest, MessagesRequest
+from starling_agent.openai.protocol.base import shown
+
+HOSTED = (
+    "bash_",
+    "browser_",
+    "code_execution_",
+    "computer_",
+    "memory_",
+    "text_editor_",
+    "tool_search_",
+    "web_fetch_",
+    "web_search_",
+    "mcp_",
+)
+"""Beginnings of the types of tools that Anthropic runs, or that its models alone know."""
+_MEDIA = ("image", "document", "search_result", "container_upload")
+
+
+def chat_fields(body: CountRequest) -> dict[str, Any]:
+    """Returns the fields of the chat, but those that say how it is sampled. Raises InvalidRequest with the path of the fault."""
+    messages = _joined(_messages(body))
+    fields: dict[str, Any] = {"model": body.model, "messages": messages}
+    if body.tools:
+        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    if body.tool_choice is not None:
+        fields |= _tool_choice(body.tool_choice)
+    if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+        fields |= {"add_generation_prompt": False, "continue_final_message": True}
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        fields["reasoning_effort"] = "none" if body.thinking.type == "disabled" else "high"
+    if body.output_config is not None:
+        fields |= _output(body)
+    return fields
+
+
+def sampling_fields(body: MessagesRequest) -> dict[str, Any]:
+    names = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}
+    kept = ("max_tokens", "stream", "temperature", "top_p", "top_k", "stop_sequences")
+    fields = {names.get(name, name): getattr(body, name) for name in kept}
+    if body.structured_outputs is not None:
+        fields["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+    return fields
+
+
+def _output(body: CountRequest) -> dict[str, Any]:
+    assert body.output_config is not None
+    form, effort = body.output_config.format, body.output_config.effort
+    fields: dict[str, Any] = {}
+    if effort is not None and (body.thinking is None or body.thinking.type != "disabled"):
+        fields["reasoning_effort"] = effort
+    if form is not None:
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+    return fields
+
+
+def _messages(body: CountRequest) -> Iterator[dict[str, Any]]:
+    if body.system:
+        yield {"role": "system", "content": "\n".join(_texts(body.system, "system"))}
+    if not body.messages:
+        raise InvalidRequest("there must be at least one message", "messages")
+    for i, message in enumerate(body.messages):
+        param = f"messages[{i}]"
+        if not isinstance(message, dict):
+            raise InvalidRequest(f"a message must be an object, got {shown(message)}", param)
+        role = message.get("role")
+        if role not in ("user", "assistant", "system"):
+            raise InvalidRequest(f"must be user or assistant, got {shown(role)}", f"{param}.role")
+        for name in message.keys() - {"role", "content"}:
+            raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")
+        blocks = _blocks(message.get("content"), f"{param}.content")
+        yield from _assistant(blocks) if role == "assistant" else _user(role, blocks)
+
+
+def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Joins messages of the user that follow each other: there roles must alternate for many a template."""
+    joined: list[dict[str, Any]] = []
+    for role, group in itertools.groupby(messages, lambda message: message["role"]):
+        turns = list(group)
+        joined += [{"role": role, "content": "\n".join(turn["content"] for turn in turns)}] if role == "user" else turns
+    return joined
+
+
+def _blocks(content: object, param: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the blocks with their paths."""
+    if isinstance(content, str):
+        return [(param, {"type": "text", "text": content})]
+    if not isinstance(content, list):
+        raise InvalidRequest(f"must be a text or a list of blocks, got {shown(content)}", param)
+    blocks = [(f"{param}[{i}]", block) for i, block in enumerate(content)]
+    for path, block in blocks:
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise InvalidRequest(f"a block must be an object with a type, got {shown(block)}", path)
+        if block["type"] in _MEDIA:
+            raise InvalidRequest("images and documents are not supported yet", f"{path}.type")
+    return blocks
+
+
+def _user(role: str, blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yields the results of tools, each as a message, and then the text."""
+    texts: list[str] = []
+    for path, block in blocks:
+        match block["type"]:
+            case "text":
+                texts.append(_string(block, "text", path))
+            case "tool_result" if role == "user":
+                yield _tool_result(block, path)
+            case kind:
+                raise InvalidRequest(f"must be text or tool_result here, got {shown(kind)}", f"{path}.type")
+    if texts or not any(block["type"] == "tool_result" for _, block in blocks):
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
+    content = block.get("content")
+    text = "\n".join(_texts(content, f"{path}.content")) if content is not None else ""
+    # Templates know no errors of tools; models are told in words.
+    text = f"Error: {text}" if block.get("is_error") else text
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", path), "content": text}
+
+
+def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for path, block in blocks:
+        match block["type"]:
+            case "text":
+                texts.append(_string(block, "text", path))
+            case "thinking":
+                thoughts.append(_string(block, "thinking", path))
+            case "redacted_thinking":
+                pass  # no server but Anthropic's can read it
+            case "tool_use":
+                arguments = block.get("input")
+                if not isinstance(arguments, dict):
+                    raise InvalidRequest(f"must be an object, got {shown(arguments)}", f"{path}.input")
+                function = {"name": _string(block, "name", path), "arguments": arguments}
+                calls.append({"id": _string(block, "id", path), "type": "function", "function": function})
+            case kind:
+                raise InvalidRequest(f"must be text, thinking or tool_use here, got {shown(kind)}", f"{path}.type")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    yield message | ({"tool_calls": calls} if calls else {})
+
+
+def _tool(tool: object, param: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise InvalidRequest(f"a tool must be an object, got {shown(tool)}", param)
+    kind = tool.get("type") or "custom"
+    if kind != "custom":
+        why = "this tool is one that only Anthropic's models know" if str(kind).startswith(HOSTED) else "must be custom"
+        raise InvalidRequest(f"{why}, got {shown(kind)}", f"{param}.type")
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"must be a JSON schema of an object, got {shown(schema)}", f"{param}.input_schema")
+    known = {"name", "description", "input_schema", "type", "strict", "cache_control", "eager_input_streaming", "input_examples"}
+    known |= {"defer_loading", "allowed_callers"}
+    for name in tool.keys() - known:
+        raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": schema,
+        "strict": tool.get("strict"),
+    }
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    for name in choice.keys() - {"type", "name", "disable_parallel_tool_use"}:
+        raise InvalidRequest(f"unknown field {shown(name)}", f"tool_choice.{name}")
+    parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
+    match choice.get("type"):
+        case "auto" | "none" as kind:
+            return {"tool_choice": kind, **parallel}
+        case "any":
+            return {"tool_choice": "required", **parallel}
+        case "tool":
+            return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}, **parallel}
+    raise InvalidRequest(f"must be auto, any, tool or none, got {shown(choice.get('type'))}", "tool_choice.type")
+
+
+def _texts(content: object, param: str) -> list[str]:
+    texts = []
+    for path, block in _blocks(content, param):
+        if block["type"] != "text":
+            raise InvalidRequest(f"must be text here, got {shown(block['type'])}", f"{path}.type")
+        texts.append(_string(block, "text", path))
+    return texts
+
+
+def _string(block: dict[str, Any], name: str, path: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"must be a text, got {shown(value)}", f"{path}.{name}")
+    return value

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, over the same chats. `routes` is a good place to start reading."""
