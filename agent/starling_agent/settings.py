@@ -90,6 +90,8 @@ class ServerSettings:
                 raise ConfigError(f"must be one of {', '.join(PARSER_NAMES)}, got {value!r}", name)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"must be in [0, 65535], got {self.port}", "port")
+        if self.max_stored_bytes < 0:
+            raise ConfigError(f"must be at least 0, got {self.max_stored_bytes}", "max_stored_bytes")
         if self.max_body_bytes < 1:
             raise ConfigError(f"must be at least 1, got {self.max_body_bytes}", "max_body_bytes")
         if not 0 < self.read_seconds < math.inf:

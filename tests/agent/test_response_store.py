@@ -22,6 +22,7 @@ def test_the_least_recently_used_gives_way():
     assert error.value.status == 404
     store.put("d", response(101))
     assert store.bytes == 0
+    assert (store.takes(25), store.takes(26)) == (True, False)
 
 
 def test_a_response_is_its_owners():

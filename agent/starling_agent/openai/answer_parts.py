@@ -35,20 +35,20 @@ Piece = Content | Reasoning | CallPiece
 
 
 class AnswerReader:
-    """Reads one output piece by piece."""
+    """Reads one output piece by piece. Without a reading all of it is content."""
 
-    def __init__(self, reading: OutputReading) -> None:
+    def __init__(self, reading: OutputReading | None) -> None:
         self.calls = 0
         """Calls up to now."""
-        self._parser = reading.parser()
-        self._is_serial = not reading.parallel
-        self._shows_reasoning = reading.shows_reasoning
+        self._reading = reading
+        self._parser = None if reading is None else reading.parser()
         self._hides_calls = False
-        self._short_ids = reading.family.short_ids
         self._ids: set[str] = set()
 
     def read(self, output: OutputDelta) -> list[Piece]:
         """Returns the pieces that the output's next text completes, those of one kind that follow each other joined."""
+        if self._parser is None:
+            return [Content(output.text)] if output.text else []
         events = self._parser.feed(output.text, output.shown_offsets)
         if output.finish_reason is not None:
             # A stop string may end an output anywhere.
@@ -58,25 +58,28 @@ class AnswerReader:
 
     def ended_by(self, reason: FinishReason) -> FinishReason | Literal["tool_calls"]:
         """Returns the reason for which the answer ended."""
-        return "tool_calls" if self.calls and reason == "stop" and not self._parser.has_open_call else reason
+        has_whole_calls = self.calls > 0 and self._parser is not None and not self._parser.has_open_call
+        return "tool_calls" if has_whole_calls and reason == "stop" else reason
 
     def _id(self, given: str | None) -> str:
         """Returns the model's own id of a call if no other call has it, or a new one."""
         found = given if given and given not in self._ids else None
         if found is None:
-            found = secrets.token_hex(5)[:9] if self._short_ids else f"call_{secrets.token_hex(12)}"
+            short = self._reading is not None and self._reading.family.short_ids
+            found = secrets.token_hex(5)[:9] if short else f"call_{secrets.token_hex(12)}"
         self._ids.add(found)
         return found
 
     def _pieces(self, events: Iterable[Event]) -> Iterator[Piece]:
+        assert self._reading is not None
         for event in events:
             match event:
                 case Content():
                     yield event
-                case Reasoning() if self._shows_reasoning:
+                case Reasoning() if self._reading.shows_reasoning:
                     yield event
                 case CallBegin(name, call_id):
-                    self._hides_calls = self._is_serial and self.calls > 0
+                    self._hides_calls = not self._reading.parallel and self.calls > 0
                     if not self._hides_calls:
                         self.calls += 1
                         yield CallPiece(self.calls - 1, id=self._id(call_id), name=name)

@@ -14,30 +14,24 @@ from starling_agent.openai.protocol.answers import Usage, make_usage
 
 @dataclass(slots=True)
 class Choice:
-    """One complete output. `text` is without the echoed prompt."""
+    """One complete output, without the echoed prompt."""
 
     index: int
     prompt: int
-    text: str = ""
+    reader: AnswerReader
+    parts: AnswerParts = field(default_factory=AnswerParts)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    parts: AnswerParts | None = None
-    """The text by its parts, if the generation says how to read it."""
-    reader: AnswerReader | None = None
 
     @property
     def ended_by(self) -> FinishReason | Literal["tool_calls"] | None:
         """The reason for the end, as answers have it."""
-        reason = self.finish_reason
-        return reason if reason is None or self.reader is None else self.reader.ended_by(reason)
+        return None if self.finish_reason is None else self.reader.ended_by(self.finish_reason)
 
     def add(self, output: OutputDelta) -> None:
-        self.text += output.text
-        if self.reader is not None:
-            self.parts = self.parts or AnswerParts()
-            self.parts.add(self.reader.read(output))
+        self.parts.add(self.reader.read(output))
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or ()
         self.finish_reason = output.finish_reason or self.finish_reason
@@ -55,10 +49,7 @@ class Collected:
 
 async def collect(generation: Generation, deltas: AsyncGenerator[PromptDelta]) -> Collected:
     n = generation.params.n
-    choices = [Choice(index, index // n) for index in range(generation.num_choices)]
-    if generation.reading is not None:
-        for choice in choices:
-            choice.reader = AnswerReader(generation.reading)
+    choices = [Choice(index, index // n, AnswerReader(generation.reading)) for index in range(generation.num_choices)]
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
     count = generation.token_count()
     async with aclosing(deltas):
@@ -69,5 +60,5 @@ async def collect(generation: Generation, deltas: AsyncGenerator[PromptDelta]) -
             for output in delta.outputs:
                 choices[prompt * n + output.index].add(output)
     if generation.only_echo:
-        choices = [Choice(c.index, c.prompt, finish_reason="length") for c in choices]
+        choices = [Choice(c.index, c.prompt, c.reader, finish_reason="length") for c in choices]
     return Collected(choices, prompt_logprobs, make_usage(count.prompt, count.completion, count.cached, count.drafts))

@@ -97,7 +97,7 @@ def _choice(choice: Choice, generation: Generation, score: _PromptScore, writer:
     prefix = generation.prefixes[choice.prompt]
     answer = CompletionChoice(
         index=choice.index,
-        text=prefix + choice.text,
+        text=prefix + choice.parts.content,
         logprobs=_logprobs(choice, generation.top_logprobs, score.echoed if prefix else None, len(prefix), writer),
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,

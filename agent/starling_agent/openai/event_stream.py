@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
+import msgspec
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,6 +18,11 @@ ERROR_EVENT_SECONDS = 1.0
 
 ErrorEvent = Callable[[ApiError], bytes]
 log = structlog.get_logger("starling.stream")
+
+
+def sse(name: str, fields: Mapping[str, object]) -> bytes:
+    """Returns an event that has its name in its data, too."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
 
 
 def data_of_error(error: ApiError) -> bytes:

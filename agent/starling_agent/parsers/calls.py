@@ -105,28 +105,22 @@ def read_object(reading: Reading, offered: Collection[str] | None = None) -> Rea
 
     A call begins as soon as its name and the beginning of its arguments are there. With `offered` its name is one of these.
     """
-    source, output = reading.source, reading.output
+    source = reading.source
     if (yield from source.next_character()) != "{":
         return False
     source.skip(1)
+    yield from source.next_character()
     values: dict[str, str] = {}
-    while (character := (yield from source.next_character())) != "}":
-        if character == "," and values:
-            source.skip(1)
-            continue
-        key = (yield from read_value(source)) if character == '"' else None
-        if key is None or (yield from source.next_character()) != ":":
-            return False
-        source.skip(1)
-        key = decoded(key)
-        if offered is not None and key not in CALL_KEYS:
+    while not (yield from source.try_read("}")):
+        key = yield from _key(source, is_first=not values)
+        if key is None or (offered is not None and key not in CALL_KEYS):
             return False
         name = _text(values.get("name"))
         if key in ARGUMENTS and name and (yield from source.next_character()) == "{":
             if offered is not None and name not in offered:
                 return False
             source.kept()
-            output.begin_call(name, _text(values.get("id")))
+            reading.output.begin_call(name, _text(values.get("id")))
             yield from read_arguments(reading)
             yield from _skip_object(reading)
             return True
@@ -134,8 +128,19 @@ def read_object(reading: Reading, offered: Collection[str] | None = None) -> Rea
         if value is None:
             return False
         values[key] = value
-    source.skip(1)
+        yield from source.next_character()
     return _write_call(reading, values, offered)
+
+
+def _key(source: Source, *, is_first: bool) -> Reader[str | None]:
+    """Reads a key of an object and its colon. Returns None for what is none."""
+    if not is_first and (yield from source.try_read(",")):
+        yield from source.next_character()
+    key = (yield from read_value(source)) if (yield from source.next_character()) == '"' else None
+    if key is None or (yield from source.next_character()) != ":":
+        return None
+    source.skip(1)
+    return decoded(key)
 
 
 def _write_call(reading: Reading, values: dict[str, str], offered: Collection[str] | None) -> bool:

@@ -3,15 +3,15 @@
 import json
 import re
 
-from starling_agent.parsers.json_text import escaped, literal
-from starling_agent.parsers.output import Output
+from starling_agent.parsers.json_text import literal
 from starling_agent.parsers.reading import Reading
-from starling_agent.parsers.source import Markers, Reader, Sink
+from starling_agent.parsers.source import Markers, Reader
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"[\w.\-]+")
 _STRUCTURE = Markers("{", "}", "[", "]", ",", QUOTE, CLOSES)
 _KEY = Markers(":", "}", CLOSES)
+_QUOTE = Markers(QUOTE)
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -53,7 +53,7 @@ def _arguments(reading: Reading) -> Reader[bool]:
             continue
         if marker == QUOTE:
             output.arguments('"')
-            if (yield from source.until(Markers(QUOTE), _string(output))) is None:
+            if (yield from source.until(_QUOTE, output.text_argument)) is None:
                 return False
             output.arguments('"')
             continue
@@ -65,15 +65,6 @@ def _arguments(reading: Reading) -> Reader[bool]:
             if marker != ":":
                 return False
             output.arguments(f"{json.dumps(key.strip(), ensure_ascii=False)}: ")
-
-
-def _string(output: Output) -> Sink:
-    """Returns what writes text into a JSON string."""
-
-    def write(text: str) -> None:
-        output.arguments(escaped(text))
-
-    return write
 
 
 def _constant(text: str) -> str:

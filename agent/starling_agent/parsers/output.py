@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from starling_agent.parsers.json_text import JsonScanner
+from starling_agent.parsers.json_text import JsonScanner, escaped
 
 
 class Output:
@@ -40,6 +40,10 @@ class Output:
         if written:
             self.events.append(Arguments(written))
         return taken
+
+    def text_argument(self, text: str) -> None:
+        """Adds a piece of a text within a string of the arguments."""
+        self.arguments(escaped(text))
 
     @property
     def arguments_are_empty(self) -> bool:

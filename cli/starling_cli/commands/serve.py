@@ -64,6 +64,9 @@ def serve(
     whole_tool_calls: Annotated[
         bool, _option("--whole-tool-calls", "Send a tool call when it is complete, and none that was cut.")
     ] = False,
+    max_stored_bytes: Annotated[
+        int, _option("--max-stored-bytes", "Memory for responses that can be continued.", parser=parse_bytes, metavar="SIZE")
+    ] = "64MiB",  # type: ignore[assignment]  # as above
     accept_seconds: Annotated[float, _option("--accept-seconds", "After SIGTERM requests are still accepted so long.")] = 5.0,
     drain_seconds: Annotated[float, _option("--drain-seconds", "After that open requests may take so long to finish.")] = 120.0,
     log_level: Annotated[str, _option("--log-level", "debug, info, warning or error.")] = "info",

@@ -23,10 +23,10 @@ async def test_killed_after_each_write_the_next_run_converges(
     cluster: Cluster, start_operator: StartOperator, proxy: Proxy, every: int
 ) -> None:
     operator = await start_operator()
-    await cluster.apply(manifest("whole", replicas=2))
-    await cluster.ready("whole")
+    await cluster.apply(manifest("steady", replicas=2))
+    await cluster.ready("steady")
     await operator.settled()
-    writes, wanted = len(proxy.writes), _shape(await cluster.children(), "whole")
+    writes, wanted = len(proxy.writes), _shape(await cluster.children(), "steady")
     assert writes > 10
     for count in range(1, writes + 1, every):
         name = f"cut{count:03}"

@@ -9,14 +9,14 @@ import msgspec
 from starling_engine.outputs import FinishReason, OutputDelta
 
 from starling_agent.openai.answer_parts import AnswerReader, CallPiece, Piece, ToolCall
-from starling_agent.openai.collecting import Choice, Collected
+from starling_agent.openai.collecting import Collected
+from starling_agent.openai.event_stream import sse
 from starling_agent.openai.generation import Generation, PromptDelta, TokenCount
 from starling_agent.openai.stream_batcher import StreamBatcher
 from starling_agent.parsers.events import Content, Reasoning
 from starling_agent.parsers.json_text import is_whole_json
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
-_encode = msgspec.json.Encoder().encode
 
 
 class MessageUsage(msgspec.Struct):
@@ -59,7 +59,7 @@ def whole_message(generation: Generation, collected: Collected, *, ends_with_con
     return Message(
         id=generation.answer_id,
         model=generation.model,
-        content=[_block(part) for part in _blocks_of(choice)],
+        content=[_block(part) for part in choice.parts.blocks],
         stop_reason=reason,
         stop_sequence=sequence,
         usage=MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached),
@@ -73,7 +73,7 @@ class MessageStream:
         self._generation = generation
         self._batcher = batcher
         self._ends_with_context = ends_with_context
-        self._reader = AnswerReader(generation.reading) if generation.reading is not None else None
+        self._reader = AnswerReader(generation.reading)
         self._count = generation.token_count()
         self._open: str | int | None = None
         """The block that is open: text, thinking, or the number of a call."""
@@ -99,20 +99,16 @@ class MessageStream:
 
     def _start(self) -> bytes:
         message = Message(id=self._generation.answer_id, model=self._generation.model, content=[], usage=_usage(self._count, 0))
-        return event("message_start", {"message": message}) + event("ping", {})
+        return sse("message_start", {"message": message}) + sse("ping", {})
 
     def _events(self, output: OutputDelta) -> list[bytes]:
-        if self._reader is None:
-            pieces: list[Piece] = [Content(output.text)] if output.text else []
-        else:
-            pieces = self._reader.read(output)
-        events = [written for piece in pieces for written in self._piece(piece)]
+        events = [written for piece in self._reader.read(output) for written in self._piece(piece)]
         if output.finish_reason is None:
             return events
-        ended = output.finish_reason if self._reader is None else self._reader.ended_by(output.finish_reason)
+        ended = self._reader.ended_by(output.finish_reason)
         reason, sequence = _stop(ended, output.stop_reason, ends_with_context=self._ends_with_context)
         last = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(self._count, self._count.completion)}
-        return [*events, *self._close(), event("message_delta", last), event("message_stop", {})]
+        return [*events, *self._close(), sse("message_delta", last), sse("message_stop", {})]
 
     def _piece(self, piece: Piece) -> list[bytes]:
         match piece:
@@ -131,10 +127,10 @@ class MessageStream:
             return []
         closed = self._close()
         self._open = kind
-        return [*closed, event("content_block_start", {"index": self._blocks, "content_block": block})]
+        return [*closed, sse("content_block_start", {"index": self._blocks, "content_block": block})]
 
     def _delta(self, delta: dict[str, object]) -> bytes:
-        return event("content_block_delta", {"index": self._blocks, "delta": delta})
+        return sse("content_block_delta", {"index": self._blocks, "delta": delta})
 
     def _close(self) -> list[bytes]:
         if self._open is None:
@@ -143,20 +139,10 @@ class MessageStream:
         if self._open == "thinking":
             events.append(self._delta({"type": "signature_delta", "signature": self._thinking.hexdigest()}))
             self._thinking = hashlib.sha256()
-        events.append(event("content_block_stop", {"index": self._blocks}))
+        events.append(sse("content_block_stop", {"index": self._blocks}))
         self._open = None
         self._blocks += 1
         return events
-
-
-def event(name: str, fields: dict[str, object]) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), _encode({"type": name, **fields}))
-
-
-def _blocks_of(choice: Choice) -> list[Content | Reasoning | ToolCall]:
-    if choice.parts is not None:
-        return choice.parts.blocks
-    return [Content(choice.text)] if choice.text else []
 
 
 def _block(part: Content | Reasoning | ToolCall) -> dict[str, object]:

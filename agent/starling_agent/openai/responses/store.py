@@ -22,7 +22,8 @@ class StoredResponse:
     own_items: bytes
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
+        """Bytes."""
         return len(self.response) + len(self.items) + len(self.own_items)
 
 
@@ -34,11 +35,15 @@ class ResponseStore:
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self.bytes = 0
 
+    def takes(self, size: int) -> bool:
+        """Says if a conversation of so many bytes is stored: one alone may have a quarter of the room."""
+        return size * 4 <= self._max_bytes
+
     def put(self, response_id: str, stored: StoredResponse) -> None:
         """Keeps a response, in the place of those that were not used for longest."""
         self._forget(response_id)
         self._responses[response_id] = stored
-        self.bytes += stored.bytes
+        self.bytes += stored.size
         while self.bytes > self._max_bytes:
             self._forget(next(iter(self._responses)))
 
@@ -58,4 +63,4 @@ class ResponseStore:
 
     def _forget(self, response_id: str) -> None:
         if (stored := self._responses.pop(response_id, None)) is not None:
-            self.bytes -= stored.bytes
+            self.bytes -= stored.size

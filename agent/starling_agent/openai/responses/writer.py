@@ -6,18 +6,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from starling_engine.outputs import FinishReason
 
 from starling_agent.http.errors import ApiError
 from starling_agent.openai.answer_parts import CallPiece, Piece
+from starling_agent.openai.event_stream import sse
 from starling_agent.openai.protocol.answers import ChatLogprob
 from starling_agent.openai.responses.conversion import CUSTOM_INPUT
 from starling_agent.parsers.events import Content, Reasoning
 from starling_agent.parsers.json_text import valid_text, whole_json
 
 Fields = dict[str, Any]
-_encode = msgspec.json.Encoder().encode
 
 
 class ResponseWriter:
@@ -58,16 +57,19 @@ class ResponseWriter:
                     return events
                 return events + (self._grow("response.function_call_arguments.delta", arguments) if arguments else b"")
 
+    def end_item(self, reason: FinishReason) -> bytes:
+        """Ends the last item; returns its last events."""
+        return self._end_item("completed" if reason == "stop" else "incomplete")
+
     def finish(self, reason: FinishReason, usage: Fields) -> bytes:
-        """Ends the response; returns the last events."""
+        """Ends the response, whose last item has ended; returns the last event."""
         is_cut = reason != "stop"
-        events = self._end_item("incomplete" if is_cut else "completed")
         self.response |= {"status": "incomplete" if is_cut else "completed", "usage": usage}
         if reason == "length":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         elif not is_cut:
             self.response["completed_at"] = int(time.time())
-        return events + self._lifecycle(self.response["status"])
+        return self._lifecycle(self.response["status"])
 
     def fail(self, error: ApiError) -> bytes:
         """Ends the response with an error; returns the last events."""
@@ -153,9 +155,8 @@ class ResponseWriter:
         return self._event(f"response.{happened}", response=self.response)
 
     def _event(self, name: str, **fields: Any) -> bytes:
-        data = _encode({"type": name, "sequence_number": self._sequence, **fields})
         self._sequence += 1
-        return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+        return sse(name, {"sequence_number": self._sequence - 1, **fields})
 
 
 def _output_text(text: str, logprobs: Sequence[ChatLogprob] = ()) -> Fields:
