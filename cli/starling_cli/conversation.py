@@ -30,19 +30,23 @@ class Conversation:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def ask(self, question: str, show: Callable[[str], None]) -> str:
+    def ask(self, question: str, show: Callable[[str], None], show_reasoning: Callable[[str], None] = lambda _: None) -> str:
         """Returns the whole answer; `show` gets it piece by piece, and a line's end. Raises AnswerError or httpx.HTTPError."""
         self.messages.append({"role": "user", "content": question})
-        pieces = []
-        for piece in self._stream():
-            show(piece)
-            pieces.append(piece)
+        pieces: list[str] = []
+        for reasoning, piece in self._stream():
+            if reasoning:
+                show_reasoning(reasoning)
+            if piece:
+                show(piece)
+                pieces.append(piece)
         show("\n")
         answer = "".join(pieces)
         self.messages.append({"role": "assistant", "content": answer})
         return answer
 
-    def _stream(self) -> Iterator[str]:
+    def _stream(self) -> Iterator[tuple[str, str]]:
+        """Yields pieces of the reasoning and of the answer."""
         body = {"messages": self.messages, "stream": True, **self._options}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
@@ -51,14 +55,16 @@ class Conversation:
                 data = line.removeprefix("data: ")
                 if data == line or data == "[DONE]":
                     continue
-                yield _content(json.loads(data))
+                yield _texts(json.loads(data))
 
 
-def _content(chunk: dict[str, Any]) -> str:
+def _texts(chunk: dict[str, Any]) -> tuple[str, str]:
+    """Returns the reasoning and the content of a chunk; servers have one of two names for the first."""
     if "error" in chunk:
         raise AnswerError(str(chunk["error"].get("message")))
     choices = chunk.get("choices") or [{}]
-    return str(choices[0].get("delta", {}).get("content") or "")
+    delta = choices[0].get("delta", {})
+    return str(delta.get("reasoning") or delta.get("reasoning_content") or ""), str(delta.get("content") or "")
 
 
 def error_message(body: bytes) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from starling_cli.conversation import Conversation
 
 QUESTION = [{"role": "user", "content": "What is the weather in Zürich?"}]
 WEATHER = {
@@ -148,6 +149,15 @@ def test_the_template_shows_the_tools_and_knows_the_effort(tools_server):
     assert "Think: True." in prompt(reasoning_effort="low")
     assert "Think: False." in prompt(reasoning_effort="none")
     assert "Think: False." in prompt(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
+
+
+def test_starling_chat_tells_reasoning_from_the_answer(tools_server):
+    options = {"model": "tools", "structured_outputs": {"choice": ["<think>Hm.</think>Yes."]}}
+    shown, thoughts = [], []
+    with Conversation(tools_server.url, None, options) as talk:
+        assert talk.ask("Is it?", shown.append, thoughts.append) == "Yes."
+        assert talk.messages[-1] == {"role": "assistant", "content": "Yes."}
+    assert ("".join(shown), "".join(thoughts)) == ("Yes.\n", "Hm.")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=["any", "named"])

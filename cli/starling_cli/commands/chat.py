@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -73,7 +74,7 @@ def _talk(url: str, key: str | None, options: dict[str, Any], system: str | None
     try:
         with Conversation(url, key, options, system) as talk:
             if question is not None:
-                talk.ask(question, _show)
+                talk.ask(question, _show, _show_reasoning)
             else:
                 _converse(talk)
     except (AnswerError, BadAnswer) as error:
@@ -86,6 +87,12 @@ def _show(piece: str) -> None:
     typer.echo(piece, nl=False)
 
 
+def _show_reasoning(piece: str) -> None:
+    """Shows what the model writes for itself to a person alone: it is not the answer that a pipe wants."""
+    if sys.stdout.isatty():
+        typer.secho(piece, dim=True, nl=False)
+
+
 def _converse(talk: Any) -> None:
     """Asks and answers until the end of input or Ctrl-C."""
     while True:
@@ -95,4 +102,4 @@ def _converse(talk: Any) -> None:
             typer.echo()
             return
         if question.strip():
-            talk.ask(question, _show)
+            talk.ask(question, _show, _show_reasoning)
