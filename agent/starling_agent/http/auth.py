@@ -31,7 +31,6 @@ class KeyCheck:
         elif not self._keys.knows(key):
             await send_error(send, _unauthorized("the API key is not known here"))
         else:
-            scope["state"]["authenticated"] = True
             scope["state"]["key_owner"] = owner = cache_salt_of(key)
             scope["state"]["key_salt"] = owner if self._salted else None
             await self._app(scope, receive, send)

@@ -71,5 +71,5 @@ def _without_schemas(params: dict[str, Any]) -> dict[str, Any]:
     return params if wanted is None else {**params, "structured_outputs": sorted(wanted)}
 
 
-def json_response(answer: msgspec.Struct, status: int = 200) -> Response:
+def json_response(answer: msgspec.Struct | dict[str, Any], status: int = 200) -> Response:
     return Response(msgspec.json.encode(answer), status, media_type="application/json")

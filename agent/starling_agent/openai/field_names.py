@@ -6,6 +6,12 @@ from contextlib import contextmanager
 
 from starling_engine.errors import InvalidRequest
 
+TOOL_NAMES = (
+    (r"^(tools\[\d+\])\.function\.", r"\1."),
+    (r"^tool_choice\.function\.name$", "tool_choice.name"),
+)
+"""Names of a chat's tools where an API has a function's fields in the tool itself."""
+
 
 @contextmanager
 def fields_named(names: Sequence[tuple[str, str]]) -> Iterator[None]:

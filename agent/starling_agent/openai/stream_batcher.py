@@ -7,21 +7,32 @@ are not affected.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 MIN_PAUSE = 0.002
 """Seconds; a shorter pause costs more than it saves."""
 
 
 class StreamBatcher:
-    """The pause for all streams of a process; each counts itself in `streams` while it is open."""
+    """The pause for all streams of a process; each counts itself with `open_stream`."""
 
     def __init__(self, device: str) -> None:
-        self.streams = 0
+        self._streams = 0
         shares_cores = device == "cpu"
         self._pause_per_stream = 0.0015 if shares_cores else 0.0005
         self._max_pause = 0.05 if shares_cores else 0.02
 
+    @contextmanager
+    def open_stream(self) -> Iterator[None]:
+        """Counts a stream while it is open."""
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
     async def pause(self) -> None:
-        seconds = min(self.streams * self._pause_per_stream, self._max_pause)
+        seconds = min(self._streams * self._pause_per_stream, self._max_pause)
         if seconds >= MIN_PAUSE:
             await asyncio.sleep(seconds)

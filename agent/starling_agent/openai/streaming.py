@@ -35,8 +35,7 @@ class StreamEncoder:
 
     async def chunks(self, deltas: AsyncGenerator[PromptDelta]) -> AsyncGenerator[bytes]:
         """Yields all events up to [DONE]; no chunk is empty."""
-        self._batcher.streams += 1
-        try:
+        with self._batcher.open_stream():
             async with aclosing(deltas):
                 async for prompt, delta in deltas:
                     chunk = self._encode(prompt, delta)
@@ -46,8 +45,6 @@ class StreamEncoder:
                     if chunk:
                         yield chunk
                         await self._batcher.pause()
-        finally:
-            self._batcher.streams -= 1
 
     def _encode(self, prompt: int, delta: StreamDelta) -> bytes:
         self._count.add(prompt, delta, self._generation.only_echo)

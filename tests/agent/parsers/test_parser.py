@@ -102,7 +102,7 @@ def test_a_marker_that_is_a_token_counts_only_as_that_token():
     ],
 )
 def test_arguments_are_json_whatever_the_model_writes(written, sent):
-    """Where an output was not cut."""
+    """Checks outputs that were not cut."""
     for size in (1, 3, 1000):
         text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
         parsed = parse("hermes", groups(tokens_of(text, ()), itertools.repeat(size)))
@@ -183,7 +183,7 @@ def test_formats_are_found_by_their_names_and_in_templates():
 
 
 def test_a_marker_within_a_stop_string_is_still_one():
-    """Its end is held back while it may begin the stop string."""
+    """Holds the marker's end back, as detokenizing does while it may begin the stop string."""
     pieces = [("Hi<tool_call", [2]), ('>{"name": "f", "arguments": {}}', [])]
     assert parse("hermes", pieces, tokens=["<tool_call>"]) == ("Hi", "", [("f", "{}")], 1)
 

@@ -82,8 +82,7 @@ class MessageStream:
 
     async def chunks(self, deltas: AsyncGenerator[PromptDelta]) -> AsyncGenerator[bytes]:
         """Yields all events."""
-        self._batcher.streams += 1
-        try:
+        with self._batcher.open_stream():
             async with aclosing(deltas):
                 begun = False
                 async for prompt, delta in deltas:
@@ -94,8 +93,6 @@ class MessageStream:
                         events += self._events(output)
                     yield b"".join(events)
                     await self._batcher.pause()
-        finally:
-            self._batcher.streams -= 1
 
     def _start(self) -> bytes:
         message = Message(id=self._generation.answer_id, model=self._generation.model, content=[], usage=_usage(self._count, 0))

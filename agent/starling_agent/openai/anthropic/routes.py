@@ -12,7 +12,7 @@ from starling_agent.openai.anthropic.protocol import CountRequest, MessagesReque
 from starling_agent.openai.chat_generation import chat_generation, chat_prompt
 from starling_agent.openai.collecting import collect
 from starling_agent.openai.endpoint import caller_of, endpoint_of
-from starling_agent.openai.field_names import fields_named
+from starling_agent.openai.field_names import TOOL_NAMES, fields_named
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.request_body import body_of, body_schema
 
@@ -22,8 +22,7 @@ _OWN_NAMES = (
     (r"^max_completion_tokens$", "max_tokens"),
     (r"^stop$", "stop_sequences"),
     (r"^(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
-    (r"^(tools\[\d+\])\.function\.", r"\1."),
-    (r"^tool_choice\.function\.name$", "tool_choice.name"),
+    *TOOL_NAMES,
     (r"^response_format.*", "output_config.format.schema"),
     (r"^reasoning_effort$", "thinking"),
     (r"^messages\[\d+\].*", "messages"),

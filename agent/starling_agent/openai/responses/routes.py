@@ -7,10 +7,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.http.errors import ApiError
-from starling_agent.openai.answering import log_request, stream_of
+from starling_agent.openai.answering import json_response, log_request, stream_of
 from starling_agent.openai.chat_generation import chat_generation
 from starling_agent.openai.endpoint import caller_of, endpoint_of
-from starling_agent.openai.field_names import fields_named
+from starling_agent.openai.field_names import TOOL_NAMES, fields_named
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.request_body import body_of, body_schema
 from starling_agent.openai.responses.conversion import chat_fields
@@ -20,8 +20,7 @@ from starling_agent.openai.responses.run import ResponseRun
 router = APIRouter(tags=["Responses"])
 _OWN_NAMES = (
     (r"^max_completion_tokens$", "max_output_tokens"),
-    (r"^(tools\[\d+\])\.function\.", r"\1."),
-    (r"^tool_choice\.function\.name$", "tool_choice.name"),
+    *TOOL_NAMES,
     (r"^response_format\.json_schema", "text.format"),
     (r"^response_format", "text.format"),
     (r"^reasoning_effort$", "reasoning.effort"),
@@ -47,7 +46,7 @@ async def create(request: Request, body: Annotated[ResponsesRequest, Depends(bod
     if body.stream:
         return await stream_of(request, endpoint, run.chunks(), run.writer.fail)
     await endpoint.open_requests.run(request.receive, run.complete())
-    return Response(msgspec.json.encode(run.writer.response), media_type="application/json")
+    return json_response(run.writer.response)
 
 
 @router.post("/v1/responses/compact")
@@ -69,8 +68,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
 async def delete(request: Request, response_id: str) -> Response:
     """Deletes a stored response."""
     endpoint_of(request).responses.delete(response_id, caller_of(request).owner)
-    answer = {"id": response_id, "object": "response", "deleted": True}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -79,8 +77,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     stored = endpoint_of(request).responses.get(response_id, caller_of(request).owner)
     items = [{"id": f"item_{i}", **item} for i, item in enumerate(msgspec.json.decode(stored.own_items))]
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
-    answer = {"object": "list", "data": items, "has_more": False, **ends}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
 
 @router.post("/v1/responses/{response_id}/cancel")

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import msgspec
@@ -49,8 +49,7 @@ class ResponseRun:
     async def chunks(self, *, paced: bool = True) -> AsyncGenerator[bytes]:
         """Yields the events, and stores the response at its end. With `paced` deltas that come close together share a write."""
         batcher = self._endpoint.batcher
-        batcher.streams += paced
-        try:
+        with batcher.open_stream() if paced else nullcontext():
             async with aclosing(self._endpoint.deltas(self._generation)) as deltas:
                 events = self.writer.begin()
                 async for prompt_delta in deltas:
@@ -59,8 +58,6 @@ class ResponseRun:
                         yield events
                         await batcher.pause()
                     events = b""
-        finally:
-            batcher.streams -= paced
 
     def _events(self, prompt_delta: PromptDelta) -> bytes:
         prompt, delta = prompt_delta
