@@ -6,7 +6,7 @@ from typing import Any
 
 from starling_engine.errors import InvalidRequest
 
-from starling_agent.openai.protocol.base import shown
+from starling_agent.openai.protocol.base import shown, text_in
 from starling_agent.parsers.json_text import whole_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -141,18 +141,14 @@ def _part(part: object, param: str) -> str:
         raise InvalidRequest("images, audio and other media are not supported yet", f"{param}.type")
     if kind not in ("text", "input_text"):
         raise InvalidRequest(f"must be 'text', got {shown(kind)}", f"{param}.type")
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"must be a text, got {shown(part.get('text'))}", f"{param}.text")
+    text = text_in(part, "text", param)
     for name in part.keys() - {"type", "text"}:
         raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")
-    return str(part["text"])
+    return text
 
 
 def _text(message: dict[str, Any], name: str, param: str) -> str | None:
-    value = message.get(name)
-    if value is not None and not isinstance(value, str):
-        raise InvalidRequest(f"must be a text, got {shown(value)}", f"{param}.{name}")
-    return value
+    return None if message.get(name) is None else text_in(message, name, param)
 
 
 def _refuse_unknown(message: dict[str, Any], param: str) -> None:

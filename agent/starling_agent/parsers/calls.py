@@ -183,8 +183,7 @@ def end_call(reading: Reading, closing: str) -> Reader[None]:
     source, scanner = reading.source, reading.output.open_call
     if closing and scanner is not None:
         if scanner.is_done:
-            yield from source.next_character()
-            yield from source.try_read(closing)
+            yield from source.try_close(closing)
         else:
             yield from source.until(Markers(closing))
     reading.output.end_call()

@@ -122,8 +122,7 @@ def _qwen_bare(reading: Reading, opening: str) -> Reader[None]:
     calls = reading.output.calls
     yield from _QWEN_OFFERED(reading, opening)
     if reading.output.calls > calls:
-        yield from reading.source.next_character()
-        yield from reading.source.try_read("</tool_call>")
+        yield from reading.source.try_close("</tool_call>")
 
 
 # The order is that in which templates are recognized: the more particular first.

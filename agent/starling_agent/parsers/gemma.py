@@ -29,8 +29,7 @@ def gemma_call(reading: Reading, opening: str) -> Reader[None]:
     source.kept()
     output.begin_call(name)
     if (yield from _arguments(reading)):
-        yield from source.next_character()
-        yield from source.try_read(CLOSES)
+        yield from source.try_close(CLOSES)
     output.end_call()
 
 

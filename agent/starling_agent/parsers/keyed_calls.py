@@ -119,8 +119,7 @@ def wrapped(call_opens: str, read_call: ReadCalls, closing: str) -> ReadCalls:
             yield from end_call(reading, closing)
         elif (yield from source.try_read(call_opens)):
             yield from read_call(reading, opening + source.kept())
-            yield from source.next_character()
-            yield from source.try_read(closing)
+            yield from source.try_close(closing)
         else:
             reading.give_back(opening)
 

@@ -18,8 +18,7 @@ def python_calls(closing: str) -> ReadCalls:
 
     def read(reading: Reading, opening: str) -> Reader[None]:
         yield from _list(reading, opening)
-        yield from reading.source.next_character()
-        yield from reading.source.try_read(closing)
+        yield from reading.source.try_close(closing)
 
     return read
 

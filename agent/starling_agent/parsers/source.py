@@ -156,6 +156,11 @@ class Source:
                 return False
             yield
 
+    def try_close(self, marker: str) -> Reader[None]:
+        """Reads white space, and the marker if it comes then."""
+        yield from self.next_character()
+        yield from self.try_read(marker)
+
     # ---- inside ----
 
     def _find(self, markers: Markers) -> tuple[int, str] | None:

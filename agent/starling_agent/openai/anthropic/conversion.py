@@ -7,7 +7,7 @@ from typing import Any
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.anthropic.protocol import CountRequest, MessagesRequest
-from starling_agent.openai.protocol.base import shown
+from starling_agent.openai.protocol.base import shown, text_in
 
 HOSTED = (
     "bash_",
@@ -110,7 +110,7 @@ def _user(role: str, blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[
     for path, block in blocks:
         match block["type"]:
             case "text":
-                texts.append(_string(block, "text", path))
+                texts.append(text_in(block, "text", path))
             case "tool_result" if role == "user":
                 yield _tool_result(block, path)
             case kind:
@@ -124,7 +124,7 @@ def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
     text = "\n".join(_texts(content, f"{path}.content")) if content is not None else ""
     # Templates know no errors of tools; models are told in words.
     text = f"Error: {text}" if block.get("is_error") else text
-    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", path), "content": text}
+    return {"role": "tool", "tool_call_id": text_in(block, "tool_use_id", path), "content": text}
 
 
 def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
@@ -134,17 +134,17 @@ def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, A
     for path, block in blocks:
         match block["type"]:
             case "text":
-                texts.append(_string(block, "text", path))
+                texts.append(text_in(block, "text", path))
             case "thinking":
-                thoughts.append(_string(block, "thinking", path))
+                thoughts.append(text_in(block, "thinking", path))
             case "redacted_thinking":
                 pass  # no server but Anthropic's can read it
             case "tool_use":
                 arguments = block.get("input")
                 if not isinstance(arguments, dict):
                     raise InvalidRequest(f"must be an object, got {shown(arguments)}", f"{path}.input")
-                function = {"name": _string(block, "name", path), "arguments": arguments}
-                calls.append({"id": _string(block, "id", path), "type": "function", "function": function})
+                function = {"name": text_in(block, "name", path), "arguments": arguments}
+                calls.append({"id": text_in(block, "id", path), "type": "function", "function": function})
             case kind:
                 raise InvalidRequest(f"must be text, thinking or tool_use here, got {shown(kind)}", f"{path}.type")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
@@ -195,12 +195,5 @@ def _texts(content: object, param: str) -> list[str]:
     for path, block in _blocks(content, param):
         if block["type"] != "text":
             raise InvalidRequest(f"must be text here, got {shown(block['type'])}", f"{path}.type")
-        texts.append(_string(block, "text", path))
+        texts.append(text_in(block, "text", path))
     return texts
-
-
-def _string(block: dict[str, Any], name: str, path: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequest(f"must be a text, got {shown(value)}", f"{path}.{name}")
-    return value

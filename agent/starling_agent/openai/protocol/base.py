@@ -115,3 +115,11 @@ def shown(value: object) -> str:
     """Returns the value in short for an error message, so that no prompt is repeated whole."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def text_in(fields: Mapping[str, object], name: str, path: str) -> str:
+    """Returns the text that the object at `path` has under the name. Raises InvalidRequest for what is none."""
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"must be a text, got {shown(value)}", f"{path}.{name}")
+    return value

@@ -6,7 +6,7 @@ from typing import Any
 
 from starling_engine.errors import InvalidRequest
 
-from starling_agent.openai.protocol.base import shown
+from starling_agent.openai.protocol.base import shown, text_in
 from starling_agent.openai.responses.protocol import ResponsesRequest
 
 HOSTED = frozenset(
@@ -56,13 +56,13 @@ class ChatItems:
             case "reasoning":
                 self._reasoning += _texts(item.get("content") or [], f"{param}.content", ("reasoning_text",))
             case "function_call":
-                self._call(item, _string(item, "arguments", param), param)
+                self._call(item, text_in(item, "arguments", param), param)
             case "custom_tool_call":
-                self._call(item, json.dumps({CUSTOM_INPUT: _string(item, "input", param)}), param)
+                self._call(item, json.dumps({CUSTOM_INPUT: text_in(item, "input", param)}), param)
             case "function_call_output" | "custom_tool_call_output":
                 self._end_turn()
                 text = _content(item.get("output"), f"{param}.output", TEXT_PARTS)
-                self._messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", param), "content": text})
+                self._messages.append({"role": "tool", "tool_call_id": text_in(item, "call_id", param), "content": text})
             case "item_reference":
                 raise InvalidRequest("items are not stored one by one; send the item, or previous_response_id", f"{param}.type")
             case kind:
@@ -83,8 +83,8 @@ class ChatItems:
             self._messages.append({"role": role, "content": text})
 
     def _call(self, item: dict[str, Any], arguments: str, param: str) -> None:
-        function = {"name": _string(item, "name", param), "arguments": arguments}
-        self._calls.append({"id": _string(item, "call_id", param), "type": "function", "function": function})
+        function = {"name": text_in(item, "name", param), "arguments": arguments}
+        self._calls.append({"id": text_in(item, "call_id", param), "type": "function", "function": function})
 
     def _end_turn(self) -> None:
         """Makes the assistant's message of its last items."""
@@ -211,11 +211,4 @@ def _texts(content: object, param: str, kinds: tuple[str, ...]) -> Iterator[str]
             raise InvalidRequest("images, audio and files are not supported yet", f"{path}.type")
         if kind not in kinds:
             raise InvalidRequest(f"must be {' or '.join(kinds)} here, got {shown(kind)}", f"{path}.type")
-        yield _string(part, "refusal" if kind == "refusal" else "text", path)
-
-
-def _string(value: dict[str, Any], name: str, param: str) -> str:
-    found = value.get(name)
-    if not isinstance(found, str):
-        raise InvalidRequest(f"must be a text, got {shown(found)}", f"{param}.{name}")
-    return found
+        yield text_in(part, "refusal" if kind == "refusal" else "text", path)
