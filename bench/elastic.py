@@ -187,7 +187,7 @@ async def measure(model: Path, changes: int) -> list[str]:
     try:
         cores = Patient(engine.cores.local)
         assert engine.cores.coordinator is not None
-        engine.cores.coordinator._cores = cores
+        engine.cores.coordinator._pool = cores
         streams = Streams(engine)
         await asyncio.sleep(1.0)
         made = [await change(engine, cores, streams, 2 - number % 2) for number in range(changes)]

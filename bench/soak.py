@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+from processes import free_port
 from shared import machine
 
 RESULTS = Path(__file__).parent / "results" / "soak.md"
@@ -29,17 +29,25 @@ KV_BYTES = "96MiB"
 WARM_SECONDS, SAMPLE_SECONDS = 90.0, 5.0
 CLIENTS = 6
 
+NAME = "soak"
+JSON_TYPE = {"content-type": "application/json"}
+
+
+def body_of(**fields: object) -> bytes:
+    return json.dumps({"model": NAME, **fields}).encode()
+
+
 LONG_CHAT = [{"role": "user", "content": "word " * 1_600_000}]
 BAD: list[tuple[str, str, bytes]] = [
-    ("broken JSON", "/v1/chat/completions", b'{"messages": ['),
-    ("an unknown field", "/v1/completions", b'{"prompt": "a", "promt": 1}'),
-    ("a wrong type", "/v1/completions", b'{"prompt": {"a": 1}}'),
-    ("no such model", "/v1/completions", b'{"model": "other", "prompt": "a"}'),
-    ("a prompt of 20 MB", "/v1/completions", json.dumps({"prompt": "word " * 4_000_000}).encode()),
-    ("a chat of 8 MB", "/v1/chat/completions", json.dumps({"messages": LONG_CHAT}).encode()),
+    ("broken JSON", "/v1/chat/completions", body_of(messages=[])[:-2]),
+    ("an unknown field", "/v1/completions", body_of(prompt="a", promt=1)),
+    ("a wrong type", "/v1/completions", body_of(prompt={"a": 1})),
+    ("no such model", "/v1/completions", body_of(model="other", prompt="a")),
+    ("a prompt of 20 MB", "/v1/completions", body_of(prompt="word " * 4_000_000)),
+    ("a chat of 8 MB", "/v1/chat/completions", body_of(messages=LONG_CHAT)),
     ("a body of 40 MB", "/v1/completions", b" " * 40_000_000),
-    ("half a million values", "/v1/completions", json.dumps({"prompt": "a", "stop": ["x"] * 500_000}).encode()),
-    ("two million values", "/v1/completions", json.dumps({"prompt": "a", "stop": ["x"] * 2_000_000}).encode()),
+    ("half a million values", "/v1/completions", body_of(prompt="a", stop=["x"] * 500_000)),
+    ("two million values", "/v1/completions", body_of(prompt="a", stop=["x"] * 2_000_000)),
     ("a deep value", "/v1/completions", b"[" * 100_000),
     ("no such path", "/v1/nothing", b"{}"),
 ]
@@ -58,8 +66,8 @@ class Soak:
         """One streamed chat; `reads` chunks of it, then the connection is dropped."""
         self.sent[name] += 1
         text = "".join(self._rng.choices("abcdefghijklmnopqrstuvwxyz ", k=characters))
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": new, "ignore_eos": True, "stream": True}
-        async with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        body = body_of(messages=[{"role": "user", "content": text}], max_tokens=new, ignore_eos=True, stream=True)
+        async with self._client.stream("POST", "/v1/chat/completions", content=body, headers=JSON_TYPE) as answer:
             seen = 0
             async for _ in answer.aiter_bytes():
                 seen += 1
@@ -70,7 +78,7 @@ class Soak:
         name, path, body = self._rng.choice(BAD)
         self.sent[name] += 1
         with suppress(httpx.TransportError):  # a body that is refused before it is read ends its connection
-            await self._client.post(path, content=body, headers={"content-type": "application/json"})
+            await self._client.post(path, content=body, headers=JSON_TYPE)
 
     async def half(self) -> None:
         """Half a header, a header that is too long, or half a body; then nothing more."""
@@ -79,7 +87,7 @@ class Soak:
             [
                 ("half a header", head),
                 ("a header of 64 KB", head + b"X: " + b"y" * 65_536 + b"\r\n\r\n"),
-                ("half a body", head + b"Content-Length: 1000000\r\n\r\n" + b'{"prompt": "' + b"x" * 10_000),
+                ("half a body", head + b"Content-Length: 1000000\r\n\r\n" + body_of(prompt="x" * 10_000)),
             ]
         )
         self.sent[name] += 1
@@ -198,10 +206,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     minutes = parser.parse_args().minutes
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "starling_cli.main", "serve", str(MODEL), "--port", str(port)]
+    port = free_port()
+    command = [sys.executable, "-m", "starling_cli.main", "serve", str(MODEL), "--port", str(port), "--served-model-name", NAME]
     command += ["--kv-cache-memory-bytes", KV_BYTES]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

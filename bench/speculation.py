@@ -1,6 +1,7 @@
 """Measures what speculative decoding gains and costs at the Qwen3-0.6B shape in bf16, with the acceptance of a real model.
 
     python bench/speculation.py [--rounds N] [BATCH ...]
+    python bench/speculation.py --vain      prints when drafts that are never right end; writes nothing
 
 SmolLM2-135M-Instruct answers prompts of two kinds: those whose answer copies (edit this file, quote this page, JSON), and free
 ones. The large shape has random weights, so its answers are replaced by these: each step computes all that it would, and then
@@ -10,9 +11,11 @@ Writes bench/results/speculation.md.
 """
 
 import argparse
+import random
 import statistics
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import checkpoint
@@ -35,6 +38,7 @@ RESULTS = Path(__file__).parent / "results" / "speculation.md"
 HERE = Path(__file__).parents[1]
 THREADS = 2
 LONGEST = 256
+VAIN = 400
 METHODS = {"none": None, "ngram": "ngram", "suffix": "suffix"}
 PEOPLE = "Ann, 31, Rome; Bob, 45, Oslo; Cid, 27, Lima; Dora, 63, Bern; Eva, 19, Kyiv; Finn, 38, Riga; Gus, 52, Baku; Hal, 29, Doha"
 
@@ -139,14 +143,38 @@ def table(core: EngineCore, replay: Replay, kind: str, found: list[tuple[list[in
     return f"| {kind} | {batch} | {' | '.join(cells)} |"
 
 
+def vain(core: EngineCore, replay: Replay) -> str:
+    """Returns how many drafts a step has in each second of a text whose drafts are found each time, and never right."""
+    rng = random.Random(0)
+    prompt, output = [rng.randrange(100, 112) for _ in range(64)], [rng.randrange(100, 112) for _ in range(VAIN)]
+    replay.tokens = torch.tensor([prompt + output + [0]])
+    core.scheduler.drafter = Speculator(speculative_of(EngineArgs(model="-", spec_method="ngram")), core.scheduler.stats)
+    params = SamplingParams(temperature=0.0, max_tokens=VAIN, ignore_eos=True)
+    core.add(EngineRequest(id="vain", prompt_ids=prompt, params=params, seed=0))
+    drafts, steps, began = Counter[int](), Counter[int](), time.perf_counter()
+    while core.has_work:
+        before = core.scheduler.stats.spec_draft_tokens_total
+        core.step()
+        second = int(time.perf_counter() - began)
+        steps[second] += 1
+        drafts[second] += core.scheduler.stats.spec_draft_tokens_total - before
+    return "drafts a step, second by second: " + " ".join(f"{drafts[second] / steps[second]:.2f}" for second in sorted(steps))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("batches", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vain", action="store_true")
     options = parser.parse_args()
     small, large = CACHE / "smollm2-135m", CACHE / "qwen3-0.6b-shape"
-    small_model.write(small)
     checkpoint.write(large)
+    if options.vain:
+        core, replay = start(large)
+        print(machine(), vain(core, replay), sep="\n")
+        core.executor.shutdown()
+        return
+    small_model.write(small)
     found = {"copies": traces(small, copying()), "free": traces(small, free())}
     core, replay = start(large)
     lines = []

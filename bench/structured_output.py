@@ -225,7 +225,7 @@ def hostile() -> list[StructuredOutputsParams]:
 def neighbours() -> list[str]:
     async def gaps(engine: AsyncEngine) -> list[float]:
         found, last = [], time.perf_counter()
-        params = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=600, ignore_eos=True)
         async for _ in engine.stream([5] * 16, params):
             now = time.perf_counter()
             found.append(now - last)
@@ -242,13 +242,14 @@ def neighbours() -> list[str]:
 
     async def measure(engine: AsyncEngine) -> tuple[list[float], list[float], list[float]]:
         await gaps(engine)
-        alone = await gaps(engine)
+        alone = await gaps(engine)  # and once more behind: a machine has better and worse minutes
         answers: list[float] = []
         attacker = asyncio.create_task(attack(engine, answers))
         await asyncio.sleep(3.0)
         beside = await gaps(engine)
         attacker.cancel()
-        return alone, beside, answers
+        await asyncio.gather(attacker, return_exceptions=True)
+        return alone + await gaps(engine), beside, answers
 
     alone, beside, answers = served(measure)
     free, hit = (1000 * statistics.quantiles(found, n=100)[98] for found in (alone, beside))

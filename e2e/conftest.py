@@ -25,6 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("starling")
     group.addoption("--kubeconfig", help="run on this cluster instead of making one; its nodes must have the images")
     group.addoption("--operator-image", default="localhost/starling-operator:thin", help="image of the operator, repository:tag")
+    group.addoption("--disturbances", type=float, metavar="SECONDS", help="how long test_disturbances.py goes on")
+    group.addoption("--disturbances-seed", type=int, default=1, help="the order of test_disturbances.py")
+    group.addoption("--disturbances-streams", type=int, default=64, metavar="N", help="streams at once in test_disturbances.py")
     group.addoption("--agent-image", default="localhost/starling-agent:thin", help="image of the agent, repository:tag")
 
 

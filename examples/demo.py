@@ -81,7 +81,9 @@ def describe(line: dict[str, Any]) -> str:
 
 def chat(url: str) -> None:
     """Streams one answer to the terminal, token by token."""
-    body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True, "max_tokens": 120, "seed": 1}
+    model = httpx.get(f"{url}/models", timeout=60, trust_env=False).raise_for_status().json()["data"][0]["id"]
+    question = {"role": "user", "content": QUESTION}
+    body = {"model": model, "messages": [question], "stream": True, "max_tokens": 120, "seed": 1}
     print(f"\n> {QUESTION}\n", flush=True)
     with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=120, trust_env=False) as response:
         response.raise_for_status()

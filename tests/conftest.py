@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests.matrices import Case, sample
 
 TESTS = Path(__file__).parent
-WAITING = ("agent", "charts", "cli", "examples", "operator")
+WAITING = ("agent", "charts", "cli", "examples", "operator", "router")
 """Folders of tests whose processes, and the API server, have to start and to answer."""
 
 # Read when torch loads its OpenMP library. On shared CPUs, threads that spin while they wait for each other make small
@@ -34,10 +34,6 @@ if importlib.util.find_spec("triton") and not Path("/dev/nvidiactl").exists() an
     for name in ("triton.language", "triton.experimental.gluon"):
         importlib.import_module(name)
     del os.environ["TRITON_INTERPRET"]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="run the whole of each matrix, not the sample of it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ PACKAGES = (
     "engine/starling_engine",
     "agent/starling_agent",
     "operator/starling_operator",
+    "router/starling_router",
     "cli/starling_cli",
 )
 BARE_OPENINGS = frozenset(

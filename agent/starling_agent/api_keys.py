@@ -71,6 +71,11 @@ def cache_salt_of(key: bytes) -> str:
     return hashlib.blake2b(key, digest_size=16, person=_SALT_PURPOSE).hexdigest()
 
 
+def tenant_owner(name: bytes) -> bytes:
+    """Returns what stands for a tenant where its keys would stand. No key can be equal: none has a zero byte."""
+    return b"tenant\0" + name
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 

@@ -13,10 +13,12 @@ from starling_engine.core.messages import Loading
 from starling_engine.errors import EngineDead
 
 from starling_agent.drain import Drain
+from starling_agent.http.open_requests import OpenRequests
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.responses.background import background_responses
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
-from starling_agent.server.process_memory import freeze_objects, give_large_blocks_back
+from starling_agent.server.process_memory import collect_rarely, give_large_blocks_back
 from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import ServerSettings
 
@@ -41,23 +43,26 @@ async def serve(args: EngineArgs, settings: ServerSettings, display: StartDispla
     give_large_blocks_back()
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener), contextlib.ExitStack() as closing:
+        open_requests = OpenRequests()
+        background = background_responses(settings, open_requests)
         engine = await _start_engine(args, display.phase)
         try:
             named = dataclasses.replace(settings, served_model_names=settings.served_model_names or (args.model,))
-            endpoint = Endpoint(engine, named, Drain())
+            endpoint = Endpoint(engine, named, Drain(), open_requests, background)
             closing.callback(endpoint.close)
             endpoint.open()
             server = HttpServer(
                 create_app(endpoint), None, named.read_seconds, named.connection_seconds, endpoint.metrics.responses
             )
-            shutdown = SignalShutdown(server, named, endpoint.drain, endpoint.open_requests)
+            shutdown = SignalShutdown(server, named, endpoint.drain, open_requests)
             shutdown.listen()
             watch = asyncio.create_task(_report_death(engine))
-            freeze_objects()
+            collect_rarely()
             # From here on the system accepts connections, also before uvicorn does.
             listener.listen(BACKLOG)
             display.serving(endpoint, listener.getsockname()[1])
             await server.serve(sockets=[listener])
+            await background.finish(shutdown.drain_over)
             watch.cancel()
             exit_code = shutdown.exit_code if _is_alive(engine) else DEAD_EXIT_CODE
         finally:

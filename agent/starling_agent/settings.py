@@ -3,14 +3,18 @@
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starling_engine.errors import ConfigError
 
 from starling_agent.api_keys import ApiKeys
+from starling_agent.file_token import FileToken
 from starling_agent.parsers.families import PARSER_NAMES
+from starling_agent.routers_only import RoutersOnly
 
 MIB = 1024 * 1024
 READ_SECONDS = 20.0
+STORED_SECONDS = 30 * 86_400.0
 SALTS = ("key", "none")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -44,12 +48,19 @@ class ServerSettings:
     read_seconds         time for a request's header, and for its body, with a second more for each KiB of it
     connection_seconds   a connection older than half to all of it is closed with its next answer; 0: never
     max_prompts          prompts (or embedding inputs) in one request
-    accept_seconds       time after SIGTERM in which new requests are still served, since load balancers lag behind
+    accept_seconds       time after SIGTERM in which new requests are still served, since load balancers lag behind; each of
+                         them lets the server accept for as long again, to half of the drain
     drain_seconds        time after that for open requests, which then end with an error
     trust_chat_template  a request may have a chat template of its own, which runs in another process
     tool_call_parser     the format in which the model calls tools, auto (its template's), or none
     reasoning_parser     the format that marks its reasoning, auto, or none
-    max_stored_bytes     memory for responses that can be continued; the least recently used give way
+    max_stored_bytes     memory for responses that can be continued, or room for them in response_store; older ones give way
+    stored_response_seconds  a response is stored for so long; OpenAI keeps them for 30 days, too
+    response_store       folder for them, which pods may share and which outlives them; None: they are in memory
+    pod                  name of this pod, which the ids of its responses have; empty: it is none
+    group, revision      of the pod, which routers show; empty: it is of none
+    router_token         what routers show, to resume streams and to be told what is cached; None: none is believed
+    routers_only         whether requests have to show it; None: never
     whole_tool_calls     a call leaves when it is complete; one that was cut does not
     """
 
@@ -72,6 +83,13 @@ class ServerSettings:
     reasoning_parser: str = "auto"
     whole_tool_calls: bool = False
     max_stored_bytes: int = 64 * MIB
+    stored_response_seconds: float = STORED_SECONDS
+    response_store: Path | None = None
+    pod: str = ""
+    group: str = ""
+    revision: str = ""
+    router_token: FileToken | None = None
+    routers_only: RoutersOnly | None = None
     log_level: str = "info"
     log_requests: bool = False
     log_prompts: bool = False
@@ -94,8 +112,9 @@ class ServerSettings:
             raise ConfigError(f"must be at least 0, got {self.max_stored_bytes}", "max_stored_bytes")
         if self.max_body_bytes < 1:
             raise ConfigError(f"must be at least 1, got {self.max_body_bytes}", "max_body_bytes")
-        if not 0 < self.read_seconds < math.inf:
-            raise ConfigError(f"must be a time in seconds, got {self.read_seconds}", "read_seconds")
+        for name in ("read_seconds", "stored_response_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"must be a time in seconds, got {getattr(self, name)}", name)
         for name in ("connection_seconds", "accept_seconds", "drain_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"must be a time in seconds, got {getattr(self, name)}", name)

@@ -1,40 +1,36 @@
 """Runs sections, each in a process and within a time of its own, and writes what they found into the table of results."""
 
 import argparse
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from bench.gpu.sections import SECTIONS
-from bench.gpu.table import Row, merge, section
+from bench.gpu.keep import KERNELS, ROOT, Rows, folder, log_file, pack_kernels, unpack_kernels
+from bench.gpu.sections import GROUPS, SECTIONS, chosen
+from bench.gpu.table import merge, section
 
-ROOT = Path(__file__).parents[2]
 LEAST_SECONDS = 10.0
 """With less left, a section is not begun."""
 
 
 def run_section(name: str, seconds: float, *, toy: bool) -> tuple[str, bool]:
     """The section's body, and whether it ended well. What it had found when it failed, or its time was over, is in it."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        found, log = Path(folder, "found"), Path(folder, "log")
-        found.touch()
-        command = [sys.executable, "-m", "bench.gpu.one", name, str(found), *(["--toy"] if toy else [])]
-        with log.open("wb") as errors:
-            process = subprocess.Popen(command, stderr=errors, start_new_session=True, cwd=ROOT)
-            error = _wait(process, seconds)
-        sys.stderr.write(log.read_text(errors="replace"))
-        machine, *rows = [json.loads(line) for line in found.read_text().splitlines()] or ["nothing is known of the machine"]
-        if error is not None:
-            error = f"{error}\n{_end(log.read_text(errors='replace'))}"
-    heading = f"{time.strftime('%Y-%m-%d')}, {time.monotonic() - began:.0f} s. {machine}."
-    return section(heading, [Row(**row) for row in rows], error), error is None
+    began, kept = time.monotonic(), Rows()
+    rows_at, log_at = kept.size(), log_file().stat().st_size if log_file().exists() else 0
+    command = [sys.executable, "-m", "bench.gpu.one", name, *(["--toy"] if toy else [])]
+    with log_file().open("ab") as log:  # by the process itself: what it says is there whatever becomes of this one
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
+        error = _wait(process, seconds)
+    machine, rows = kept.since(rows_at)
+    if error is not None:
+        said = log_file().read_bytes()[log_at:].decode(errors="replace")
+        error = f"{error}\n{_end(said)}"
+    heading = f"{time.strftime('%Y-%m-%d')}, {time.monotonic() - began:.0f} s. {machine or 'Nothing is known of the machine'}."
+    return section(heading, rows, error), error is None
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> str | None:
@@ -55,34 +51,45 @@ def _end(log: str) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all when none is named")
-    parser.add_argument("--seconds", type=float, default=570.0, help="for all of them; those that do not fit are not begun")
+    words = f"of {', '.join(SECTIONS)}; or {', '.join(GROUPS)}, which stand for several; all when none is named"
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=words)
+    parser.add_argument("--seconds", type=float, help="for all of them; those that do not fit are not begun")
     parser.add_argument("--toy", action="store_true", help="tiny sizes, on the CPU: shows that the script works, measures nothing")
     parser.add_argument("--results", type=Path, help="file to write; bench/results/gpu.md, or with --toy .cache/gpu-toy.md")
+    parser.add_argument("--kernels", type=Path, help="kernels.tar.xz of another run: nothing is compiled that is in it")
     arguments = parser.parse_args()
-    for name in arguments.sections:
-        if name not in SECTIONS:
-            parser.error(f"there is no section {name!r}; there are {', '.join(SECTIONS)}")
+    try:
+        arguments.sections, arguments.seconds = chosen(arguments.sections, arguments.seconds)
+    except KeyError as word:
+        parser.error(f"there is no section {word}; there are {', '.join((*SECTIONS, *GROUPS))}")
+    if arguments.kernels is not None and not arguments.kernels.is_file():
+        parser.error(f"--kernels: there is no file {arguments.kernels}")
     return arguments
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    began, arguments = time.monotonic(), parse_arguments()
     if not arguments.toy and shutil.which("nvidia-smi") is None:
         sys.exit("no NVIDIA GPU here (there is no nvidia-smi); --toy runs tiny sizes on the CPU")
     results = arguments.results or ROOT / (".cache/gpu-toy.md" if arguments.toy else "bench/results/gpu.md")
     results.parent.mkdir(parents=True, exist_ok=True)
-    deadline, failed = time.monotonic() + arguments.seconds, []
-    for name in arguments.sections or SECTIONS:
-        left = deadline - time.monotonic()
+    # Compiled kernels without the steps to them, so that they are few bytes.
+    os.environ |= {"TRITON_CACHE_DIR": str(KERNELS), "TRITON_STORE_BINARY_ONLY": "1"}
+    if arguments.kernels is not None:
+        unpack_kernels(arguments.kernels)
+    failed = []
+    for name in arguments.sections:
+        left = began + arguments.seconds - time.monotonic()
         if left < LEAST_SECONDS:
             print(f"## {name}\n\nNot begun: {arguments.seconds:.0f} s are over.\n", flush=True)
             failed.append(name)
             continue
-        body, well = run_section(name, min(left, SECTIONS[name].seconds), toy=arguments.toy)
+        # A toy takes as long as it takes in the interpreter.
+        body, well = run_section(name, left if arguments.toy else min(left, SECTIONS[name].seconds), toy=arguments.toy)
         print(f"## {name}\n\n{body}\n", flush=True)
         failed += [] if well else [name]
         _write(results, name, body)
+        pack_kernels()
     sys.exit(f"not run, or not to the end: {', '.join(failed)}" if failed else 0)
 
 
@@ -90,8 +97,7 @@ def _write(results: Path, name: str, body: str) -> None:
     """After each section, so that what was found is kept whatever comes next."""
     text = merge(results.read_text() if results.exists() else "", {name: body}, tuple(SECTIONS))
     results.write_text(text)
-    if out := os.environ.get("OUT"):
-        Path(out, results.name).write_text(text)
+    (folder() / "gpu.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 INSIDE = Path(__file__).parent / "inside"
 FOLDER = "STARLING_BENCH_WATCH"
 """Environment variable: the folder in which a watched process looks for orders and leaves its traces."""
+KEPT_TRACING = "TEARDOWN_CUPTI"
+"""Environment variable of torch's profiler: with 0 the driver's tracing stays prepared, since to end it and to begin again where
+graphs were captured has crashed in several versions."""
 EDGE = 0.15
 """Share of a window that is left out on either side: there the profiler itself starts and ends."""
 PATIENCE = 60.0
@@ -23,10 +26,19 @@ PATIENCE = 60.0
 Interval = tuple[float, float]
 
 
+class Span(NamedTuple):
+    """One run of a kernel, in seconds."""
+
+    begin: float
+    end: float
+    name: str
+
+
 @contextmanager
 def watched(folder: Path) -> Iterator[None]:
     """Engine cores that are started within can be watched."""
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", FOLDER)}
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", FOLDER, KEPT_TRACING)}
+    os.environ[KEPT_TRACING] = "0"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INSIDE), before["PYTHONPATH"])))
     os.environ[FOLDER] = str(folder)
     try:
@@ -36,7 +48,7 @@ def watched(folder: Path) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
-def watch(folder: Path, number: int, seconds: float) -> list[Interval]:
+def watch(folder: Path, number: int, seconds: float) -> list[Span]:
     """Kernels of the next so many seconds. Raises TimeoutError when no trace comes; `number` is new at each call."""
     trace, order = folder / f"trace-{number}.json", folder / f"go-{number}"
     order.write_text(str(seconds))
@@ -48,10 +60,15 @@ def watch(folder: Path, number: int, seconds: float) -> list[Interval]:
     return kernels(json.loads(trace.read_text()))
 
 
-def kernels(trace: dict[str, Any]) -> list[Interval]:
-    """Begin and end, in seconds, of the kernels in a trace of torch's profiler (Chrome's format, microseconds), by their begin."""
+def kernels(trace: dict[str, Any]) -> list[Span]:
+    """The kernels in a trace of torch's profiler (Chrome's format, microseconds), by their begin."""
     found = [event for event in trace["traceEvents"] if event.get("cat") == "kernel" and event.get("ph") == "X"]
-    return sorted((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in found)
+    return sorted(Span(event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6, event["name"]) for event in found)
+
+
+def intervals(spans: Sequence[Span]) -> list[Interval]:
+    """When they ran."""
+    return [(span.begin, span.end) for span in spans]
 
 
 def busy_share(intervals: Sequence[Interval], bridged: float = 0.0) -> float | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 import torch
+from starling_engine.native.cache_rows import FP8, INT4, INT8, cached
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -13,7 +14,9 @@ from bench.gpu.case import Case, Maker
 from bench.gpu.clock import Call
 from bench.gpu.roofline import Cost, StepRow
 
-BF16, FP8, BLOCK = torch.bfloat16, torch.float8_e4m3fn, 16
+BF16, BLOCK = torch.bfloat16, 16
+CACHES = {FP8: "fp8", INT8: "int8", INT4: "int4"}
+"""Types of a cache, other than that of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,10 @@ class Heads:
     keys: int
     dim: int
 
-    def cost(self, sequences: int, row: StepRow, cached: int) -> Cost:
-        """Of attention: reads queries, and keys and values of `cached` bytes an element, writes the output."""
-        moved = 2.0 * 2 * row.new * self.queries + cached * 2 * row.context * self.keys
-        return Cost(sequences * moved * self.dim, 4.0 * sequences * self.queries * self.dim * row.seen())
+    def cost(self, sequences: int, row: StepRow, row_bytes: int) -> Cost:
+        """The cost of attention: it reads queries, and keys and values in rows of so many bytes, and writes the output."""
+        moved = 2.0 * 2 * row.new * self.queries * self.dim + 2 * row.context * self.keys * row_bytes
+        return Cost(sequences * moved, 4.0 * sequences * self.queries * self.dim * row.seen())
 
 
 LLAMA_8B, QWEN_A3B, TOY = Heads(32, 8, 128), Heads(32, 4, 128), Heads(4, 2, 32)
@@ -35,20 +38,26 @@ LLAMA_8B, QWEN_A3B, TOY = Heads(32, 8, 128), Heads(32, 4, 128), Heads(4, 2, 32)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`sequences` of `row` each."""
+    """`sequences` of `row` each; `cache` is the dtype of keys and values."""
 
     heads: Heads
     sequences: int
     row: StepRow
     cache: torch.dtype = BF16
+    dtype: torch.dtype = BF16
 
     def __str__(self) -> str:
         what = f"{self.sequences} x {self.row.new} of {self.row.context} tokens, heads {self.heads.queries}/{self.heads.keys}"
-        return f"{what}, fp8 cache" if self.cache == FP8 else what
+        return f"{what}, {CACHES[self.cache]} cache" if self.cache in CACHES else what
 
     @property
     def cost(self) -> Cost:
-        return self.heads.cost(self.sequences, self.row, self.cache.itemsize)
+        return self.heads.cost(self.sequences, self.row, in_cache(torch.empty(self.heads.dim), self.cache).nbytes)
+
+
+def in_cache(x: torch.Tensor, cache: torch.dtype) -> torch.Tensor:
+    """Returns x [..., D] as a cache of that dtype has it, [..., row]."""
+    return cached(x, cache, 1.0).to(cache)
 
 
 def cases(*, toy: bool) -> Iterator[Case]:
@@ -94,8 +103,10 @@ class Paged:
         tables = torch.randperm(step.sequences * each, device=device).int().view(step.sequences, each)
         tables[:, : shared // BLOCK] = tables[0, : shared // BLOCK].clone()
         return Paged(
-            q=torch.randn(step.sequences * step.row.new, heads.queries, heads.dim, dtype=BF16, device=device),
-            kv=torch.randn(step.sequences * each, 2, heads.keys, BLOCK, heads.dim, dtype=BF16, device=device).to(step.cache),
+            q=torch.randn(step.sequences * step.row.new, heads.queries, heads.dim, dtype=step.dtype, device=device),
+            kv=in_cache(
+                torch.randn(step.sequences * each, 2, heads.keys, BLOCK, heads.dim, dtype=step.dtype, device=device), step.cache
+            ),
             tables=tables,
             starts=torch.arange(step.sequences + 1, dtype=torch.int32, device=device) * step.row.new,
             contexts=torch.full((step.sequences,), step.row.context, dtype=torch.int32, device=device),

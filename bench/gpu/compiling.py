@@ -86,7 +86,7 @@ def decoder(config: ModelConfig, device: torch.device, *, own: bool = True) -> D
     choice = elementwise_kernels if own else lambda *_: "torch"
     with mock.patch.object(norm, "elementwise_kernels", choice), mock.patch.object(activation, "elementwise_kernels", choice):
         model = Decoder(config, BF16, device, select_linear_method(BF16, device), _attention(device), max_position=2 * CONTEXT)
-    load_dummy(model, 0)
+    load_dummy(model, 0, device)
     return model
 
 

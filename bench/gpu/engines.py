@@ -39,6 +39,12 @@ def engine_of(folder: Path, *, toy: bool, **arguments: Any) -> Iterator[LLM]:
         yield llm
 
 
+def room(llm: LLM, tokens: int) -> int:
+    """Returns how many requests of so many tokens the KV cache holds; one block is nobody's, and another may be half full."""
+    memory = llm.engine.cores.memory
+    return (memory.num_blocks - 1) // -(-tokens // memory.block_size)
+
+
 def prompts(count: int, length: int, generator: torch.Generator) -> list[Prompt]:
     """Random tokens, so that experts and greedy outputs vary."""
     return [{"prompt_token_ids": row} for row in torch.randint(100, 3000, (count, length), generator=generator).tolist()]

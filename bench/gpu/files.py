@@ -29,7 +29,7 @@ def tensor_shapes(model: ModelConfig) -> Iterator[Shapes]:
             "input_layernorm": (hidden,),
             "post_attention_layernorm": (hidden,),
         }
-        if model.qk_norm:
+        if model.traits.qk_norm:
             shapes |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
         yield {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
     yield {"model.norm.weight": (hidden,)} | ({} if model.tie_word_embeddings else {"lm_head.weight": (model.vocab_size, hidden)})

@@ -1,27 +1,39 @@
-"""One section, in a process of its own: writes a line of JSON for the machine, then one for each figure as it is found.
+"""One section, in a process of its own: keeps a line for the machine, then one for each figure as it is found.
 
-usage: python -m bench.gpu.one SECTION FILE [--toy]
+usage: python -m bench.gpu.one SECTION [--toy] [--skip N]
 """
 
+import argparse
 import dataclasses
 import importlib
-import json
+import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from platform import python_version
 
+from bench.gpu.faults import DeviceFault
+from bench.gpu.keep import Rows
 from bench.gpu.sections import SECTIONS
 
 
 def main() -> None:
-    name, file, toy = sys.argv[1], Path(sys.argv[2]), "--toy" in sys.argv[3:]
-    with file.open("w") as found:
-        print(json.dumps(describe_machine(toy=toy)), file=found, flush=True)
-        for row in importlib.import_module(SECTIONS[name].module).rows(toy=toy):
-            shown = dataclasses.replace(row, share=None, goal=None) if toy else row
-            print(json.dumps(dataclasses.asdict(shown)), file=found, flush=True)
+    parser = argparse.ArgumentParser(prog="bench.gpu.one")
+    parser.add_argument("section", choices=SECTIONS)
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--skip", type=int, default=0, help="cases that came before a fault of the device")
+    arguments = parser.parse_args()
+    section, kept = SECTIONS[arguments.section], Rows()
+    if not arguments.skip:
+        kept.add_machine(arguments.section, describe_machine(toy=arguments.toy))
+    options = section.options | ({"skip": arguments.skip} if arguments.skip else {})
+    try:
+        for row in importlib.import_module(section.module).rows(toy=arguments.toy, **options):
+            kept.add(arguments.section, dataclasses.replace(row, share=None, goal=None) if arguments.toy else row)
+    except DeviceFault as fault:
+        print(fault, file=sys.stderr, flush=True)
+        again = ["-m", "bench.gpu.one", arguments.section, "--skip", str(fault.done), *(["--toy"] if arguments.toy else [])]
+        os.execv(sys.executable, [sys.executable, *again])
 
 
 def describe_machine(*, toy: bool) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from starling_engine import LLM
 
-from bench.gpu.busy import Interval, busy_share, longest_gap, watch, watched
+from bench.gpu.busy import Interval, busy_share, intervals, longest_gap, watch, watched
 from bench.gpu.clock import make_clock, measure_limits
-from bench.gpu.engines import engine, prompts, seconds
+from bench.gpu.engines import engine, prompts, room, seconds
 from bench.gpu.roofline import serve_seconds
 from bench.gpu.shapes import model_config
 from bench.gpu.table import Row, quantity
@@ -35,9 +35,9 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         try:
             self._wait(lambda: self._llm.engine.stats.running > 0)
-            self.seen["while prompts are read"] = watch(self._folder, 1, self._window)
+            self.seen["while prompts are read"] = intervals(watch(self._folder, 1, self._window))
             self._wait(lambda: self._llm.engine.stats.prompt_tokens_total - self._answered >= self._tokens)
-            self.seen["while all decode"] = watch(self._folder, 2, self._window)
+            self.seen["while all decode"] = intervals(watch(self._folder, 2, self._window))
         except BaseException as error:  # noqa: BLE001 - for whoever joins it
             self.error = error
 
@@ -53,14 +53,17 @@ def rows(*, toy: bool) -> Iterator[Row]:
     limits = measure_limits(make_clock(toy=toy))
     torch.cuda.empty_cache()
     requests, prompt, new, window = (8, 32, 400, 0.3) if toy else (REQUESTS, PROMPT, NEW, WINDOW)
-    tokens, what = requests * new, f"{SHAPE}, {requests} at once, {prompt} in, {new} out"
-    least = serve_seconds(model_config(SHAPE, toy=toy), limits, requests, prompt, new)
+    most = requests
     random = torch.Generator().manual_seed(0)
     with (
         tempfile.TemporaryDirectory() as name,
         watched(folder := Path(name)),
-        engine(SHAPE, toy=toy, max_model_len=prompt + new, max_num_seqs=requests) as llm,
+        engine(SHAPE, toy=toy, max_model_len=prompt + new, max_num_seqs=most) as llm,
     ):
+        # So many that none has to wait for another's memory.
+        requests = min(most, room(llm, prompt + new))
+        tokens, what = requests * new, f"{SHAPE}, {requests} at once, {prompt} in, {new} out"
+        least = serve_seconds(model_config(SHAPE, toy=toy), limits, requests, prompt, new)
         seconds(llm, prompts(requests, 16, random), 4)
         took = seconds(llm, prompts(requests, prompt, random), new)
         yield Row(f"{what}: output tokens/s", f"{tokens / took:,.0f}", f"{tokens / least:,.0f}", least / took)

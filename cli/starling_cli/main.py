@@ -7,6 +7,7 @@ OpenAI client take seconds to import.
 from typing import Annotated, Any
 
 import typer
+from starling_engine.core import launcher
 from typer.core import TyperGroup
 
 from starling_cli.commands import (
@@ -19,6 +20,7 @@ from starling_cli.commands import (
     operator,
     plan,
     quantize,
+    router,
     scale,
     serve,
     status,
@@ -32,6 +34,13 @@ class PlainGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "rich_markup_mode": None})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Starts the process of an engine core before flags are read: typer imports pydantic for them, which takes 0.2 s."""
+        if args[:1] == ["serve"] and not ctx.resilient_parsing and not set(ctx.help_option_names) & set(args):
+            launcher.start_ahead()
+            ctx.call_on_close(launcher.end_ahead)  # after a wrong flag it ends with this process
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -47,6 +56,7 @@ app.command("agent")(agent.agent)
 app.command("operator")(operator.operator)
 app.command("chat")(chat.chat)
 app.command("quantize")(quantize.quantize)
+app.command("router")(router.router)
 app.command("up")(up.up)
 app.command("plan")(plan.plan)
 app.command("status")(status.status)

@@ -127,6 +127,13 @@ def _service_columns() -> list[dict[str, Any]]:
         _column("Reason", f"{ready}.reason", "Why it is ready or not."),
         _column("Replicas", ".status.replicas", "Groups that exist.", type="integer"),
         _column("Topology", ".status.topology", "Layout of the groups, as their agents report it."),
+        _column(
+            "Canary",
+            ".status.canary.weight",
+            "Percent of the requests that a new revision is tried on.",
+            type="integer",
+            priority=1,
+        ),
         _column("URL", ".status.url", "Base URL of the OpenAI API inside the cluster.", priority=1),
         _column("Age", ".metadata.creationTimestamp", "Since it was created.", type="date"),
     ]

@@ -76,7 +76,8 @@ class _Conversion:
 
     def _property(self, node: Schema) -> Schema:
         made = self.convert(node)
-        if self._defaults and not made.get("required") and (filled := _object_default(made)):
+        may_be_missing = any(kind.get("type") == "null" for kind in node.get("anyOf", ()))
+        if self._defaults and not may_be_missing and not made.get("required") and (filled := _object_default(made)):
             made["default"] = filled
         return made
 
@@ -105,7 +106,7 @@ def _exclusive(node: Schema) -> Schema:
 
 
 def _object_default(made: Schema) -> Schema:
-    """Returns the default of an object: the defaults of its fields. So it always exists, and rules may read its fields.
+    """Returns the default of an object that is never None: those of its fields. So it always exists, and rules may read its fields.
 
     It is written out because the API server applies rules to a default before it fills in those of fields.
     """

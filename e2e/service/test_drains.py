@@ -1,12 +1,12 @@
 """Each node is emptied in turn, as an administrator does it, while clients stream: nobody notices, and no node waits for ever."""
 
-import json
 import time
 from functools import partial
 
 import pytest
 
 from e2e.service.conftest import MakeService
+from e2e.service.disturbances import try_to_evict
 from e2e.service.kubectl import Kubectl, wait_until
 from e2e.service.watched import Traffic, Watched, failures
 from e2e.under_test import ClusterUnderTest
@@ -42,12 +42,6 @@ def drained(kubectl: Kubectl, services: tuple[Watched, ...], node: str, seconds:
         kubectl("uncordon", node)
 
 
-def evict(kubectl: Kubectl, pod: str) -> None:
-    """Asks once, as a drain does; the API server refuses with 429 what the budget does not allow."""
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": kubectl.namespace}}
-    kubectl("create", "--raw", f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/eviction", "-f", "-", stdin=json.dumps(eviction))
-
-
 def test_a_pod_is_evicted_while_another_group_still_drains(
     service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest
 ) -> None:
@@ -63,7 +57,7 @@ def test_a_pod_is_evicted_while_another_group_still_drains(
     wait_until("one drains", lambda: len(draining()) == 1, 60, chat.explain)
     (leaving,) = draining()
     other = next(pod["metadata"]["name"] for pod in chat.pods() if pod["metadata"]["name"] != leaving)
-    evict(kubectl, other)
+    try_to_evict(kubectl, other)
     assert leaving in draining(), "it was to be there still"
     wait_until("what was evicted is replaced", lambda: chat.is_true("Ready") and has_pods(chat, 2), 180, chat.explain)
     assert failures(traffic.stop()) == []

@@ -1,5 +1,6 @@
 """Every manifest of examples/ serves on a cluster, as it stands."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import yaml
 
 from e2e.service.kubectl import Kubectl
 from e2e.service.watched import Traffic, Watched, failures
-from e2e.under_test import ROOT, ClusterUnderTest
+from e2e.under_test import HARNESS, ROOT, ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(600)
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -24,9 +25,18 @@ def manifests(request: pytest.FixtureRequest, cluster: ClusterUnderTest, kubectl
         volume["spec"]["local"]["path"] = str(folder_for(volume["metadata"]["name"], cluster))
         (term,) = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
         term["matchExpressions"][0]["values"] = ["n1"]
+    if any("route" in document["spec"].get("endpoint", {}) for document in documents if document["kind"] == "InferenceService"):
+        install_gateway_crds(kubectl)
     yield documents
     for volume in volumes:
         kubectl("delete", "pv", volume["metadata"]["name"], "--wait=false")
+
+
+def install_gateway_crds(kubectl: Kubectl) -> None:
+    """Installs HTTPRoute's and InferencePool's own, as a cluster has them on which somebody writes such a service."""
+    paths = subprocess.run([*HARNESS, "crds"], check=True, capture_output=True, text=True).stdout.split()
+    for path in paths:
+        kubectl("apply", "--server-side", "-f", path)
 
 
 def folder_for(volume: str, cluster: ClusterUnderTest) -> Path:

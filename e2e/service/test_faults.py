@@ -1,7 +1,5 @@
 """What breaks, broken for real: the service heals, and what need not notice does not."""
 
-import base64
-import json
 import signal
 
 import pytest
@@ -169,37 +167,6 @@ def test_two_namespaces_do_not_meet(service: MakeService, kubectl: Kubectl, clus
         answers(kubectl, mine, cluster.agent_image)
     finally:
         other("delete", "namespace", other.namespace, "--wait=false")
-
-
-def secret(key: str) -> Manifest:
-    encoded = base64.b64encode(f"{key}\n".encode()).decode()
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": {"keys": encoded}}
-
-
-def test_a_key_from_a_secret_is_asked_for_until_it_is_revoked(service: MakeService, kubectl: Kubectl) -> None:
-    kubectl.apply(secret("sesame"))
-    chat = service(endpoint={"apiKeySecret": {"name": "keys", "key": "keys"}})
-    chat.wait_ready()
-    (pod,) = chat.pods()
-    ask = """
-import sys, httpx
-url, key, model = sys.argv[1:]
-body = {"model": model, "prompt": "A", "max_tokens": 1}
-print(httpx.post(url + "/completions", timeout=30, headers={"Authorization": "Bearer " + key}, json=body).status_code)
-"""
-
-    def status(given: str) -> str:
-        out = kubectl("exec", pod["metadata"]["name"], "-c", "agent", "--", "python", "-c", ask, chat.url, given, chat.name)
-        return out.strip()
-
-    assert (status("sesame"), status("guess")) == ("200", "401")
-    assert "sesame" not in json.dumps(chat.now)
-    kubectl.apply(secret("mustard"))
-    # A kubelet looks at a pod's Secrets when the pod changes; else within a minute or two.
-    kubectl("annotate", "pod", pod["metadata"]["name"], "looked-at=again")
-    wait_until("the old key is refused", lambda: status("sesame") == "401", 150, chat.explain)
-    assert status("mustard") == "200"
-    assert chat.pods()[0]["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
 def test_the_operator_may_read_no_secret_of_a_service(kubectl: Kubectl) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from e2e.service.conftest import MakeService
-from e2e.service.kubectl import Kubectl, wait_until
+from e2e.service.kubectl import Kubectl, condition, wait_until
 from e2e.service.watched import Watched
 
 pytestmark = pytest.mark.timeout(600)
@@ -38,6 +38,7 @@ def test_two_services_that_hold_half_of_each_other_s_nodes_both_come(service: Ma
     took = wait_until("one of them has both", lambda: bool(ready()), 240, lambda: "\n".join(gang.explain() for gang in gangs))
     print(f"two gangs that held a node each, first Ready: {took:.1f} s")
     (first,) = ready()
-    kubectl("delete", "infsvc", first.name)
     (second,) = [gang for gang in gangs if gang is not first]
+    wait_until("the other says why not", lambda: condition(second.now, "Ready")["reason"] == "Unschedulable", 60, second.explain)
+    kubectl("delete", "infsvc", first.name)
     second.wait_ready()

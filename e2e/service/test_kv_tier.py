@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.service.conftest import MakeService
 from e2e.service.kubectl import Kubectl, Manifest, condition, wait_until
-from e2e.service.watched import Watched
+from e2e.service.watched import Watched, metric, run_in
 from e2e.under_test import ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(600)
@@ -47,7 +46,6 @@ for at in range(first, last):
 """
 SMALL = 64 << 20
 """Bytes of a folder that has room for the objects of twelve prompts."""
-SCRAPE = "import httpx; print(httpx.get('http://127.0.0.1:8000/metrics', timeout=10).text)"
 
 
 @pytest.fixture
@@ -85,10 +83,6 @@ def volume_and_claim(name: str, folder: Path) -> tuple[Manifest, Manifest]:
     return head | {"kind": "PersistentVolume", "spec": volume}, head | {"kind": "PersistentVolumeClaim", "spec": claim}
 
 
-def run_in(kubectl: Kubectl, pod: str, script: str, *arguments: str) -> str:
-    return kubectl("exec", pod, "-c", "agent", "--", "python", "-c", script, *arguments)
-
-
 def ask(kubectl: Kubectl, chat: Watched, pod: str, first: int = 100) -> dict[str, Any]:
     """The tokens `first`, `first` + 1 and so on: prompts of two beginnings have no chunk in common."""
     answer: dict[str, Any] = json.loads(run_in(kubectl, pod, ASK, chat.name, str(first), str(TOKENS)))
@@ -97,9 +91,7 @@ def ask(kubectl: Kubectl, chat: Watched, pod: str, first: int = 100) -> dict[str
 
 def of_tier(kubectl: Kubectl, pod: str, tier: str, name: str) -> float:
     """A number of a tier, as that pod says it."""
-    families = text_string_to_metric_families(run_in(kubectl, pod, SCRAPE))
-    samples = [sample for family in families for sample in family.samples if sample.name == f"starling:kv_tier_{name}"]
-    return sum(sample.value for sample in samples if sample.labels["tier"] == tier)
+    return metric(kubectl, pod, f"starling:kv_tier_{name}", tier=tier)
 
 
 def of_folder(kubectl: Kubectl, pod: str, name: str) -> float:

@@ -1,6 +1,6 @@
 """A client inside the cluster: streams completions one after another and says how each of them ended.
 
-usage: traffic.py BASE_URL MODEL [STREAMS]     runs until SIGTERM; one line of JSON for each request; $OPENAI_API_KEY is the key
+usage: traffic.py BASE_URL MODEL STREAMS TOKENS     runs until SIGTERM; one line of JSON a request; $OPENAI_API_KEY is the key
 
 It uses the `openai` client as users do, with its own retries off: a request that fails is a request that failed.
 """
@@ -11,16 +11,18 @@ import signal
 import sys
 import time
 
+import httpx
 from openai import AsyncOpenAI, OpenAIError
 
-TOKENS = 48
 PAUSE = 0.25
 """Seconds, in which a machine of two processors does something else."""
+PATIENCE = 300
+"""Seconds without a word of an answer: what waits its turn on a busy machine has not failed."""
 PROMPTS = 500
 """After so many numbers the same prompts come again."""
 
 
-async def one_request(client: AsyncOpenAI, model: str, number: int) -> dict[str, object]:
+async def one_request(client: AsyncOpenAI, model: str, number: int, most: int) -> dict[str, object]:
     """Streams one completion to its end; an unfinished stream counts as failed."""
     began = time.time()
     prompt, text, tokens, finished, error = f"Number {number}: the", "", 0, None, None
@@ -28,7 +30,7 @@ async def one_request(client: AsyncOpenAI, model: str, number: int) -> dict[str,
         stream = await client.completions.create(
             model=model,
             prompt=prompt,
-            max_tokens=TOKENS,
+            max_tokens=most,
             temperature=0,
             stream=True,
             extra_body={"ignore_eos": True},
@@ -38,28 +40,29 @@ async def one_request(client: AsyncOpenAI, model: str, number: int) -> dict[str,
                 text += choice.text
                 tokens += bool(choice.text)
                 finished = choice.finish_reason or finished
-    except OpenAIError as failure:
-        error = f"{type(failure).__name__}: {failure}"
+    # The client lets errors of a stream that has begun through as they are.
+    except (OpenAIError, httpx.HTTPError) as failure:
+        error = f"{type(failure).__name__}: {failure}" + (f" ({failure.__cause__!r})" if failure.__cause__ else "")
     if error is None and finished is None:
         error = "the stream ended without a finish_reason"
     return {"at": began, "seconds": time.time() - began, "tokens": tokens, "error": error, "prompt": prompt, "text": text}
 
 
-async def keep_busy(client: AsyncOpenAI, model: str, stop: asyncio.Event, worker: int) -> None:
+async def keep_busy(client: AsyncOpenAI, model: str, stop: asyncio.Event, worker: int, most: int) -> None:
     number = worker
     while not stop.is_set():
-        print(json.dumps(await one_request(client, model, number)), flush=True)
+        print(json.dumps(await one_request(client, model, number, most)), flush=True)
         number = (number + 100) % PROMPTS
         await asyncio.sleep(PAUSE)
 
 
 async def main() -> None:
-    url, model, streams = sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 2
+    url, model, streams, tokens = sys.argv[1:]
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with AsyncOpenAI(base_url=url, max_retries=0, timeout=60) as client:
-        await asyncio.gather(*(keep_busy(client, model, stop, worker) for worker in range(streams)))
+    async with AsyncOpenAI(base_url=url, max_retries=0, timeout=PATIENCE) as client:
+        await asyncio.gather(*(keep_busy(client, model, stop, worker, int(tokens)) for worker in range(int(streams))))
 
 
 if __name__ == "__main__":

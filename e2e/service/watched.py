@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from e2e.service.kubectl import Kubectl, Manifest, condition, wait_until
 
 MODEL = "file:///opt/starling/models/starling-pydoc"
 ENGINE = {"kvMemory": "64Mi", "maxSequences": 16, "maxBatchedTokens": 512, "extraArgs": {"num_threads": 1}}
 TRAFFIC = Path(__file__).with_name("traffic.py")
+TOKENS = 48
+"""Of each answer of the traffic."""
+SCRAPE = "import httpx; print(httpx.get('http://127.0.0.1:8000/metrics', timeout=10).text)"
 _numbers = itertools.count(1)
 SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
@@ -87,11 +92,31 @@ class Watched:
         return str(self.now["status"]["url"])
 
 
+def run_in(kubectl: Kubectl, pod: str, script: str, *arguments: str) -> str:
+    """Output of a Python program in an agent's pod."""
+    return kubectl("exec", pod, "-c", "agent", "--", "python", "-c", script, *arguments)
+
+
+def metric(kubectl: Kubectl, pod: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels, as that pod says it."""
+    families = text_string_to_metric_families(run_in(kubectl, pod, SCRAPE))
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
 class Traffic:
     """A pod that streams completions from a service, one after another."""
 
     def __init__(
-        self, kubectl: Kubectl, service: Watched, image: str, *, streams: int = 2, model: str = "", key: str = "none"
+        self,
+        kubectl: Kubectl,
+        service: Watched,
+        image: str,
+        *,
+        streams: int = 2,
+        tokens: int = TOKENS,
+        model: str = "",
+        key: str = "none",
     ) -> None:
         self._kubectl = kubectl
         self._name = f"traffic-{next(_numbers)}"
@@ -105,7 +130,7 @@ class Traffic:
         container = {
             "name": "traffic",
             "image": image,
-            "command": ["python", "/traffic/traffic.py", service.url, model or service.name, str(streams)],
+            "command": ["python", "/traffic/traffic.py", service.url, model or service.name, str(streams), str(tokens)],
             "env": [{"name": "OPENAI_API_KEY", "value": key}],
             "volumeMounts": [{"name": "source", "mountPath": "/traffic"}],
             "securityContext": SECURITY,
@@ -143,9 +168,17 @@ class Traffic:
         timed = f"import socket; socket.setdefaulttimeout(3); {ask}"
         return self._kubectl("exec", self._name, "--", "python", "-c", timed).strip() == "True"
 
+    def runs(self, program: str, *arguments: str) -> str:
+        """Output of a Python program in its pod, which is none of the service's."""
+        return self._kubectl("exec", self._name, "--", "python", "-c", program, *arguments).strip()
+
+    def close(self) -> None:
+        """It begins no other stream."""
+        self._kubectl("exec", self._name, "--", "python", "-c", "import os; os.kill(1, 15)")
+
     def stop(self) -> list[Manifest]:
         """Ends it when its open streams have ended; all its records."""
-        self._kubectl("exec", self._name, "--", "python", "-c", "import os; os.kill(1, 15)")
+        self.close()
 
         def ended() -> bool:
             return self._kubectl.get("pod", self._name)["status"]["phase"] in ("Succeeded", "Failed")

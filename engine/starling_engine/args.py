@@ -37,6 +37,9 @@ SPECULATIVE_BOUNDS = (
     ("suffix_decoding_max_spec_factor", 0.0, 100.0),
     ("suffix_decoding_min_token_prob", 0.0, 1.0),
 )
+REJECTION = "standard"
+"""vLLM's name of how drafts are accepted: by rejection sampling, with the probability that the model gives a draft from text."""
+NO_OTHER = "drafts of ngram and suffix are single tokens, of which no other way accepts more and leaves the distribution as it is"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,13 @@ class EngineArgs:
     )
     attention_backend: str = argument("auto", MODEL, "The device's best unless named.")
     num_threads: int | None = argument(None, MODEL, "CPU threads; by default what the cgroup allows.", low=1)
+    classifier_from_token: str | None = argument(
+        None,
+        MODEL,
+        "Tokens whose logits are a reranker's score: no,yes.",
+        "Tokens whose logits are the score of a reranker that is a language model: no,yes for Qwen3-Reranker. The last one is the"
+        " positive answer, and the only one for some models. Checkpoints with sentence-transformers' files need it not.",
+    )
 
     max_model_len: int | None = argument(
         None,
@@ -290,12 +300,22 @@ class EngineArgs:
         _check_experts(self)
         _check_tiers(self)
         speculative_of(self)
+        classifier_of(self)
 
 
 ARGUMENTS = arguments_of(EngineArgs)
 SIZES = tuple(name for name, declared in ARGUMENTS.items() if declared.is_size)
 """Arguments in bytes, which may also be written like "4GiB"."""
 EngineArgs.__doc__ = f"{EngineArgs.__doc__}\n\n{documentation(ARGUMENTS)}"
+
+
+def classifier_of(args: EngineArgs) -> tuple[str, ...]:
+    """Returns the texts of the tokens that a score is made of, the positive one first; none if no argument names them."""
+    given = args.classifier_from_token
+    texts = () if given is None else tuple(text.strip() for text in given.split(","))
+    if len(texts) > 2 or not all(texts):
+        raise ConfigError(f"must be a token, or two and a comma between, such as no,yes, got {given!r}", "classifier_from_token")
+    return texts[::-1]
 
 
 def speculative_of(args: EngineArgs) -> SpeculativeConfig:
@@ -310,13 +330,21 @@ def speculative_of(args: EngineArgs) -> SpeculativeConfig:
         settings = msgspec.json.decode(given, type=dict[str, Any]) if isinstance(given, str) else given
     except msgspec.MsgspecError as error:
         raise ConfigError(f"must be a JSON object, got {given!r}: {error}", "speculative_config") from None
-    if settings.get("method") is None:
+    method = settings.get("method")
+    if method is None:
         raise ConfigError(f"needs a method: {' or '.join(get_args(SpeculativeMethod))}", "speculative_config")
+    if method not in get_args(SpeculativeMethod):
+        # Before its settings: they are of a method that is not there.
+        message = f"method: {method!r} is not supported; possible: {', '.join(get_args(SpeculativeMethod))}"
+        raise ConfigError(message, "speculative_config")
     return _speculative(settings, "speculative_config")
 
 
 def _speculative(settings: dict[str, Any], name: str) -> SpeculativeConfig:
     known = {found.name: found for found in fields(SpeculativeConfig)}
+    settings = dict(settings)
+    if (method := settings.pop("rejection_sample_method", REJECTION)) != REJECTION:
+        raise ConfigError(f"rejection_sample_method: possible is {REJECTION}, got {method!r}: {NO_OTHER}", name)
     for key in settings:
         if key not in known:
             raise ConfigError(f"has no {key!r} here; possible: {', '.join(known)}", name)
@@ -324,8 +352,6 @@ def _speculative(settings: dict[str, Any], name: str) -> SpeculativeConfig:
         found = msgspec.convert(settings, SpeculativeConfig)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
-        if path.startswith("method"):
-            message = f"{settings['method']!r} is not supported; possible: {', '.join(get_args(SpeculativeMethod))}"
         raise ConfigError(f"{path.rstrip('`') or 'it'}: {message[:1].lower()}{message[1:]}", name) from None
     for key, low, high in SPECULATIVE_BOUNDS:
         if not low <= getattr(found, key) <= high:

@@ -1,4 +1,4 @@
-"""Restrictions, token by token, of what a request may sample: a grammar, for one."""
+"""Restrictions, token by token, of what a request may sample."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -12,16 +12,23 @@ class Constraint(Protocol):
 
     words: int
     """Words of 32 bits in the mask of one token."""
-    error: str | None
-    """Set once the constraint has no answer any more."""
+
+    @property
+    def error(self) -> str | None:
+        """Says why the constraint has no answer any more; None as long as it has."""
+        ...
 
     @staticmethod
     def fill(rows: "Sequence[MaskRow]", bits: bytearray) -> None:
         """Writes the masks of some rows of a step to `bits`, all of whose bits are set.
 
-        A constraint that has no answer sets its `error`. Nothing is sampled behind a draft that is not allowed: masks there stay as
-        they are.
+        A constraint that has no answer has an `error` then. Nothing is sampled behind a draft that is not allowed: masks there stay
+        as they are.
         """
+        ...
+
+    def restricts(self, tokens: int) -> bool:
+        """Returns whether one of the next `tokens` tokens may be restricted. A row of others has no mask, and waits for none."""
         ...
 
     @property

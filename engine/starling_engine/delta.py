@@ -57,9 +57,15 @@ class Stats(msgspec.Struct, omit_defaults=True):
     kv_blocks: int = 0
     kv_blocks_used: int = 0
     steps_total: int = 0
+    step_tokens: int = 0
+    """Prompt tokens for which a step has room beside decodes, by the time that the latest steps took."""
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     preemptions_total: int = 0
+    kernels_compiled_total: int = 0
+    """Kernels that were first met while serving: everybody waited for them."""
+    steps_not_recorded: int = 0
+    """Sizes of steps that a device could not record."""
     prefix_queries_total: int = 0
     prefix_hits_total: int = 0
     external_queries_total: int = 0

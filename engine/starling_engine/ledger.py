@@ -130,27 +130,37 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
 
 
 def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int, max_model_len: int) -> int:
-    """Returns the working memory of the largest step, and the table of rotations.
+    """Returns the working memory of the largest step, and the tables of rotations.
 
     A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored.
     """
-    widths = 4 * model.hidden_size + max(_attention_width(model), _mlp_width(model, dtype_bytes))
+    widths = 4 * model.hidden_size + max(
+        _attention_width(model, dtype_bytes), _mlp_width(model, dtype_bytes), _norm_width(model, dtype_bytes)
+    )
     scratch = model.mla.scratch_elements(max_tokens, max_model_len) if model.mla else 0
-    rotations = max_model_len * model.rotary_dim * 4
+    rotations = max_model_len * model.rotation_columns * 4
     logits = 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4
     return (max_tokens * widths + scratch) * dtype_bytes + logits + rotations
 
 
-def _attention_width(model: ModelConfig) -> int:
+def _norm_width(model: ModelConfig, dtype_bytes: int) -> int:
+    """Elements of one token inside a norm without kernels: its input and its output in fp32."""
+    return 0 if model.traits.norm == "weight" else 2 * model.hidden_size * 4 // dtype_bytes
+
+
+def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     """Elements of one token between the norm before attention and the projection after it.
 
-    With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs.
+    With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs. A norm over
+    all heads has queries and keys in fp32, and their squares.
     """
     if model.mla:
         mla = model.mla
         head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
         return mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim)
-    return 2 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    heads = model.num_heads + 2 * model.num_kv_heads
+    wide = 2 * heads * 4 // dtype_bytes if model.traits.qk_norm == "width" else 0
+    return (2 * heads + wide) * model.head_dim
 
 
 def _mlp_width(model: ModelConfig, dtype_bytes: int) -> int:

@@ -76,6 +76,41 @@ class EmbeddingRequestOutput:
     prompt_token_ids: list[int]
     outputs: EmbeddingOutput
     finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The same vector, fp32, in vLLM's general form."""
+
+    data: list[float]
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """The score of one pair: a probability in [0, 1], a difference of logits, or a cosine in [-1, 1]."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """One pair. `prompt_token_ids` are those of a reranker's prompt, or of the two texts one behind the other."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -96,12 +131,34 @@ class OutputDelta:
 
 @dataclass(slots=True)
 class StreamDelta:
-    """An item of `AsyncEngine.stream`: all gains since the last item. `prompt_logprobs` comes once, with the first."""
+    """An item of `AsyncEngine.stream`: all gains since the last item. `prompt_logprobs` comes once, with the first.
+
+    `replayed`: these are the gains of an earlier run, and were streamed there.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     outputs: list[OutputDelta]
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    drafts: DraftCount = field(default_factory=DraftCount)
+    replayed: bool = False
+
+
+@dataclass(slots=True)
+class EarlierOutput:
+    """Output of an earlier run, one of the `n` of its request. The reasons are those of its OutputDelta."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class EarlierRun:
+    """A request's run on another engine, with which this one goes on: its `n` outputs, and the counts of its StreamDelta."""
+
+    outputs: list[EarlierOutput]
     num_cached_tokens: int = 0
     drafts: DraftCount = field(default_factory=DraftCount)

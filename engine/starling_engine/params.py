@@ -1,7 +1,7 @@
 """Parameters of one request. Field names are vLLM's, so that a script changes only its import line."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -92,7 +92,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     speculative decoding, which changes its speed and nothing else. `structured_outputs` restricts what is sampled to a form; an
     output that has it ends, also below `min_tokens`. `repetition_detection` ends an output that repeats itself, with the
     finish reason "repetition", once it has `min_tokens`. `shown_token_ids` are special tokens that the text shows though
-    `skip_special_tokens` leaves out the others.
+    `skip_special_tokens` leaves out the others. Behind `thinking_token_budget` tokens of reasoning, the token that ends it comes.
     """
 
     n: int = 1
@@ -121,6 +121,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     speculative: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    thinking_token_budget: int | None = None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -146,6 +147,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _within("seed", self.seed, -(2**63), 2**63 - 1)
         if self.max_tokens is not None:
             _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        if self.thinking_token_budget is not None:
+            _within("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
         _within("min_tokens", self.min_tokens, 0, self.max_tokens if self.max_tokens is not None else 2**31 - 1)
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
@@ -203,14 +206,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for one vector of the last hidden states instead of tokens: their mean, the last token's or the first's."""
+    """Asks for one vector of the last hidden states instead of tokens: their mean, the last token's or the first's.
 
-    pooling: Literal["mean", "last", "cls"] = "mean"
-    normalize: bool = True
+    `pooling` and `normalize` None are as the checkpoint's authors mean it. A vector is cut to its first `dimensions` numbers before
+    it is normalized. With `logit_token_ids` the vector is the logits of these tokens behind the prompt, and nothing else counts.
+    """
 
-    def validate(self) -> None:
-        """Raises InvalidRequest naming the field that is wrong."""
+    pooling: Literal["mean", "last", "cls"] | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+    logit_token_ids: list[int] | None = None
+
+    def validate(self, hidden_size: int, vocab_size: int, possible: Sequence[int] = ()) -> None:
+        """Raises InvalidRequest naming the field that is wrong. `possible` has the model's `dimensions`; empty: any."""
         check_types(self)
+        if self.dimensions is not None:
+            if possible and self.dimensions not in possible:
+                raise InvalidRequest(f"this model has {', '.join(map(str, possible))}, got {self.dimensions}", "dimensions")
+            _within("dimensions", self.dimensions, 1, hidden_size)
+        _known_tokens("logit_token_ids", self.logit_token_ids or (), vocab_size)
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

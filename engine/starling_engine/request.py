@@ -7,6 +7,15 @@ import msgspec
 from starling_engine.params import PoolingParams, SamplingParams
 
 
+class ReasoningLimit(msgspec.Struct, frozen=True):
+    """Allows at most `tokens` between the tokens `start` and `end`. `is_open`: the prompt has begun to reason."""
+
+    start: int
+    end: int
+    tokens: int
+    is_open: bool
+
+
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sequence to compute. It is its own resume record: the frontend keeps it up to date, and any core can continue from it.
 
@@ -19,6 +28,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     arrival                   seconds since the Unix epoch
     attempt                   counts the cores that were asked; answers to an earlier attempt are ignored
     grammar                   what the output has to follow, in the words of the grammar library; empty where nothing restricts it
+    grammar_field             the request's field that asks for it
+    reasoning_limit           how many tokens of reasoning the output has at most; None where nothing limits them
     prediction_ids            what the output is expected to be: drafts for speculative decoding
     num_prompt_logprobs_sent  the prompt's positions whose log probabilities were sent already
     """
@@ -37,3 +48,5 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     fork_of: str | None = None
     prediction_ids: list[int] = []
     grammar: str = ""
+    grammar_field: str | None = None
+    reasoning_limit: ReasoningLimit | None = None

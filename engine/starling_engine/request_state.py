@@ -125,10 +125,10 @@ class RequestState:
         The row is known to have computed all tokens but the last one that it sampled, or, if it sampled none, its own.
         """
         record = self.record
-        if extras.error is not None or extras.pooled is not None:
-            reason = "stop" if extras.error is None else "error"
-            error = (self.constraint.error if self.constraint is not None else None) or extras.error
-            return Delta(record.id, record.attempt, pooled=extras.pooled, error=error, finish_reason=reason)
+        if extras.error is not None:
+            return self.failed(extras.error, allows_nothing=extras.allows_nothing)
+        if extras.pooled is not None:
+            return Delta(record.id, record.attempt, pooled=extras.pooled, finish_reason="stop")
         scores = self._unscored(start, extras.prompt_logprobs) if extras.prompt_logprobs else None
         if tokens:
             self.pending -= 1 + num_drafts
@@ -136,6 +136,33 @@ class RequestState:
                 self.planned -= 1 + num_drafts - len(tokens)  # drafts that were refused
             return self._accept(Delta(record.id, record.attempt, tokens, extras.logprobs, scores))
         return Delta(record.id, record.attempt, prompt_logprobs=scores) if scores else None
+
+    def failed(self, error: str, *, allows_nothing: bool = False) -> Delta:
+        """Returns the delta of a request that ends with an error. It names a field where what the caller asks for is at fault.
+
+        `allows_nothing` is `RowExtras.allows_nothing`.
+        """
+        record, param = self.record, None
+        if self.constraint is not None and self.constraint.error is not None:
+            error, param = self.constraint.error, record.grammar_field
+        elif allows_nothing and len(fields := self._forbidding_fields()) > 1:
+            param, *others = fields
+            error = f"with {' and '.join(others)} it leaves no token that is possible"
+            if (length := len(self.tokens) - self.num_prompt) > 0:
+                error += f" behind {length} of output"
+        return Delta(record.id, record.attempt, error=error, error_param=param, finish_reason="error")
+
+    def _forbidding_fields(self) -> list[str]:
+        """Returns the request's fields that forbid tokens."""
+        record, params = self.record, self.record.params
+        wanted = {
+            record.grammar_field or "structured_outputs": record.grammar,
+            "thinking_token_budget": record.reasoning_limit,
+            "allowed_token_ids": params.allowed_token_ids,
+            "banned_token_ids": params.banned_token_ids,
+            "min_tokens": params.min_tokens,
+        }
+        return [field for field, value in wanted.items() if value]
 
     def _accept(self, delta: Delta) -> Delta:
         """Appends the delta's tokens, and cuts it behind the one that ends the request."""

@@ -117,6 +117,8 @@ class RowExtras(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: list[LogprobRow] | None = None
     pooled: list[float] | None = None
     error: str | None = None
+    allows_nothing: bool = False
+    """True where the error is that no token was possible."""
 
 
 class StepResult(msgspec.Struct, omit_defaults=True):
@@ -126,6 +128,8 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     tokens     the sampled tokens of one row after the other, packed (`starling_engine.token_packing`)
     unmatched  rows with OWN drafts for which the device found nothing
     extras     by row, where there are any
+    compiled   kernels that were compiled, or loaded, since the result before: none should be, once a rank is ready
+    eager      sizes of steps that could not be recorded, and are launched kernel by kernel
     error      set, with empty columns, when the step failed as a whole
     """
 
@@ -136,6 +140,8 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     unmatched: list[int] = []
     extras: dict[int, RowExtras] = {}
     seconds: float = 0.0
+    compiled: int = 0
+    eager: int = 0
     error: str | None = None
 
     def extras_of(self, row: int) -> RowExtras:

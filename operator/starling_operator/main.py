@@ -3,7 +3,7 @@
 kopf's handlers of creation, change and deletion, its daemons and its timers are not used: they need finalizers and annotations.
 
     watch -> cache -> wake up   main.py, operator.py, watch/cache.py
-    agents' reports -> wake up  agents/reports.py
+    agents' reports -> wake up  agents/reports.py, agents/routers.py
     which service, and when     reconciler.py
     which replica may write     cluster/lease.py
     observe -> plan             watch/observe.py, plan/
@@ -17,7 +17,7 @@ from typing import Any
 
 import kopf
 
-from starling_operator.cluster.kinds import BY_NAME, GROUP, MANAGER, SERVICE_LABEL, VERSION
+from starling_operator.cluster.kinds import BY_NAME, GROUP, MANAGER, VERSION
 from starling_operator.cluster.kube import Kube, connect
 from starling_operator.cluster.lease import Lease
 from starling_operator.logs import configure_logs
@@ -41,8 +41,9 @@ def log_in(**arguments: Any) -> kopf.ConnectionInfo | None:
 
 @kopf.on.event(GROUP, VERSION, "inferenceservices")
 @kopf.on.event(GROUP, VERSION, "parallelismscales", labels=OURS)
-@kopf.on.event("", "v1", "pods", labels={SERVICE_LABEL: kopf.PRESENT})
+@kopf.on.event("", "v1", "pods", labels=OURS)
 @kopf.on.event("apps", "v1", "statefulsets", labels=OURS)
+@kopf.on.event("apps", "v1", "deployments", labels=OURS)
 @kopf.on.event("apps", "v1", "controllerrevisions", labels=OURS)
 @kopf.on.event("", "v1", "services", labels=OURS)
 @kopf.on.event("", "v1", "configmaps", labels=OURS)

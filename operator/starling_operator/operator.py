@@ -11,9 +11,12 @@ from starling_agent.client.agent_client import AgentClient
 
 from starling_operator import metrics
 from starling_operator.agents.leaders import Leaders
-from starling_operator.agents.reports import ANSWER_GRACE_SECONDS, AgentReports
+from starling_operator.agents.polls import ANSWER_GRACE_SECONDS
+from starling_operator.agents.reports import AgentReports
+from starling_operator.agents.routers import RouterReports
 from starling_operator.apply.applier import Applier
 from starling_operator.apply.events import post_events
+from starling_operator.apply.secret_changes import SecretChanges
 from starling_operator.apply.status import StatusThrottle, refusal_events, with_refusals, write_child_status, write_status
 from starling_operator.cluster.kinds import INFERENCE_SERVICE, WATCHED, Kind
 from starling_operator.cluster.kube import Kube, connect
@@ -29,7 +32,7 @@ from starling_operator.watch.audit import Audit
 from starling_operator.watch.cache import Cache
 from starling_operator.watch.cordons import Cordons
 from starling_operator.watch.nodes import Nodes
-from starling_operator.watch.observe import observe
+from starling_operator.watch.observe import class_of, observe
 from starling_operator.watch.optional import OptionalKinds
 from starling_operator.watch.pod_creation_errors import PodCreationErrors
 
@@ -51,10 +54,12 @@ class Operator:
         self.failure: BaseException | None = None
         self._agents = AgentClient(ANSWER_GRACE_SECONDS)
         self._reports, self._leaders = AgentReports(self.reconciler.wake, self._agents), Leaders(lease.fence, self._agents)
+        self._routers = RouterReports(self.reconciler.wake, self._agents)
         self._nodes, self._pod_errors = Nodes(kube), PodCreationErrors(kube)
         self._cordons = Cordons(kube, self._wake_pods_on)
         self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
         self._applier = Applier(kube, self.cache, self._optional.has)
+        self._secrets = SecretChanges(kube, settings.api_key_secrets, settings.scopes, self._own_services)
         self._audit = Audit(self.cache, WATCHED, settings.scopes, self.reconciler.wake)
         self._gauges, self._throttle = metrics.ConditionGauges(), StatusThrottle()
         self._health = OperatorHealth(self.unhealthy, self.unready)
@@ -85,6 +90,7 @@ class Operator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reports.close()
+        await self._routers.close()
         await self._agents.close()
         await self._lease.release(self._kube)
         await self._health.close()
@@ -106,7 +112,8 @@ class Operator:
             self._forget(key)
             return None
         self._reports.follow(key, observed)
-        await self._reports.first_answers(key)
+        self._routers.follow(key, observed)
+        await asyncio.gather(self._reports.first_answers(key), self._routers.first_answers(key))
         await self._nodes.refresh(observed.pods)
         await self._pod_errors.refresh(key, observed)
         refreshed = self._observe(key)
@@ -122,12 +129,19 @@ class Operator:
 
     def _observe(self, key: Key) -> Observed | None:
         settings, answers = self._optional.adapt(self.settings.plan), self._leaders.answers(key)
-        observed = observe(self.cache, self._reports, settings, key, self._key, answers, self.settings.class_name)
+        observed = observe(self.cache, self._reports, self._routers, settings, key, self._key, answers, self.settings.class_name)
         if observed is None:
             return None
         pods, errors = self._nodes.with_lost(observed.pods, observed.now), self._pod_errors.messages(key)
         children = self._applier.refused(key)
-        return replace(observed, pods=pods, pod_creation_errors=errors, refused_children=children, cordoned=self._cordons.names)
+        return replace(
+            observed,
+            pods=pods,
+            pod_creation_errors=errors,
+            refused_children=children,
+            cordoned=self._cordons.names,
+            unlisted=self._optional.unlisted,
+        )
 
     def _wake_pods_on(self, nodes: Iterable[str]) -> None:
         """Wakes the services that have pods on these nodes."""
@@ -136,16 +150,22 @@ class Operator:
             if any(pod.cluster_node in named for pod in self.cache.pods(key)):
                 self.reconciler.wake(key)
 
+    def _own_services(self) -> Iterable[Key]:
+        """Yields the services of this operator's class: the cache has those of all."""
+        for key in self.cache.all_services():
+            if class_of(self.cache.service(key) or {}) == self.settings.class_name:
+                yield key
+
     def _set_waiting_for(self, problem: str | None) -> None:
         self._waiting_for = problem
 
     async def _carry_out(self, key: Key, observed: Observed) -> float | None:
         service, decision = observed.service, plan(observed)
+        notify_after = self._routers.notify(key, observed, decision.notice)
         outcome = await self._applier.carry_out(service, decision)
         resend_after = await self._leaders.send(key, decision.scale_calls, observed.token)
         status = with_refusals(service, decision.status, outcome.errors)
-        urgent = bool(decision.begins_operation or decision.events or outcome.errors)
-        pause = 0.0 if urgent else self._throttle.wait(key, service.status, status)
+        pause = 0.0 if outcome.errors else self._throttle.wait(key, service.status, decision, status)
         wrote_status = False
         if pause == 0.0:
             wrote_status = await write_status(self._kube, self.cache, service, status, if_unchanged=decision.begins_operation)
@@ -155,16 +175,18 @@ class Operator:
             wrote_status |= await write_child_status(self._kube, self.cache, service, child)
         self._gauges.show(key, status)
         metrics.observe_operations(service.status, status)
-        events = decision.events + refusal_events(service, outcome.errors)
-        await post_events(self._kube, service, events, self.settings.identity)
+        if pause == 0.0:  # they are of what the status did not have
+            events = decision.events + refusal_events(service, outcome.errors)
+            await post_events(self._kube, service, events, self.settings.identity)
         if outcome.wrote or wrote_status:
             # The cache has what was written; reconciles end when there is nothing left to write.
             return DEBOUNCE_SECONDS
-        moments = (decision.requeue_after, outcome.retry_after, resend_after, pause or None)
+        moments = (decision.requeue_after, outcome.retry_after, resend_after, notify_after, pause or None)
         return min((seconds for seconds in moments if seconds is not None), default=None)
 
     def _forget(self, key: Key) -> None:
         self._reports.forget(key)
+        self._routers.forget(key)
         self._gauges.forget(key)
         self._applier.forget(key)
         self._leaders.forget(key)
@@ -175,17 +197,20 @@ class Operator:
         """Begins to reconcile once everything has been seen and the Lease is acquired."""
         await self._audit.synced.wait()
         await self._lease.acquire(self._kube)
-        await self._cordons.refresh()
-        self._is_leading = True
-        metrics.LEADER.set(1)
-        for key in self.cache.all_services():
-            self.reconciler.wake(key)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_heartbeats())
             group.create_task(run_in_thread(self._hold_lease))
+            await self._cordons.refresh()
+            await self._optional.refresh()
+            self._is_leading = True
+            metrics.LEADER.set(1)
+            for key in self.cache.all_services():
+                self.reconciler.wake(key)
             group.create_task(self.reconciler.run())
             group.create_task(self._optional.run())
             group.create_task(self._cordons.run())
+            if self.settings.api_key_secrets:
+                group.create_task(self._secrets.run())
 
     async def _send_heartbeats(self) -> None:
         """Shows the thread that holds the Lease that this loop goes on."""

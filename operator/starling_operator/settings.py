@@ -16,6 +16,7 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 class OperatorSettings:
     """namespaces   to serve; empty: the whole cluster
     class_name   of the services to serve, in spec.className; "": those without one
+    api_key_secrets   names of Secrets, in any of the namespaces, whose changes are brought to pods at once
     identity     of this process in the Lease; no two processes may share one
     parallel     services that are reconciled at the same time
     http_host, http_port   of /healthz, /readyz and /metrics
@@ -24,6 +25,7 @@ class OperatorSettings:
     plan: Settings
     namespaces: tuple[str, ...] = ()
     class_name: str = ""
+    api_key_secrets: tuple[str, ...] = ()
     lease_name: str = "starling-operator"
     identity: str = field(default_factory=lambda: f"{socket.gethostname()}_{os.urandom(4).hex()}")
     parallel: int = 8

@@ -15,10 +15,12 @@ import httpx
 import pytest
 
 from tests import fork_server
+from tests.naming_client import NamingClient
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "models/starling-pydoc"
 START_SECONDS = 240.0
+SERVING = re.compile(r"serving (?P<name>[^,\n]+?)(, .*)? after .* at (?P<url>http://\S+)/v1")
 
 
 class LiveServer:
@@ -29,7 +31,7 @@ class LiveServer:
         self.url = ""
         self._log = log
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.http = httpx.Client(timeout=60.0, headers=headers)
+        self.http = NamingClient(timeout=60.0, headers=headers)
 
     @property
     def errors(self) -> str:
@@ -37,14 +39,14 @@ class LiveServer:
 
     def wait_until_serving(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not (found := re.search(r"serving .* at (http://\S+)/v1", self.errors)):
+        while not (found := SERVING.search(self.errors)):
             assert self.process.poll() is None, f"the server ended:\n{self.errors}"
             assert time.monotonic() < deadline, f"the server did not start:\n{self.errors}"
             time.sleep(0.05)
-        self.url = found[1]
+        self.url, self.http.model = found["url"], found["name"]
         self.http.base_url = httpx.URL(self.url)
 
-    def wait_for_line(self, *words: str, seconds: float = 10.0) -> str:
+    def wait_for_line(self, *words: str, seconds: float = 60.0) -> str:
         """Returns the first line of the log with all these words. It comes soon after the answer."""
         deadline = time.monotonic() + seconds
         while not (found := [line for line in self.errors.splitlines(True) if all(word in line for word in (*words, "\n"))]):
@@ -73,7 +75,7 @@ class LiveServer:
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def wait_for_exit(self, seconds: float = 30.0) -> int:
+    def wait_for_exit(self, seconds: float = 60.0) -> int:
         return self.process.wait(seconds)
 
     def close(self) -> None:
@@ -81,7 +83,7 @@ class LiveServer:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -42,16 +42,16 @@ async def agent(status: int, body: str = "", **headers: str) -> AsyncIterator[tu
     ],
 )
 async def test_a_refusal_has_a_code_and_a_message(body: str, code: str, message: str) -> None:
-    async with agent(409, body) as (address, _), AgentClient(2) as client:
+    async with agent(409, body) as (address, _), AgentClient(60) as client:
         with pytest.raises(AgentRefusal) as refused:
-            await client.scale(address, "t", ScaleRequest(operation="a", data=2), seconds=5)
+            await client.scale(address, "t", ScaleRequest(operation="a", data=2), seconds=60)
     assert (refused.value.status, refused.value.code, refused.value.message) == (409, code, message)
 
 
 async def test_operations_are_put_and_deleted_by_their_id() -> None:
-    async with agent(202) as (address, requests), AgentClient(2) as client:
-        await client.scale(address, "sesame", ScaleRequest(operation="a", data=2), seconds=5)
-        await client.cancel(address, "sesame", "a", seconds=5)
+    async with agent(202) as (address, requests), AgentClient(60) as client:
+        await client.scale(address, "sesame", ScaleRequest(operation="a", data=2), seconds=60)
+        await client.cancel(address, "sesame", "a", seconds=60)
     put, delete = requests
     assert (put.method, put.path_qs, await put.json()) == ("PUT", "/admin/scale", {"operation": "a", "data": 2})
     assert (delete.method, delete.path_qs) == ("DELETE", "/admin/scale?operation=a")
@@ -60,22 +60,22 @@ async def test_operations_are_put_and_deleted_by_their_id() -> None:
 
 
 async def test_a_report_is_polled_with_what_the_agent_is_notified_of() -> None:
-    async with agent(200, "{}") as (address, requests), AgentClient(2) as client:
+    async with agent(200, "{}") as (address, requests), AgentClient(60) as client:
         with pytest.raises(BadAnswer, match="its report cannot be read: version: Field required"):
-            await client.report(address, "t", wait=30, commit="c" * 40, ends_in=12.34, seconds=5)
+            await client.report(address, "t", wait=30, commit="c" * 40, ends_in=12.34, seconds=60)
     assert dict(requests[0].query) == {"wait": "30", "commit": "c" * 40, "ends_in": "12.3"}
 
 
 async def test_a_redirection_is_not_followed() -> None:
-    async with agent(302, Location="/elsewhere") as (address, requests), AgentClient(2) as client:
+    async with agent(302, Location="/elsewhere") as (address, requests), AgentClient(60) as client:
         with pytest.raises(BadAnswer):
-            await client.report(address, "t", seconds=5)
+            await client.report(address, "t", seconds=60)
     assert [request.path for request in requests] == ["/admin/report"]
 
 
 async def test_nobody_there() -> None:
     async with agent(200) as (address, _):
         pass
-    async with AgentClient(2) as client:
+    async with AgentClient(60) as client:
         with pytest.raises(NoAnswer, match=address):
-            await client.raw_report(address, "t", seconds=5)
+            await client.raw_report(address, "t", seconds=60)

@@ -8,7 +8,7 @@ import anthropic
 import httpx
 import pydantic
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Zürich?"}]
 WEATHER: Any = {
@@ -76,6 +76,20 @@ def test_every_event_has_the_types_of_the_client(tools_server, raw):
     assert kinds.count("content_block_start") == kinds.count("content_block_stop")
 
 
+def test_the_models_have_the_types_of_the_client(client, tools_server):
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == ("tools", "model", "tools")
+    answer = tools_server.http.get("/v1/models/tools", headers={"anthropic-version": "2023-06-01"})
+    info = pydantic.TypeAdapter(ModelInfo).validate_json(answer.content, strict=True)
+    card = tools_server.http.get("/v1/models/tools").json()
+    assert info.max_input_tokens == card["max_model_len"] == card["context_length"]
+    assert info.created_at.timestamp() == card["created"]
+    assert card["architecture"]["input_modalities"] == ["text"]
+    with pytest.raises(anthropic.NotFoundError) as error:
+        client.models.retrieve("other")
+    assert error.value.body["error"]["type"] == "not_found_error"
+
+
 def test_a_conversation_with_tools_goes_on(client):
     messages = [
         *QUESTION,
@@ -140,6 +154,11 @@ def test_a_forced_call(client):
     assert [block.type for block in message.content] == ["tool_use"]
 
 
+UNSUPPORTED = {"type": "object", "properties": {"a": {"type": "object", "$dynamicRef": "#x"}}}
+USE = {"type": "tool_use", "id": "one", "name": "get_weather", "input": {}}
+RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": name, "content": "x"} for name in ("one", "two")]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -155,6 +174,11 @@ def test_a_forced_call(client):
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"tools": [{"name": "f", "input_schema": UNSUPPORTED}], "tool_choice": {"type": "any"}}, "tools[0].input_schema"),
+        ({"system": "x", "messages": [*QUESTION, {"role": "assistant", "content": [USE]}]}, "messages[1].content[0]"),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": [USE]}, RESULT]}, "messages[2].content[1].tool_use_id"),
+        ({"system": {}}, "system"),
+        ({"system": 0}, "system"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"top_k": "x"}, "top_k"),
         ({"nothing": 1}, "nothing"),
@@ -168,6 +192,15 @@ def test_what_is_wrong_is_named(tools_server, fields, param):
     assert answer.status_code == 400, answer.text
     assert (error["type"], error["error"]["type"], error["error"]["param"]) == ("error", "invalid_request_error", param)
     assert error["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_request_without_a_model_gets_the_names_of_those_that_there_are(tools_server, path):
+    content = json.dumps({"messages": QUESTION})
+    answer = tools_server.http.post(path, content=content, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "model")
+    assert error["message"] == "model is required; this server has tools"
 
 
 def test_errors_are_the_clients_own_classes(client):

@@ -1,7 +1,8 @@
 """API keys and their sources."""
 
 import pytest
-from starling_agent.api_keys import KEY_VARIABLE, ApiKeys, api_keys, cache_salt_of
+from starling_agent.api_keys import KEY_VARIABLE, ApiKeys, api_keys, cache_salt_of, tenant_owner
+from starling_agent.file_token import FileToken
 from starling_agent.http.auth import KeyCheck
 from starling_agent.openai.endpoint import Caller
 from starling_engine.errors import ConfigError
@@ -71,3 +72,39 @@ def test_different_keys_and_salts_never_give_one_cache_salt():
     salts = [Caller("id", key).cache_salt(given) for key in keys for given in (None, "s", "s:", ":s")]
     assert len(set(salts)) == len(salts)
     assert Caller("id", None).cache_salt(None) is None
+
+
+SHADOW = {"x-starling-shadow": "yes", "x-api-key": "a key"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "seen"),
+    [
+        ({"x-starling-router": "token", "x-starling-tenant": "chat", "x-starling-priority": "3"}, "/v1/models", ("tenant", 3)),
+        ({"x-starling-router": "wrong", "x-starling-tenant": "chat"}, "/v1/models", None),
+        ({"x-starling-tenant": "chat"}, "/v1/models", None),
+        ({"x-starling-router": "token"}, "/v1/models", None),
+        ({"x-starling-router": "token"}, "/backend", (None, None)),
+        ({"x-starling-router": "token", "authorization": "Bearer a key"}, "/v1/models", ("key", None)),
+        ({"x-starling-router": "token", "x-starling-priority": "-9", **SHADOW}, "/v1/models", ("key", -9)),
+        ({"x-starling-router": "wrong", "x-starling-priority": "9", **SHADOW}, "/v1/models", ("key", None)),
+    ],
+)
+async def test_a_tenant_is_believed_from_routers_alone(tmp_path, headers, path, seen):
+    async def app(scope: dict[str, object], *_: object) -> None:
+        passed.append(scope)
+
+    async def send(message: dict[str, object]) -> None:
+        assert message.get("status", 401) == 401
+
+    passed: list[dict[str, object]] = []
+    (tmp_path / "token").write_text("token")
+    check = KeyCheck(app, keys=ApiKeys(["a key"]), salted=True, router_token=FileToken(tmp_path / "token"))
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    state: dict[str, object] = {"request_id": "r"}
+    await check({"type": "http", "path": path, "headers": raw, "state": state}, None, send)
+    assert bool(passed) == (seen is not None)
+    if seen is not None:
+        owners = {"tenant": cache_salt_of(tenant_owner(b"chat")), "key": cache_salt_of(b"a key"), None: None}
+        assert (state.get("key_salt"), state.get("priority")) == (owners[seen[0]], seen[1])
+    assert state.get("is_shadow", False) == ("x-starling-shadow" in headers and headers["x-starling-router"] == "token")

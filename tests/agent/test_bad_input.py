@@ -1,4 +1,7 @@
-"""Over a hundred bad requests. Each gets an error in OpenAI's form that names the field, and the engine stays idle and usable."""
+"""Over a hundred bad requests. Each gets an error in OpenAI's form that names the field, and the engine stays idle and usable.
+
+The file is one table of cases, and as long as that.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -7,11 +10,13 @@ from typing import Any
 import pytest
 
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 HELLO = [{"role": "user", "content": "Hello"}]
 BASES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": HELLO, "max_tokens": 4},
-    COMPLETION: {"prompt": "Hello", "max_tokens": 4},
-    EMBEDDING: {"input": "Hello"},
+    CHAT: {"model": "pydoc", "messages": HELLO, "max_tokens": 4},
+    COMPLETION: {"model": "pydoc", "prompt": "Hello", "max_tokens": 4},
+    EMBEDDING: {"model": "pydoc", "input": "Hello"},
+    **{path: {"model": "pydoc"} for path in RERANK},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [1]},
 }
@@ -289,6 +294,9 @@ NOT_YET = [
     chat("modalities", ["text", "audio"]),
     chat("audio", {"voice": "alloy"}),
     chat("reasoning_effort", "high", message="no levels of reasoning"),
+    chat("reasoning", {"enabled": False, "effort": "low"}, param="reasoning.enabled"),
+    chat("reasoning", {"enabled": False, "max_tokens": 8}, param="reasoning.enabled"),
+    chat("reasoning", {"enabled": True, "effort": "none"}, param="reasoning.enabled"),
     chat("web_search_options", {}),
     chat("service_tier", "flex"),
     chat("store", True),
@@ -362,10 +370,46 @@ OTHER_ROUTES = [
     one("input", [["a"]], path=EMBEDDING, param="input[0][0]"),
     one("input", [4096], path=EMBEDDING, param="input[0]"),
     one("input", [7] * 5000, path=EMBEDDING, code="context_length_exceeded"),
-    one("dimensions", 8, path=EMBEDDING),
+    one("dimensions", 0, path=EMBEDDING, message="must be in [1, 256]"),
+    one("dimensions", 257, path=EMBEDDING),
+    one("prompt_name", "query", path=EMBEDDING, message="possible: none"),
+    one("truncate_prompt_tokens", 0, path=EMBEDDING),
+    one("truncate_prompt_tokens", -2, path=EMBEDDING),
+    one("truncate_prompt_tokens", 5000, path=EMBEDDING),
+    one("truncation_side", "left", path=EMBEDDING, message="needs truncate_prompt_tokens"),
+    one("messages", HELLO, path=EMBEDDING, param="messages", message="give one of input and messages"),
+    one("add_generation_prompt", True, path=EMBEDDING, message="messages alone"),
+    BadRequest({"input": None, "messages": []}, "messages", EMBEDDING),
+    BadRequest({"input": None, "messages": HELLO, "prompt_name": "query"}, "prompt_name", EMBEDDING, message="input alone"),
+    BadRequest({"input": None, "messages": HELLO, "chat_template": "x"}, "chat_template", EMBEDDING, message="trust-request"),
+    BadRequest(
+        {"input": None, "messages": HELLO, "continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        EMBEDDING,
+    ),
+    BadRequest(
+        {"input": None, "messages": [{"role": "user", "content": TOO_LONG}]}, "messages", EMBEDDING, code="context_length_exceeded"
+    ),
+    BadRequest({"input": "a", "task": "token_embed"}, "task", "/pooling"),
+    one("input", [], path="/pooling"),
+    BadRequest({"text_1": "a"}, "text_1", "/score", message="give text_1 and text_2 or"),
+    BadRequest({"text_1": "a", "documents": "b"}, "documents", "/score"),
+    BadRequest({"text_1": "a", "text_2": []}, "text_2", "/score", message="1 to 2048 texts"),
+    BadRequest({"text_1": [], "text_2": "a"}, "text_1", "/v1/score"),
+    BadRequest({"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "documents", "/score", message="queries has 2"),
+    BadRequest({"queries": ["a", "b"], "documents": "a"}, "documents", "/score"),
+    BadRequest({"text_1": "a", "text_2": ["b", ""]}, "text_2[1]", "/score"),
+    BadRequest({"text_1": "a", "text_2": "b", "softmax": True}, "softmax", "/score"),
+    BadRequest({"text_1": "a", "text_2": ["b"] * 3000}, "text_2", "/score"),
+    BadRequest({"query": "a", "documents": []}, "documents", "/rerank"),
+    BadRequest({"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "/v1/rerank"),
+    BadRequest({"query": "a", "documents": ["b"], "max_tokens_per_doc": -1}, "max_tokens_per_doc", "/v2/rerank"),
+    BadRequest({"query": "a", "documents": ["b"], "rank_fields": ["x"]}, "rank_fields", "/rerank"),
+    BadRequest({"query": "a", "documents": ["b", "c " * 5000]}, "documents[1]", "/rerank", code="context_length_exceeded"),
+    BadRequest({"query": "a"}, "documents", "/rerank", message="required"),
+    BadRequest({"input": "a"}, "model", "/classify", message="no classification head"),
     one("encoding_format", "hex", path=EMBEDDING),
     one("pooling", "max", path=EMBEDDING),
-    one("messages", HELLO, path=EMBEDDING),
     one("prompt", None, path="/tokenize"),
     one("messages", HELLO, path="/tokenize", param="prompt"),
     one("tokens", [99_999], path="/detokenize", param="tokens[0]"),
@@ -374,8 +418,18 @@ OTHER_ROUTES = [
     BadRequest(path="/detokenize", raw=b'{"tokens": [' + b"1," * 1_100_000 + b"1]}", message="more than 1048576 values"),
     one("tokens", [1.5], path="/detokenize", param="tokens[0]"),
     BadRequest(path="/detokenize", raw=b"{}", param="tokens", message="required"),
-    BadRequest(path=CHAT, raw=b'{"max_tokens": 3}', param="messages", message="required"),
-    BadRequest(path=EMBEDDING, raw=b"{}", param="input", message="required"),
+    BadRequest(path=CHAT, raw=b'{"model": "pydoc"}', param="messages", message="required"),
+    BadRequest(path=EMBEDDING, raw=b'{"model": "pydoc"}', param="input", message="required"),
+]
+
+MODELS = [
+    *(
+        BadRequest(path=path, raw=body, param="model", message="pydoc, org/pydoc")
+        for path in (CHAT, COMPLETION, EMBEDDING, "/v1/responses", *RERANK)
+        for body in (b"{}", b'{"model": null}')
+    ),
+    one("model", 5, message="pydoc, org/pydoc"),
+    chat("model", "gpt", status=404, code="model_not_found", message="pydoc, org/pydoc"),
 ]
 
 BODIES_AND_PATHS = [
@@ -420,6 +474,7 @@ ALL = [
     *NOT_YET,
     *BEAMS,
     *OTHER_ROUTES,
+    *MODELS,
     *BODIES_AND_PATHS,
 ]
 
@@ -459,3 +514,21 @@ def test_the_engine_still_answers_after_bad_requests(server, http):
 
 def test_a_refused_method_names_the_allowed_ones(http):
     assert http.delete(CHAT).headers["allow"] == "POST"
+    assert http.put("/v1/responses/resp_1").headers["allow"] == "DELETE, GET"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/rerank", {"query": "a", "documents": [5]}, "documents[0]"),
+        ("/rerank", {"query": "a", "documents": [{"txt": "a"}]}, "documents[0].txt"),
+        ("/rerank", {"query": "a " * 9000, "documents": ["a"]}, "query"),
+        ("/rerank", {"query": "a", "documents": ["a", "b " * 9000]}, "documents[1]"),
+        ("/score", {"text_1": "a " * 9000, "text_2": "b"}, "text_1"),
+        ("/score", {"text_1": ["a"], "text_2": ["b", 5]}, "text_2"),
+        ("/score", {"text_1": 5, "text_2": "b"}, "text_1"),
+    ],
+)
+def test_texts_at_fault_have_the_names_of_the_request(tools_server, path, fields, param):
+    found = tools_server.http.post(path, json={"model": "tools", **fields})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, param), found.text

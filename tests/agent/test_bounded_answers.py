@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from starling_agent.client.agent_client import MOST_VIEW_BYTES
 from starling_agent.client.bounded import MOST_BYTES
+from starling_agent.file_token import FileToken
 from starling_agent.group.leader import RemoteMembershipService, Unreachable
 from starling_agent.node.first_token import FirstToken
 
@@ -34,7 +35,7 @@ async def endless_server(status: int) -> AsyncIterator[str]:
 async def test_an_answer_that_is_too_long_is_an_error(status: int, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
     async with endless_server(status) as address:
-        cause = await FirstToken("m", lambda: None).request(f"http://{address}/v1")
+        cause = await FirstToken("m", lambda: None, "p-0", FileToken(Path("/none"))).request(f"http://{address}/v1")
         assert f"longer than {MOST_BYTES} bytes" in (cause or "")
         with pytest.raises(Unreachable, match=f"longer than {MOST_VIEW_BYTES} bytes"):
             await RemoteMembershipService(address, tmp_path / "token").poll(member(1), None, 5)

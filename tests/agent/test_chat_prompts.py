@@ -1,7 +1,13 @@
 """Token ids of chats over HTTP: control tokens in messages are text, and templates have limits."""
 
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+import json
+import os
+import re
+import select
+import signal
 from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
@@ -23,16 +29,32 @@ def test_a_control_token_in_a_message_is_text(server):
 
 
 def test_an_endless_template_delays_no_other_request(start_server):
+    """Its process is stopped meanwhile: it answers as little as a busy one, however long the others take here."""
     server = start_server("--trust-request-chat-template", "--accept-seconds=0", "--kv-cache-memory-bytes=64MiB")
-    chat = partial(server.http.post, "/v1/chat/completions", timeout=20)
-    with ThreadPoolExecutor(2) as threads:
-        first, second = (threads.submit(chat, json=HELLO | {"chat_template": ENDLESS}) for _ in range(2))
-        done, running = (set(futures) for futures in wait((first, second), return_when=FIRST_COMPLETED))
-        refused = done.pop().result()
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
-        assert "processor time" in refused.json()["error"]["message"]
-        assert server.http.get("/health").status_code == 200
-        assert chat(json=HELLO).status_code == 200
-        assert not any(future.done() for future in running)
-        server.signal()
-    assert server.wait_for_exit(15) == 0
+    chat = partial(server.http.post, "/v1/chat/completions")
+    assert chat(json=HELLO).status_code == 200  # the process of the model's template runs now
+    before = renderers(server)
+    assert chat(json=HELLO | {"chat_template": "Hello"}).status_code == 200
+    (own,) = renderers(server) - before
+    os.kill(own, signal.SIGSTOP)
+    endless = HTTPConnection(server.http.base_url.netloc.decode())
+    body = {"model": server.http.model, **HELLO, "chat_template": ENDLESS}
+    endless.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    assert server.http.get("/health").status_code == 200
+    assert chat(json=HELLO).status_code == 200
+    assert not select.select([endless.sock], [], [], 0)[0], "no answer yet"
+    os.kill(own, signal.SIGCONT)
+    server.signal()
+    refused = endless.getresponse()
+    error = json.loads(refused.read())["error"]
+    assert (refused.status, error["param"]) == (400, "messages")
+    assert re.search("processor time|did not end within", error["message"])
+    endless.close()
+    assert server.wait_for_exit(60) == 0
+
+
+def renderers(server) -> set[int]:
+    """Returns the processes in which a server renders chats."""
+    threads = Path(f"/proc/{server.process.pid}/task").iterdir()
+    children = [pid for thread in threads for pid in (thread / "children").read_text().split()]
+    return {int(pid) for pid in children if b"render_child" in Path(f"/proc/{pid}/cmdline").read_bytes()}

@@ -29,6 +29,38 @@ def test_paths_of_other_platforms_are_served(server):
     assert "tokenizer_class" in server.http.get("/tokenizer_info").json()
 
 
+def test_codex_alone_gets_its_own_list_of_models(server, tools_server):
+    """Codex 0.169 demands the first ten fields; all levels of the template are those of its switch."""
+    listed = tools_server.http.get("/v1/models?client_version=0.169.0").json()
+    (model,) = listed.pop("models")
+    assert listed == tools_server.http.get("/v1/models").json()
+    assert "coding agent" in model.pop("base_instructions")
+    assert [level.pop("effort") for level in model["supported_reasoning_levels"]] == ["none", "medium"]
+    assert all(level.pop("description") and not level for level in model.pop("supported_reasoning_levels"))
+    assert model == {
+        "slug": "tools",
+        "display_name": "tools",
+        "shell_type": "unified_exec",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 0,
+        "support_verbosity": False,
+        "truncation_policy": {"mode": "bytes", "limit": 10_000},
+        "experimental_supported_tools": [],
+        "context_window": listed["data"][0]["max_model_len"],
+        "input_modalities": ["text"],
+        "apply_patch_tool_type": None,
+        "supports_parallel_tool_calls": True,
+        "supports_reasoning_summary_parameter": False,
+        "default_reasoning_summary": "none",
+    }
+    models = server.http.get("/v1/models?client_version=1").json()["models"]
+    assert [(model["slug"], model["priority"], model["supported_reasoning_levels"]) for model in models] == [
+        ("pydoc", 0, []),
+        ("org/pydoc", 1, []),
+    ]
+
+
 @pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.example"}])
 def test_a_body_without_a_content_type_is_refused(server, headers):
     """A page of another origin may send one without a preflight."""
@@ -42,6 +74,24 @@ def test_a_prompt_that_is_too_long_gets_the_message_that_gateways_look_for(serve
         answer = server.http.post(COMPLETION, json=body)
         assert answer.status_code == 400
         assert "this model's maximum context length is" in answer.json()["error"]["message"].lower()
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(CHAT, "messages"), ("/v1/messages", "messages"), ("/v1/responses", "input")],
+)
+def test_a_conversation_that_is_too_long_gets_the_message_by_which_agents_shorten_it(server, path, field):
+    """The expressions are Claude Code's, which reads both numbers, and OpenCode's. LangChain looks for the first words."""
+    body = {
+        "model": "pydoc",
+        "max_output_tokens" if field == "input" else "max_tokens": 5,
+        field: [{**USER, "content": "a b " * 5000}],
+    }
+    answer = server.http.post(path, json=body)
+    message = answer.json()["error"]["message"]
+    tokens, limit = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message).groups()
+    assert int(tokens) > int(limit) == 4095
+    assert re.search(r"maximum context length is \d+ tokens", message)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +131,7 @@ def test_an_empty_list_of_tools_is_accepted_by_tokenize(server):
 
 
 def test_polled_routes_are_not_logged(server):
-    polls = ("/health", "/ping", "/ready", "/load", "/metrics")
+    polls = ("/health", "/ping", "/ready", "/load", "/metrics", "/backend")
     for path in (*polls, "/version"):
         server.http.get(path, headers={"X-Request-Id": f"poll-of-{path}"})
     server.wait_for_line("poll-of-/version")
@@ -118,6 +168,7 @@ def test_the_page_documents_messages_as_agents_send_them(server):
     assert message["required"] == ["role"]
     assert set(message["properties"]["role"]["enum"]) == set(ROLES)
     assert "null" in message["properties"]["content"]["anyOf"][0]["type"]
-    call = message["properties"]["tool_calls"]["items"]["properties"]
+    call, custom = (each["properties"] for each in message["properties"]["tool_calls"]["items"]["anyOf"])
     assert CALL.keys() <= call.keys() and CALL["function"].keys() <= call["function"]["properties"].keys()
+    assert custom["type"] == {"const": "custom"} and custom["custom"]["required"] == ["name", "input"]
     assert "tool_call_id" in message["properties"]

@@ -12,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 from starling_agent.drain import Drain
+from starling_agent.http.middleware_stack import middleware_stack
 from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.openai.app import middleware_stack
 from starling_agent.server.http_server import HttpServer, bind
 from starling_agent.settings import ServerSettings
 from starling_cli.local.proxy import Address, LocalProxy
 
 SECONDS = 0.1
-PATIENCE = 5.0
+PATIENCE = 60.0
 
 
 class RunningServer:
@@ -50,7 +50,7 @@ async def running_server(connection_seconds: float, drain: Drain | None = None) 
 
     app = Starlette(
         routes=[Route("/v1/models", models), Route("/stream", stream)],
-        middleware=middleware_stack(ServerSettings(), drain or Drain(), RequestMetrics()),
+        middleware=middleware_stack(ServerSettings(), drain or Drain(), RequestMetrics().responses),
     )
     http_server, listener = HttpServer(app, connection_seconds=connection_seconds), bind("127.0.0.1", 0)
     server = RunningServer(listener.getsockname())

@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.agent.conftest import MODEL
 from tests.fork_server import pids_of
 
 COMPLETION = "/v1/completions"
-SHORT: dict[str, Any] = {"prompt": "import", "max_tokens": 300, "ignore_eos": True, "stream": True}
+SHORT: dict[str, Any] = {"model": MODEL, "prompt": "import", "max_tokens": 300, "ignore_eos": True, "stream": True}
 ENDLESS: dict[str, Any] = {**SHORT, "max_tokens": 3900, "n": 4}
 
 
@@ -52,14 +53,14 @@ class StreamReader(threading.Thread):
 
 def wait_until_unready(server: Any) -> None:
     """Waits until the server has handled its signal."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while server.http.get("/ready").status_code != 503:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def wait_until_accepted(server: Any, requests: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") < requests:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -73,7 +74,7 @@ def test_one_sigterm_lets_open_requests_finish(start_server):
     health = draining.http.get("/health")
     assert health.status_code == 200, "but not unhealthy"
     assert health.headers["connection"] == "close"
-    late = httpx.post(draining.url + COMPLETION, json={"prompt": "late", "max_tokens": 2}, timeout=30)
+    late = httpx.post(draining.url + COMPLETION, json={"model": MODEL, "prompt": "late", "max_tokens": 2}, timeout=30)
     assert late.status_code == 200, "requests of load balancers that lag behind are served"
     assert late.headers["connection"] == "close"
     text = stream.result(90)

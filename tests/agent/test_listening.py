@@ -10,7 +10,7 @@ from starling_agent.contract.listening import listening_socket
 
 def is_reachable(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), timeout=5).close()
+        socket.create_connection((host, port), timeout=60).close()
     except OSError:
         return False
     return True

@@ -50,6 +50,26 @@ def test_metrics_describe_the_kv_cache(http):
     assert int(sample.labels["num_gpu_blocks"]) > 100
 
 
+def test_routers_are_told_of_the_work_what_metrics_say(server, http):
+    body = {"model": "pydoc", "prompt": "import os" * 20, "max_tokens": 2}
+    assert [http.post(COMPLETION, json=body).status_code for _ in range(2)] == [200, 200]
+    server.wait_until_idle()
+    load = http.get("/backend").json()["load"]
+    names = {
+        "running": "num_requests_running",
+        "waiting": "num_requests_waiting",
+        "prompt_tokens_total": "prompt_tokens_total",
+        "generated_tokens_total": "generation_tokens_total",
+        "prefix_queries_total": "prefix_cache_queries_total",
+        "prefix_hits_total": "prefix_cache_hits_total",
+    }
+    assert {name: load.pop(name) for name in names} == {name: value(http, f"vllm:{metric}") for name, metric in names.items()}
+    assert load.pop("kv_blocks_used") / load["kv_blocks"] == value(http, "vllm:kv_cache_usage_perc")
+    (shape,) = scrape(http)["vllm:cache_config_info"].samples
+    assert load == {"kv_blocks": int(shape.labels["num_gpu_blocks"])}
+    assert value(http, "vllm:prefix_cache_hits_total") > 0
+
+
 def test_a_finished_request_is_counted(server, http):
     names = ("vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count")
     before = [value(http, name) for name in names]
@@ -122,3 +142,7 @@ def test_a_histograms_buckets_are_cumulative_and_closed_above():
     assert samples(histogram) == {"1.0": 2, "2.0": 3, "4.0": 6, "+Inf": 7}
     totals = {s.name: s.value for s in histogram.family({}).samples if s.name in ("h_sum", "h_count")}
     assert totals == {"h_sum": 22.0, "h_count": 7}
+
+
+def test_the_state_that_routers_read_says_how_much_a_step_has_room_for(http):
+    assert 0 < http.get("/backend").json()["step_tokens"] <= 2048

@@ -1,4 +1,4 @@
-"""Memory of a process that has read large bodies."""
+"""Memory of a process that has read large bodies, and when its collector looks for garbage."""
 
 import subprocess
 import sys
@@ -40,3 +40,28 @@ print(resident() - before)
 def test_memory_of_large_bodies_goes_back_to_the_system(setting: str, grows: bool) -> None:
     done = subprocess.run([sys.executable, "-c", BODIES, setting], capture_output=True, text=True, check=True)
     assert (int(done.stdout) > 32 << 20) is grows, done.stdout
+
+
+COLLECTIONS = """
+import gc
+from starling_agent.server.process_memory import collect_rarely
+
+started = []
+collect_rarely()
+gc.callbacks.append(lambda phase, info: started.append(info["generation"]))
+for _ in range(20):
+    step = [[] for _ in range(8_000)]
+    del step
+print(len(started))
+for _ in range(30_000):
+    ring = []
+    ring.append(ring)
+print(len(started))
+"""
+
+
+def test_objects_of_a_large_step_start_no_collection_and_garbage_does() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTIONS], capture_output=True, text=True, check=True)
+    of_steps, with_garbage = map(int, done.stdout.split())
+    assert of_steps == 0
+    assert with_garbage > 0

@@ -70,7 +70,7 @@ def test_an_open_stream_prevents_sleep_or_is_aborted(sleeper: LiveServer) -> Non
     begun, text = threading.Event(), []
 
     def read() -> None:
-        with httpx.stream("POST", f"{sleeper.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
+        with sleeper.http.stream("POST", "/v1/completions", json=ENDLESS) as answer:
             for piece in answer.iter_text():
                 text.append(piece)
                 begun.set()

@@ -1,14 +1,21 @@
 """The events of streams, and clients that disconnect or read slowly."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
 import socket
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
+from starling_agent.http.open_requests import OpenRequests
+from starling_agent.openai.event_stream import EventStream
+from starling_engine.errors import EngineDead
+
+from tests.naming_client import named
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "import", "max_tokens": 3000, "ignore_eos": True}
@@ -103,7 +110,7 @@ def test_a_disconnect_ends_the_request(server, stream):
         if stream:
             assert client.recv(100)
     before = server.metric("vllm:generation_tokens_total")
-    server.wait_until_idle(seconds=5)
+    server.wait_until_idle()
     assert server.metric("vllm:generation_tokens_total") - before < 3000
     assert 'finished_reason="abort"' in server.http.get("/metrics").text
 
@@ -116,11 +123,13 @@ def test_a_disconnect_in_the_body_starts_nothing(server):
 
 
 def test_many_disconnects_at_once_leave_an_idle_engine(server):
+    before = server.metric("vllm:generation_tokens_total")
     clients = [raw_post(server, COMPLETION, {**LONG, "stream": True}) for _ in range(24)]
     _wait_for(lambda: server.metric("vllm:num_requests_running") >= 12)
     for client in clients:
         client.close()
-    server.wait_until_idle(seconds=10)
+    server.wait_until_idle()
+    assert server.metric("vllm:generation_tokens_total") - before < 12 * LONG["max_tokens"]
 
 
 def test_a_slow_reader_delays_no_other_request(server):
@@ -164,7 +173,7 @@ def _connect(server: Any, receive_buffer: int | None = None) -> socket.socket:
 
 
 def raw_post(server: Any, path: str, body: dict[str, Any], receive_buffer: int | None = None) -> socket.socket:
-    content = json.dumps(body).encode()
+    content = json.dumps(named(path, body, server.http.model)).encode()
     client = _connect(server, receive_buffer)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     client.sendall(head.encode() + content)
@@ -185,3 +194,23 @@ def _wait_for(condition: Any, seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("path", "begin"), [("/v1/messages", "event: error\ndata: "), ("/v1/chat/completions", "data: ")])
+async def test_an_error_in_a_stream_has_the_form_of_its_api(path, begin):
+    sent: list[Any] = []
+
+    async def chunks() -> AsyncGenerator[bytes]:
+        raise EngineDead("the engine has died")
+        yield b""
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "headers": [], "state": {"request_id": "r1"}}
+    async with asyncio.timeout(60):
+        await EventStream(b"", chunks(), OpenRequests())(scope, asyncio.Event().wait, send)
+    event = sent[-1]["body"].decode()
+    assert event.startswith(begin)
+    body = json.loads(event.removeprefix(begin))
+    assert body["error"]["code"] == "engine_dead" and body.get("request_id") == ("r1" if path == "/v1/messages" else None)

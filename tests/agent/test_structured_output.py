@@ -4,6 +4,7 @@ import enum
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import jsonschema_rs
 import openai
@@ -45,6 +46,7 @@ TAG = {
     "type": "structural_tag",
     "format": {"type": "tag", "begin": "<a>", "content": {"type": "regex", "pattern": "[ab]{3}"}, "end": "</a>"},
 }
+FORMAT_FIELD = "response_format.json_schema.schema"
 EBNF = 'root ::= "list" | "dict"'
 
 
@@ -163,6 +165,40 @@ def test_a_form_that_cannot_be_enforced_is_refused_before_anything_starts(server
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param), error
     assert server.is_idle()
+
+
+TOO_LARGE_BEHIND = {
+    "type": "object",
+    "properties": {"size": {"enum": ["large", "small"]}, "name": {"type": "string", "pattern": f"^[b-y]{'a?' * 900}z$"}},
+    "required": ["size", "name"],
+    "additionalProperties": False,
+}
+"""A schema in whose second property the library finds more states than it keeps."""
+FUTILE = [
+    ({"guided_choice": ["yes", "no"], "allowed_token_ids": [300]}, "guided_choice", "with allowed_token_ids it leaves no token"),
+    ({"response_format": FORMAT, "allowed_token_ids": [300], "banned_token_ids": [5]}, FORMAT_FIELD, "banned_token_ids it leaves"),
+    ({"guided_json": TOO_LARGE_BEHIND}, "guided_json", "too many expressions"),
+]
+
+
+def last_event(stream: str) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(stream.split("data: ")[-1])
+    return event
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "param", "words"), FUTILE, ids=["first", "all", "later"])
+def test_a_form_that_leaves_no_token_is_a_fault_of_the_request_which_names_the_fields(http, path, stream, fields, param, words):
+    answer = http.post(path, json={**PROMPTS[path], **fields, "stream": stream})
+    error = (answer.json() if answer.status_code == 400 else last_event(answer.text))["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param) and words in error["message"], error
+
+
+def test_a_response_has_its_own_name_for_the_field(http):
+    text = {"format": {"type": "json_schema", "name": "a", "schema": TOO_LARGE_BEHIND}}
+    error = http.post("/v1/responses", json={"input": "a", "text": text}).json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "text.format.schema"), error
 
 
 def test_the_clients_parse_gives_a_pydantic_model(client):

@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from starling_agent.openai.make_generation import _errors_named
+from starling_agent.openai.field_names import errors_named
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.protocol.completion import CompletionRequest
 from starling_agent.openai.protocol.sampling import SamplingFields
+from starling_engine import SamplingParams
 from starling_engine.errors import InvalidRequest
 from starling_engine.params import StructuredOutputsParams
 
@@ -88,22 +89,20 @@ FORMS: list[tuple[dict[str, Any], StructuredOutputsParams | None, str | None]] =
 
 
 def chat(fields: dict[str, Any]) -> SamplingFields:
-    return ChatRequest.parse(json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode())
+    return ChatRequest.parse(json.dumps({"model": "a", "messages": [{"role": "user", "content": "a"}], **fields}).encode())
 
 
 def completion(fields: dict[str, Any]) -> SamplingFields:
-    return CompletionRequest.parse(json.dumps({"prompt": "a", **fields}).encode())
+    return CompletionRequest.parse(json.dumps({"model": "a", "prompt": "a", **fields}).encode())
 
 
 @pytest.mark.parametrize("parse", [chat, completion])
 @pytest.mark.parametrize(("fields", "params", "field"), FORMS, ids=str)
 def test_a_form_becomes_the_engines_parameters(parse, fields, params, field):
-    body = parse(fields)
-    assert body.structured_outputs_params() == params
-    made = body.sampling({}, max_tokens=4, logprobs=None, prompt_logprobs=None, banned_words=[])
-    assert made.structured_outputs == params
-    made.validate(100)
-    form = body.form()
+    form = parse(fields).form()
+    made = None if form is None else form.params()
+    assert made == params
+    SamplingParams(structured_outputs=made).validate(100)
     assert (form.field if form else None) == field
 
 
@@ -122,6 +121,6 @@ def test_a_form_becomes_the_engines_parameters(parse, fields, params, field):
 )
 def test_errors_name_the_field_of_the_request(raised, named):
     names = {"prompt": "messages", "structured_outputs.json": "response_format.json_schema.schema"}
-    with pytest.raises(InvalidRequest) as error, _errors_named(names):
+    with pytest.raises(InvalidRequest) as error, errors_named(names):
         raise InvalidRequest(f"{raised} must be other", raised)
     assert (error.value.param, error.value.message) == (named, f"{named} must be other")

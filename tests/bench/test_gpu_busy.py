@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.gpu.busy import EDGE, busy_share, kernels, longest_gap
+from bench.gpu.busy import EDGE, Span, busy_share, intervals, kernels, longest_gap
+from bench.gpu.profile import Use, uses
 
 
 def event(begin: float, seconds: float, **more):
@@ -18,7 +19,8 @@ def test_kernels_alone_count():
         {"ph": "M", "name": "process_name"},
         event(0, 9, ph="s"),
     ]
-    assert kernels({"traceEvents": events}) == [(1, 1.5), (2, 3)]
+    assert kernels({"traceEvents": events}) == [(1, 1.5, "k"), (2, 3, "k")]
+    assert intervals(kernels({"traceEvents": events})) == [(1, 1.5), (2, 3)]
 
 
 def test_a_gpu_that_never_waits():
@@ -53,3 +55,9 @@ def test_short_gaps_may_count_as_busy() -> None:
 
 def test_the_longest_gap():
     assert longest_gap([(0, 5), (1, 2), (5.5, 6), (6.1, 7)]) == pytest.approx(0.5)
+
+
+def test_a_profile_says_which_kernels_take_the_time_and_what_waits_before_them():
+    spans = [Span(0, 1, "a"), Span(1, 5, "b"), Span(5.5, 6, "a"), Span(5.6, 5.7, "c")]
+    assert uses(spans) == [Use("b", 4, 1, 0), Use("a", 1.5, 2, 0.5), Use("c", pytest.approx(0.1), 1, 0)]
+    assert uses([]) == []

@@ -12,6 +12,8 @@ from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.node.metrics import AgentCollector
 from starling_engine.delta import Stats, TierStats
 from starling_operator.metrics import REGISTRY
+from starling_router.backend import Backends
+from starling_router.metrics import RouterMetrics
 
 from tests.charts.helm import CHART, Helm, the
 from tests.charts.values import EVERYTHING
@@ -36,7 +38,9 @@ NAME = re.compile(r"\b(?:vllm:|starling:|starling_operator_)\w+")
 def _exported() -> set[str]:
     stats = Stats(tiers={"cpu": TierStats()})
     engine, agent = EngineCollector(lambda: stats, "model", CacheShape(16), RequestMetrics()), AgentCollector(lambda: REPORT)
-    return {name for metric in [*engine.collect(), *agent.collect(), *REGISTRY.collect()] for name in _series(metric)}
+    router = RouterMetrics(Backends()).registry
+    collected = [*engine.collect(), *agent.collect(), *router.collect(), *REGISTRY.collect()]
+    return {name for metric in collected for name in _series(metric)}
 
 
 def _series(metric: Metric) -> list[str]:

@@ -15,15 +15,18 @@ from starling_operator.cluster.operator_key import NAME
 from tests.charts.helm import ROOT, Helm, Manifest
 from tests.charts.kubectl import Kubectl
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(240, func_only=True)
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 90
 ALTERED = ROOT / "tests/operator/shell/altered.py"
 SERVICE: Manifest = {
     "apiVersion": "serving.starling.dev/v1alpha1",
     "kind": "InferenceService",
     "metadata": {"name": "rights"},
-    "spec": {"model": {"source": "file:///models/any"}},
+    "spec": {
+        "model": {"source": "file:///models/any"},
+        "endpoint": {"apiKeySecret": {"name": "starling-api-keys", "key": "keys"}},
+    },
 }
 
 
@@ -72,6 +75,7 @@ def operator(request: pytest.FixtureRequest, kubectl: Kubectl, helm: Helm, tmp_p
     objects = [item for item in helm.objects(values, release=namespace) if item["kind"] != "Deployment"]
     kubectl.apply(objects)
     kubectl("wait", "--for=condition=Established", "crd/inferenceservices.serving.starling.dev")
+    _wait_for_rights(kubectl, namespace)
     log = tmp_path / "operator.log"
     kubeconfig = kubectl.as_account("starling-system", f"{namespace}-starling-operator", tmp_path)
     process = _start(kubeconfig, log, one, namespace)
@@ -79,9 +83,22 @@ def operator(request: pytest.FixtureRequest, kubectl: Kubectl, helm: Helm, tmp_p
         yield Running(process, log, kubectl, namespace, own=Kubectl((kubectl.command[0], f"--kubeconfig={kubeconfig}"), kubeconfig))
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         kubectl("delete", "clusterrolebinding", "-l", f"app.kubernetes.io/instance={namespace}")
         kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def _wait_for_rights(kubectl: Kubectl, namespace: str) -> None:
+    """Waits until the server knows each binding: it hears of them as others do, a moment later."""
+    account = f"system:serviceaccount:starling-system:{namespace}-starling-operator"
+    questions = [
+        (namespace, "serving.starling.dev", "inferenceservices", "list"),
+        ("starling-system", "coordination.k8s.io", "leases", "create"),
+    ]
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not all(answers := kubectl.allowed(account, questions)):
+        assert time.monotonic() < deadline, answers
+        time.sleep(0.1)
 
 
 def _start(kubeconfig: Path, log: Path, one: bool, namespace: str) -> "subprocess.Popen[bytes]":
@@ -92,7 +109,7 @@ def _start(kubeconfig: Path, log: Path, one: bool, namespace: str) -> "subproces
         "operator",
         "--agent-image=starling-agent:test",
     ]
-    command += ["--http-address=127.0.0.1:0"]
+    command += ["--http-address=127.0.0.1:0", "--api-key-secret=starling-api-keys"]
     command += [f"--namespace={namespace}"] if one else []
     environment = os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": "starling-system"}
     with log.open("wb") as file:
@@ -105,6 +122,16 @@ def test_a_service_lives_and_changes_with_the_charts_rights(operator: Running) -
     [token], [group] = operator.names("secrets"), operator.get("statefulsets")["items"]
     assert token in json.dumps(group["spec"]["template"]["spec"]["volumes"])
     assert {len(operator.names(kind)) for kind in ("serviceaccounts", "pdb", "networkpolicies", "configmaps")} == {1}
+
+    # Pods learn which Secret they have, and that it changed.
+    keys = ("-n", operator.namespace, "create", "secret", "generic", "starling-api-keys")
+    operator.kubectl(*keys, "--from-literal=keys=a")
+    operator.eventually("the first keys", lambda: _keys(operator).startswith("starling-api-keys="))
+    first = _keys(operator)
+    operator.kubectl("-n", operator.namespace, "patch", "secret", "starling-api-keys", "-p", '{"stringData": {"keys": "b"}}')
+    operator.eventually("the second keys", lambda: _keys(operator) not in (first, ""))
+    operator.kubectl("-n", operator.namespace, "delete", "secret", "starling-api-keys")
+    operator.eventually("their end", lambda: _keys(operator) == "starling-api-keys=")
 
     # More revisions than are kept: the oldest goes, with its ConfigMap.
     first = operator.names("configmaps")
@@ -130,13 +157,23 @@ def test_a_service_lives_and_changes_with_the_charts_rights(operator: Running) -
     assert operator.refusals() == []
 
 
+def _keys(operator: Running) -> str:
+    pods = operator.get("pods", "-l", "serving.starling.dev/service=rights")["items"]
+    found: set[str] = {pod["metadata"]["annotations"].get("serving.starling.dev/secrets", "") for pod in pods}
+    return found.pop() if len(found) == 1 else ""
+
+
 def _reads_no_secret_but_its_key(operator: Running) -> None:
-    """Whoever takes the operator over has no Secret of anybody."""
+    """Whoever takes the operator over has no Secret of anybody, but for those with API keys by their name, and changes no pod."""
     operator.kubectl("-n", operator.namespace, "create", "secret", "generic", "theirs", "--from-literal=a=b")
     token, *_ = operator.names("secrets")
     for arguments in (["theirs"], [token], ["-l", "serving.starling.dev/service=rights"], ["theirs", "--watch"]):
         answer = operator.own.run("-n", operator.namespace, "get", "secret", *arguments)
         assert "Forbidden" in answer.stderr and not answer.stdout, arguments
+    operator.own("-n", operator.namespace, "get", "secret", "--field-selector=metadata.name=starling-api-keys")
+    [pod, *_] = operator.get("pods")["items"]
+    answer = operator.own.run("-n", operator.namespace, "label", "pod", pod["metadata"]["name"], "a=b")
+    assert "Forbidden" in answer.stderr
     assert operator.own("-n", "starling-system", "get", "secret", NAME)
 
 

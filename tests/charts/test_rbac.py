@@ -39,8 +39,19 @@ USES: dict[tuple[str, str], dict[str, str]] = {
         "create": MADE,
         "delete": "all but the newest without groups",
     },
-    ("", "configmaps"): {"get": TAKEN, "list": KEPT, "watch": KEPT, "create": MADE, "delete": "with its revision"},
-    ("", "secrets"): {"create": "the token of a service; what it holds is known without reading it"},
+    ("", "configmaps"): {
+        "get": TAKEN,
+        "list": KEPT,
+        "watch": KEPT,
+        "create": MADE,
+        "patch": "what routers are told of a canary",
+        "delete": "with its revision, or the canary",
+    },
+    ("", "secrets"): {
+        "create": "the token of a service, and of its routers; what it holds is known without reading it",
+        "list": "has one with API keys changed? Those of the names in apiKeySecrets alone",
+    },
+    ("", "pods/status"): {"patch": "an annotation, so that the kubelet brings the keys that changed"},
     ("apps", "statefulsets"): {
         "get": TAKEN,
         "list": KEPT,
@@ -55,7 +66,31 @@ USES: dict[tuple[str, str], dict[str, str]] = {
         "watch": KEPT,
         "create": MADE,
         "patch": APPLIED,
-        "delete": "with its group",
+        "delete": "with its group; with spec.router; with its InferencePool",
+    },
+    ("apps", "deployments"): {
+        "get": TAKEN,
+        "list": KEPT,
+        "watch": KEPT,
+        "create": MADE,
+        "patch": APPLIED,
+        "delete": "with spec.router",
+    },
+    ("policy", "poddisruptionbudgets"): {
+        "get": TAKEN,
+        "list": KEPT,
+        "watch": KEPT,
+        "create": MADE,
+        "patch": APPLIED,
+        "delete": "the routers', with spec.router",
+    },
+    ("networking.k8s.io", "networkpolicies"): {
+        "get": TAKEN,
+        "list": KEPT,
+        "watch": KEPT,
+        "create": MADE,
+        "patch": APPLIED,
+        "delete": "the routers', with spec.router",
     },
     ("events.k8s.io", "events"): {"create": "transitions, for kubectl describe", "list": "why are a group's pods not made?"},
     ("monitoring.coreos.com", "servicemonitors"): {"get": TAKEN, "list": LISTED, "create": MADE, "patch": APPLIED},
@@ -66,13 +101,14 @@ USES: dict[tuple[str, str], dict[str, str]] = {
         "patch": APPLIED,
         "delete": "of a service that asks for none any more",
     },
-} | {
-    key: {"get": TAKEN, "list": KEPT, "watch": KEPT, "create": MADE, "patch": APPLIED}
-    for key in [
-        ("", "serviceaccounts"),
-        ("policy", "poddisruptionbudgets"),
-        ("networking.k8s.io", "networkpolicies"),
-    ]
+    ("inference.networking.k8s.io", "inferencepools"): {
+        "get": TAKEN,
+        "list": LISTED,
+        "create": MADE,
+        "patch": APPLIED,
+        "delete": "of a service whose route leads to none any more",
+    },
+    ("", "serviceaccounts"): {"get": TAKEN, "list": KEPT, "watch": KEPT, "create": MADE, "patch": APPLIED},
 }
 EVERYWHERE: dict[tuple[str, str], dict[str, str]] = {
     ("", "nodes"): {"get": "is the node of an evicted pod gone?", "list": "which are cordoned?"}
@@ -106,7 +142,7 @@ def test_every_kind_that_is_watched_may_be_watched() -> None:
 def test_nothing_else_is_touched() -> None:
     ours = {(kind.group, kind.plural) for kind in (INFERENCE_SERVICE, POD, SECRET, *CHILDREN, *OPTIONAL)}
     statuses = {("serving.starling.dev", f"{kind}/status") for kind in ("inferenceservices", "parallelismscales")}
-    assert USES.keys() - ours == statuses | {("events.k8s.io", "events")}
+    assert USES.keys() - ours == statuses | {("events.k8s.io", "events"), ("", "pods/status")}
 
 
 def test_no_lease_but_its_own_may_be_renewed_and_no_secret_but_its_key_be_read(helm: Helm) -> None:
@@ -117,6 +153,15 @@ def test_no_lease_but_its_own_may_be_renewed_and_no_secret_but_its_key_be_read(h
         (["secrets"], [NAME], ["get"]),
     ]
     assert {right[:2] for right in _rights(role)} == {("coordination.k8s.io", "leases"), ("", "secrets")}
+
+
+@pytest.mark.parametrize("names", [["starling-api-keys"], ["keys-a", "keys-b"], []])
+def test_no_secret_may_be_listed_but_those_with_the_given_names(helm: Helm, names: list[str]) -> None:
+    """A rule without names would be for all Secrets."""
+    rules = the(helm.objects({"apiKeySecrets": names}), "ClusterRole", "starling-operator")["rules"]
+    listed = [rule for rule in rules if "secrets" in rule["resources"] and rule["verbs"] != ["create"]]
+    assert [(rule["resourceNames"], rule["verbs"]) for rule in listed] == ([(names, ["list"])] if names else [])
+    assert bool(names) is any("pods/status" in rule["resources"] for rule in rules)
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["blue", "green"]}])

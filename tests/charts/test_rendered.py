@@ -199,6 +199,12 @@ def test_network_policy_follows_its_values(helm: Helm) -> None:
     policy = the(helm.objects(EVERYTHING), "NetworkPolicy")["spec"]
     assert policy["ingress"][0]["from"] == EVERYTHING["networkPolicy"]["metricsFrom"]
     assert [{"port": 16443, "protocol": "TCP"}] in [rule["ports"] for rule in policy["egress"]]
+    asked = {
+        rule["to"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: rule
+        for rule in policy["egress"]
+        if "to" in rule
+    }
+    assert {name: rule["ports"][0]["port"] for name, rule in asked.items()} == {"agent": 8001, "router": 8000}
     assert the(helm.objects(SETS["metrics-for-nobody"]), "NetworkPolicy")["spec"]["ingress"] == []
     assert "NetworkPolicy" not in _kinds(helm.objects(SETS["no-network-policy"]))
 
@@ -212,6 +218,7 @@ def test_the_operator_understands_its_arguments(helm: Helm, name: str) -> None:
     assert container["command"] == ["starling", "operator"]
     parsed = typer.main.get_command(app).make_context("operator", list(container["args"])).params
     assert list(parsed["namespace"] or []) == SETS[name].get("watchNamespaces", [])
+    assert list(parsed["api_key_secret"] or []) == SETS[name].get("apiKeySecrets", ["starling-api-keys"])
     assert parsed["agent_image"].partition("@")[0].partition(":")[0].endswith("starling-agent")
     assert parsed["http_address"].rpartition(":")[2] == str(container["ports"][0]["containerPort"])
 

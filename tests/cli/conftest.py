@@ -1,5 +1,5 @@
-"""A running `starling serve`, as the agent's tests use it."""
+"""Running servers, as the agent's tests use them."""
 
-from tests.agent.conftest import server
+from tests.agent.conftest import server, tools_server
 
-__all__ = ["server"]
+__all__ = ["server", "tools_server"]

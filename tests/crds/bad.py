@@ -32,9 +32,9 @@ def typed(field: str, value: Any, kind: str, locally: str) -> Bad:
     return bad(field, value, f"must be of type {kind}", f"must be {locally}")
 
 
-def one_of(field: str, value: Any, *words: str) -> Bad:
+def one_of(field: str, value: Any, *words: str, **others: Any) -> Bad:
     """The API server quotes what it supports, which a person reads as the same."""
-    return bad(field, value, ", ".join(f'"{word}"' for word in words), f"{', '.join(words[:-1])} or {words[-1]}")
+    return bad(field, value, ", ".join(f'"{word}"' for word in words), f"{', '.join(words[:-1])} or {words[-1]}", **others)
 
 
 def unknown(field: str, value: Any, locally: str) -> Bad:
@@ -53,6 +53,12 @@ FOLDER = "must be an absolute folder below /"
 ONLY_HUB = "is only for models that are downloaded (hf://org/name)"
 SECRET = {"name": "s", "key": "k"}
 TIER = "kvCache.tiers.filesystem"
+ROUTER_TLS = "is not possible with router"
+POOL = {"backend": "InferencePool"}
+CANARY = {"steps": [{"weight": 5}]}
+STICKY = ('"key", "session", "none"', "key, session or none")
+ELASTIC = {"data": 1, "elastic": {"min": 1, "max": 2}}
+TENANT_KEYS = {"tenantKeysSecret": "keys"}
 WITHOUT_PREFIXES = "needs engine.prefixCaching"
 AGENT = "cannot be set for the container agent"
 
@@ -105,6 +111,10 @@ MODEL = [
     bad("model.maxLength", 0, "greater than or equal to 1", "at least 1"),
     bad("model.maxLength", 2**24 + 1, "less than or equal to 16777216", "at most 16777216"),
     typed("model.maxLength", "4k", "integer", "a whole number"),
+    *(
+        bad("model.classifierFromToken", tokens, "must be one token, or two with a comma between them")
+        for tokens in ("", " ", "no,", ",yes", "a,b,c")
+    ),
     typed("model.trustRemoteCode", "no", "boolean", "true or false"),
     bad("model.tokenSecret", {"name": "s"}, "Required value", "is required", at="model.tokenSecret.key"),
     bad("model.tokenSecret", {"name": "S", "key": "k"}, NAME, at="model.tokenSecret.name"),
@@ -209,6 +219,8 @@ ENGINE = [
     bad("engine.maxWaiting", 0, "greater than or equal to 1", "at least 1"),
     typed("engine.prefixCaching", "yes", "boolean", "true or false"),
     bad("engine.schedulingPolicy", "lifo", '"fcfs", "priority"', "fcfs or priority"),
+    one_of("engine.speculative.method", "eagle", "ngram", "suffix"),
+    bad("engine.speculative.tokens", 33, "less than or equal to 32", "at most 32", engine__speculative__method="ngram"),
     *(
         bad(
             "engine.extraArgs",
@@ -250,6 +262,11 @@ ENDPOINT = [
     bad("endpoint.allowedHosts", ["example.org:8443"], "must be a name without scheme", at="endpoint.allowedHosts[0]"),
     bad("endpoint.toolCallParser", "Hermes!", "must be auto, none, or the name of a format"),
     bad("endpoint.reasoningParser", "think-tags", "must be auto, none, or the name of a format"),
+    bad("endpoint.responseStore.bytes", "0", "must be above 0"),
+    bad("endpoint.responseStore.seconds", 0, "greater than or equal to 1", "at least 1"),
+    bad("endpoint.responseStore", {"claim": "A"}, NAME, at="endpoint.responseStore.claim"),
+    bad("endpoint.responseStore", {"path": "responses"}, "must be an absolute folder", at="endpoint.responseStore.path"),
+    bad("endpoint.responseStore", {"path": "/r", "claim": "c"}, "remove path (/r) or claim (c)", at="endpoint.responseStore.claim"),
     bad("endpoint.allowedOrigins", ["example.org"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     bad("endpoint.allowedOrigins", ["https://example.org/"], "must be * or an origin", at="endpoint.allowedOrigins[0]"),
     *(
@@ -277,15 +294,111 @@ ENDPOINT = [
     bad(
         "endpoint.route", {"parentRefs": [{"name": "a"}], "hostnames": ["a:80"]}, "without scheme", at="endpoint.route.hostnames[0]"
     ),
+    *(
+        bad("endpoint.route", {"parentRefs": [{"name": "a"}], **wrong}, *says, at=f"endpoint.route.{at}", router={})
+        for wrong, at, says in (
+            ({"timeouts": {"request": "60"}}, "timeouts.request", ("must be up to four numbers with their units",)),
+            ({"timeouts": {"request": "1d"}}, "timeouts.request", ("must be up to four numbers with their units",)),
+            (
+                {"timeouts": {"request": "1m", "backendRequest": "60001ms"}},
+                "timeouts.backendRequest",
+                ("must be at most request (1m), which it is a part of, got 60001ms",),
+            ),
+            ({"failureMode": "FailOpen"}, "failureMode", ("must be FailClose without backend InferencePool",)),
+            ({"proxies": [{"labels": {}}]}, "proxies", ("is possible with backend InferencePool alone",)),
+            (POOL | {"proxies": [{}]}, "proxies[0].cidr", ("must be set where neither namespace nor labels are",)),
+            (
+                POOL | {"proxies": [{"cidr": "10.0.0.0/8", "labels": {}}]},
+                "proxies[0].cidr",
+                ("must be set where neither namespace nor labels are, and only there",),
+            ),
+            (POOL | {"proxies": [{"cidr": "10.0.0.1"}]}, "proxies[0].cidr", ("must be a range of addresses",)),
+            (POOL | {"proxies": [{"namespace": "A"}]}, "proxies[0].namespace", (NAME,)),
+            *(
+                (POOL | {"proxies": [{"labels": {key: "x"}}]}, "proxies[0].labels", ("must have labels' keys",))
+                for key in ("bad key!", "", "a/b/c", "/a", "A.example/a", "a..b/c", "k" * 64, "d" * 254 + "/k")
+            ),
+            (POOL | {"parentRefs": [{"name": "g" * 64}]}, "proxies", ("must say whose a Gateway is",)),
+        )
+    ),
+    one_of("endpoint.route.backend", "Pool", "Service", "InferencePool", endpoint__route__parentRefs=[{"name": "a"}]),
+    one_of("endpoint.route.failureMode", "Open", "FailClose", "FailOpen", endpoint__route__parentRefs=[{"name": "a"}]),
+    bad("endpoint.route", {"parentRefs": [{"name": "a"}]} | POOL, "must be Service without router", at="endpoint.route.backend"),
     bad("endpoint.tlsSecret", "tls_secret", NAME),
     bad("image", "", "at least 1 char"),
     bad("image", "my image", "must be an image without white space"),
+]
+ROUTER = [
+    bad("router.replicas", 0, "greater than or equal to 1", "at least 1"),
+    bad("router.replicas", 17, "less than or equal to 16", "at most 16"),
+    bad("router.policy.prefix", -1, "greater than or equal to 0", "at least 0"),
+    bad("router.hold.requests", -1, "greater than or equal to 0", "at least 0"),
+    bad("router.hold.bytes", "256MiB", SIZE),
+    bad("router.hold.bytes", "0", "must be above 0"),
+    bad("router.hold.seconds", -1, "greater than or equal to 0", "at least 0"),
+    bad("router.resources.requests", {"cpu": "half"}, "must be a quantity", at="router.resources.requests[cpu]"),
+    bad("router", {}, ROUTER_TLS, at="endpoint.tlsSecret", endpoint__tlsSecret="tls"),
+    unknown("router.image", "r:1", "replicas, policy, hold, tenants, tenantKeysSecret, resources"),
+    *(
+        bad("router", {"tenants": [{"name": "a"} | wrong], **TENANT_KEYS}, *says, at=f"router.tenants[0].{next(iter(wrong))}")
+        for wrong, says in (
+            ({"name": "A"}, ("must be lowercase letters, digits and '-'",)),
+            ({"priority": 1001}, ("less than or equal to 1000", "at most 1000")),
+            ({"priority": -1001}, ("greater than or equal to -1000", "at least -1000")),
+            ({"weight": 0}, ("must be 0.001 to 1000",)),
+            ({"weight": 1001}, ("must be 0.001 to 1000",)),
+            ({"tokensPerMinute": 0}, ("greater than or equal to 1", "at least 1")),
+            ({"concurrent": 0}, ("greater than or equal to 1", "at least 1")),
+        )
+    ),
+    bad("router", {"tenants": [{"name": "a"}]}, "must be set where there are tenants", at="router.tenantKeysSecret"),
+    bad("router", TENANT_KEYS, "must be set where there are tenants", at="router.tenantKeysSecret"),
+    bad("router", {"tenants": [{"name": "a"}], "tenantKeysSecret": "A"}, NAME, at="router.tenantKeysSecret"),
+    bad(
+        "router",
+        {"tenants": [{"name": "a"}], **TENANT_KEYS},
+        "is not possible with router.tenants",
+        at="endpoint.apiKeySecret",
+        endpoint__apiKeySecret=SECRET,
+    ),
+    bad(
+        "router",
+        {"tenants": [{"name": "a"}], **TENANT_KEYS},
+        "must be FailClose with router.tenants",
+        at="endpoint.route.failureMode",
+        endpoint__route={"parentRefs": [{"name": "a"}], "failureMode": "FailOpen"} | POOL,
+    ),
+]
+SCALING = [
+    bad("scaling.idleSeconds", 9, "greater than or equal to 10", "at least 10", router={}),
+    bad("scaling.idleSeconds", 604_801, "less than or equal to 604800", "at most 604800", router={}),
+    bad("scaling.idleSeconds", 60, "needs router"),
+    bad("router.hold.requests", 0, "must be above 0 with scaling.idleSeconds", scaling__idleSeconds=60),
+    unknown("scaling.min", 0, "idleSeconds"),
 ]
 LIFECYCLE = [
     bad("rollout", {"maxSurge": 0}, "must not both be 0", at="rollout.maxSurge"),
     bad("rollout.maxUnavailable", -1, "greater than or equal to 0", "at least 0"),
     bad("rollout.progressDeadlineSeconds", 9, "greater than or equal to 10", "at least 10"),
     typed("rollout.maxSurge", "25%", "integer", "a whole number"),
+    *(
+        bad("rollout.canary", {"steps": steps}, *says, at=f"rollout.canary.steps{at}", router={})
+        for steps, at, *says in (
+            ([], "", "at least 1 items", "at least 1 entries"),
+            ([{"weight": 0}], "[0].weight", "greater than or equal to 1", "at least 1"),
+            ([{"weight": 100}], "[0].weight", "less than or equal to 99", "at most 99"),
+            ([{"weight": 20}, {"weight": 20}], "", "must have weights that rise"),
+            ([{"weight": 20}, {"weight": 5}], "", "must have weights that rise"),
+            ([{"weight": 5, "seconds": 0}], "[0].seconds", "greater than or equal to 1", "at least 1"),
+            ([{"weight": 5, "maxErrorPercent": 101}], "[0].maxErrorPercent", "less than or equal to 100", "at most 100"),
+            ([{"weight": 5, "maxFirstTokenRatio": 1}], "[0].maxFirstTokenRatio", "greater than or equal to 2", "at least 2"),
+        )
+    ),
+    bad("rollout.canary", CANARY | {"stickyBy": "tenant"}, *STICKY, at="rollout.canary.stickyBy", router={}),
+    bad("rollout.canary", CANARY | {"compare": "text"}, '"tokens", "slo"', "tokens or slo", at="rollout.canary.compare", router={}),
+    bad("rollout.canary", CANARY, "needs router"),
+    bad("rollout.canary", CANARY, "is not possible with parallelism.elastic", router={}, parallelism=ELASTIC),
+    bad("rollout.pause", True, "needs rollout.canary"),
     bad("drain.seconds", 86401, "less than or equal to 86400", "at most 86400"),
     bad("drain.acceptSeconds", -1, "greater than or equal to 0", "at least 0"),
     typed("drain.seconds", "2m", "integer", "a whole number"),
@@ -316,6 +429,7 @@ UNKNOWN = [
     unknown("model.revision", "main", "source, servedNames"),
     unknown("model.served_names", ["a"], "source, servedNames"),
     unknown("model.cache.path", "/x", "claim, hostPath"),
+    unknown("engine.speculative.rejectionSampleMethod", "standard", "method, tokens"),
     unknown("parallelism.tp", 2, "tensor, pipeline"),
     unknown("accelerators.count", 2, "type, perNode"),
     unknown("engine.maxNumSeqs", 2, "kvMemory, memoryFraction"),
@@ -324,4 +438,4 @@ UNKNOWN = [
     unknown("template.metadata.name", "x", "labels, annotations"),
 ]
 
-ALL = [*NAMES, *MODEL, *CACHE, *LAYOUT, *ENGINE, *ENDPOINT, *LIFECYCLE, *TEMPLATE, *UNKNOWN]
+ALL = [*NAMES, *MODEL, *CACHE, *LAYOUT, *ENGINE, *ENDPOINT, *ROUTER, *SCALING, *LIFECYCLE, *TEMPLATE, *UNKNOWN]

@@ -26,6 +26,7 @@ GOOD: dict[str, dict[str, Any]] = {
             "model.servedNames": ["chat", "org/chat:7b"],
             "model.dtype": "bfloat16",
             "model.maxLength": 8192,
+            "model.classifierFromToken": "no,yes",
             "model.tokenSecret": {"name": "hub", "key": "token"},
             "model.pullSecrets": ["registry"],
         }
@@ -60,6 +61,66 @@ GOOD: dict[str, dict[str, Any]] = {
     "a cache in 4 bits": service({"kvCache.dtype": "int4"}),
     "a cache in fp8": service({"kvCache.dtype": "fp8", "engine.prefixCaching": False}),
     "a folder on nodes": service({TIER: {"bytes": "64Mi", "path": "/var/lib/starling/kv"}}),
+    "responses in a folder on nodes": service({"endpoint.responseStore": {"path": "/var/lib/starling/responses"}}),
+    "routers": service({"router": {}}),
+    "zero": service({"replicas": 0, "router": {}, "scaling": {"idleSeconds": 10}}),
+    "routers of all kinds": service(
+        {
+            "router": {
+                "replicas": 16,
+                "policy": {"prefix": 0, "load": 0.5, "session": 1000},
+                "hold": {"requests": 0, "bytes": "1Gi", "seconds": 0},
+                "resources": {"requests": {"cpu": "500m"}, "limits": {"memory": "1Gi"}},
+            }
+        }
+    ),
+    "a pool": service(
+        {
+            "router": {},
+            "endpoint.route": {
+                "parentRefs": [{"name": "edge"}],
+                "timeouts": {"request": "1h30m", "backendRequest": "90m"},
+                "backend": "InferencePool",
+                "failureMode": "FailOpen",
+                "proxies": [
+                    {"namespace": "edge"},
+                    {"labels": {"app": "a", "example.org/App_1.x": ""}},
+                    {"cidr": "10.0.0.0/24"},
+                    {"cidr": "fd00::/64"},
+                ],
+            },
+        }
+    ),
+    "a try without an end of its own": service(
+        {"endpoint.route": {"parentRefs": [{"name": "edge"}], "timeouts": {"request": "0s", "backendRequest": "500ms"}}}
+    ),
+    "a canary": service(
+        {
+            "router": {},
+            "rollout": {
+                "pause": True,
+                "canary": {
+                    "steps": [
+                        {"weight": 1, "seconds": 60, "maxErrorPercent": 0, "maxFirstTokenRatio": 2.5},
+                        {"weight": 99},
+                    ],
+                    "stickyBy": "session",
+                    "compare": "tokens",
+                },
+            },
+        }
+    ),
+    "tenants": service(
+        {
+            "router": {
+                "tenants": [
+                    {"name": "chat", "priority": 1},
+                    {"name": "batch-2", "priority": -1, "weight": 0.5, "tokensPerMinute": 200000, "concurrent": 64},
+                ],
+                "tenantKeysSecret": "starling-api-keys",
+            }
+        }
+    ),
     "store": service({"kvCache.store": "mooncake://starling-mooncake.starling-system.svc:50051?segment=4Gi"}),
     "store by its address": service({"kvCache.store": "mooncake://[fd00::7]:50051"}),
     "endpoint": service(
@@ -72,6 +133,7 @@ GOOD: dict[str, dict[str, Any]] = {
                 "toolCallParser": "qwen3_coder",
                 "reasoningParser": "none",
                 "wholeToolCalls": True,
+                "responseStore": {"bytes": "10Gi", "seconds": 3600, "claim": "responses"},
                 "limits": {"rate": "100/30s", "maxBodyBytes": "1Mi", "readSeconds": 5, "connectionSeconds": 0},
                 "allowedOrigins": ["*", "https://example.org:8443"],
                 "route": {

@@ -31,6 +31,13 @@ def test_the_files_are_what_the_types_say():
         assert yaml.safe_load(crd_yaml(crd)) == crd
 
 
+def test_an_object_that_may_be_missing_has_no_default():
+    """A service without spec.router would get routers."""
+    spec = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert "default" not in spec["router"] and spec["router"]["properties"]["hold"]["default"]["seconds"] == 60
+    assert "default" in spec["drain"]
+
+
 def test_check_reports_a_file_that_is_not_current(tmp_path: Path):
     assert check(CRD.parent).returncode == 0
     (tmp_path / SCALE_CRD.name).write_text(SCALE_CRD.read_text())
@@ -137,6 +144,7 @@ def test_scale_and_columns(ctl: Kubectl, scaled: str):
     ctl.output("scale", "infsvc", scaled, "--replicas=3")
     condition = {"type": "Ready", "status": "False", "reason": "Loading", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     status = {"replicas": 2, "selector": "a=b", "topology": "TP1 PP1 DP1", "url": "http://x", "conditions": [condition]}
+    status |= {"canary": {"revision": "b", "stable": "a", "weight": 5}}
     ctl.output("patch", "infsvc", scaled, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
     path = f"/apis/serving.starling.dev/v1alpha1/namespaces/default/{PLURAL}/{scaled}/scale"
     scale = json.loads(ctl.output("get", "--raw", path))
@@ -144,8 +152,8 @@ def test_scale_and_columns(ctl: Kubectl, scaled: str):
     assert scale["status"] == {"replicas": 2, "selector": "a=b"}
     assert f"inferenceservice.serving.starling.dev/{scaled}" in ctl.output("get", "starling", "-o", "name")
     head, row = ctl.output("get", "infsvc", "-o", "wide").splitlines()
-    assert head.split() == ["NAME", "READY", "REASON", "REPLICAS", "TOPOLOGY", "URL", "AGE"]
-    assert row.split()[:8] == [scaled, "False", "Loading", "2", "TP1", "PP1", "DP1", "http://x"]
+    assert head.split() == ["NAME", "READY", "REASON", "REPLICAS", "TOPOLOGY", "CANARY", "URL", "AGE"]
+    assert row.split()[:9] == [scaled, "False", "Loading", "2", "TP1", "PP1", "DP1", "5", "http://x"]
     assert "URL" not in ctl.output("get", "infsvc")
 
 

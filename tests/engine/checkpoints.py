@@ -154,9 +154,118 @@ VARIANTS = {
         "qwen3_moe",
         {**EXPERTS, "mlp_only_layers": [1], "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 12},
     ),
+    "gpt-oss": Variant(
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "sliding_window": 12,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "rope_theta": 150000.0,
+            },
+        },
+    ),
     "mixtral": Variant("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral-window": Variant("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 12}),
 }
+ROPES = {"rope_type": "default", "rope_theta": 1e4}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.1 * i for i in range(4)],
+    "long_factor": [1.5 + 0.7 * i for i in range(4)],
+    "partial_rotary_factor": 0.5,
+}
+GEMMA: dict[str, Any] = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "sliding_window": 12,
+    "query_pre_attn_scalar": 24,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "attn_implementation": "eager",  # the others leave the cap out
+}
+FAMILIES = {
+    "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
+    "gemma3": Variant(
+        "gemma3_text",
+        {
+            **GEMMA,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
+            "rope_parameters": {FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, SLIDING: ROPES},
+        },
+    ),
+    "gemma3-old-config": Variant(
+        "gemma3_text",
+        {
+            **GEMMA,
+            "rope_parameters": {FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, SLIDING: ROPES},
+            "layer_types": [SLIDING, FULL] * 2,
+        },
+        {
+            "rope_parameters": None,
+            "layer_types": None,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "rope_theta": 1000000,
+            "rope_local_base_freq": 10000,
+            "sliding_window_pattern": 2,
+        },
+    ),
+    "smollm3": Variant("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "smollm3-window": Variant(
+        "smollm3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 12, "attention_bias": True}
+    ),
+    "olmo2": Variant("olmo2", {"num_key_value_heads": 4}),
+    "olmo2-shared-keys": Variant("olmo2", {"num_key_value_heads": 1}),
+    "olmo3": Variant(
+        "olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 12,
+            "rope_parameters": {
+                FULL: {
+                    "rope_type": "yarn",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 256,
+                    "rope_theta": 5e5,
+                    "attention_factor": 1.2,
+                },
+                SLIDING: {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+    ),
+    "granite": Variant(
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 1.3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": Variant("phi3", {"sliding_window": 12}),
+    "phi3-long": Variant("phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
+    "phi3-short": Variant("phi3", {"original_max_position_embeddings": 512, "rope_parameters": LONGROPE}),
+    "glm": Variant("glm", {"head_dim": 16}),
+    "glm4": Variant("glm4", {"head_dim": 16}),
+    "seed-oss": Variant("seed_oss", {"head_dim": 32, "attention_out_bias": True}),
+    "exaone4": Variant("exaone4", {"num_hidden_layers": 4, "sliding_window": 12}),
+    "exaone4-full": Variant("exaone4", {"sliding_window": None, "layer_types": [FULL] * 3}),
+    "cohere": Variant("cohere", {"tie_word_embeddings": True}),
+    "cohere2": Variant("cohere2", {"num_hidden_layers": 4, "sliding_window": 12, "tie_word_embeddings": True}),
+}
+"""Families beside Llama's; each row is what one is checked against."""
 WHOLE_BLOCKS = Variant("qwen3_moe", {**VARIANTS["qwen3-moe"].changes, "moe_intermediate_size": 64, "tie_word_embeddings": True})
 """Experts whose rows are whole blocks of GGUF's types."""
 
@@ -182,15 +291,15 @@ def write_checkpoint(folder: Path, variant: Variant, dtype: torch.dtype = torch.
     return model
 
 
-def make_reference(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32) -> Reference:
-    return answer(folder, write_checkpoint(folder, variant, dtype))
+def make_reference(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32, steps: int = STEPS) -> Reference:
+    return answer(folder, write_checkpoint(folder, variant, dtype), steps)
 
 
-def answer(folder: Path, model: PreTrainedModel) -> Reference:
+def answer(folder: Path, model: PreTrainedModel, steps: int = STEPS) -> Reference:
     """`folder` is where the model was saved."""
     prompt = torch.randint(0, VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        whole = model.generate(prompt, max_new_tokens=STEPS, do_sample=False, eos_token_id=None)
+        whole = model.generate(prompt, max_new_tokens=steps, do_sample=False, eos_token_id=None)
         logits = model(whole).logits[0].float()
     return Reference(folder, prompt[0].tolist(), whole[0, PROMPT:].tolist(), logits)
 
@@ -204,7 +313,7 @@ def spread(model: PreTrainedModel) -> None:
             gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.5
             torch.nn.init.normal_(weight, std=gain * weight.shape[-1] ** -0.5)
         else:
-            torch.nn.init.normal_(weight, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
+            torch.nn.init.normal_(weight, mean=weight.mean().item(), std=0.2)  # around 0 for a bias, and where a norm adds 1
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(buffer, std=0.2)

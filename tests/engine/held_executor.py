@@ -101,5 +101,5 @@ async def core_process(folder: Path, executor: StuckExecutor, patience: float = 
         await client.send(ShutdownCore())
         await client.close()
         context.term()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()

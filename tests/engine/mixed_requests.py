@@ -15,6 +15,12 @@ from starling_engine.spec_decode.drafter import Drafter
 
 from tests.engine.cores import core_for
 
+POOLED = [
+    PoolingParams(pooling="last", normalize=False, logit_token_ids=[500, 3]),
+    PoolingParams(pooling="mean", normalize=True, dimensions=48),
+    PoolingParams(pooling="last", normalize=True),
+    PoolingParams(pooling="cls", normalize=False),
+]
 Constrain = Callable[[EngineRequest], Constraint | None]
 KINDS: list[dict[str, Any]] = [
     {"logprobs": 3, "prompt_logprobs": 2},
@@ -32,7 +38,7 @@ def request(rng: random.Random, number: int) -> EngineRequest:
     prompt = rng.choices(range(512), k=rng.randint(1, 40))
     name, seed = f"r{number}", number
     if number % 7 == 3:
-        pooling = PoolingParams(pooling=rng.choice(("last", "mean", "cls")))
+        pooling = POOLED[number // 7 % len(POOLED)]
         return EngineRequest(id=name, prompt_ids=prompt, params=SamplingParams(max_tokens=1), pooling=pooling)
     changes = KINDS[number % len(KINDS)]
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": rng.randint(30, 64), "ignore_eos": True, **changes})

@@ -6,18 +6,31 @@ import torch
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.models.decoder import Decoder, ForwardContext
+from starling_engine.topology.shard import ALL, Shard
 
 MAX_BLOCKS = 32
 
 
 class PagedDriver:
-    """Holds up to `sequences` sequences of at most MAX_BLOCKS blocks in shuffled pages. Page 0 belongs to nobody."""
+    """Holds up to `sequences` sequences of at most MAX_BLOCKS blocks in shuffled pages. Page 0 belongs to nobody.
 
-    def __init__(self, model: Decoder, dtype: torch.dtype, block_size: int, sequences: int = 1) -> None:
+    The model may be a rank of `tensor`, and the first of several stages, of which the others are `later`.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        dtype: torch.dtype,
+        block_size: int,
+        sequences: int = 1,
+        tensor: Shard = ALL,
+        later: Sequence[Decoder] = (),
+    ) -> None:
         config = model.config
         pages = sequences * MAX_BLOCKS + 1
-        specs = kv_specs(config, block_size, str(dtype).removeprefix("torch."))
-        self._model = model
+        specs = kv_specs(config, block_size, str(dtype).removeprefix("torch."), tensor)
+        self._config = config
+        self._stages = [model, *later]
         self._block_size = block_size
         nothing = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max  # scales of such bits are NaN
         self._kv = [torch.full((pages, *spec.layer_block_shape), nothing, dtype=dtype) for spec in specs]
@@ -36,10 +49,15 @@ class PagedDriver:
         return self._step(rows, lengths.cumsum(0) - 1)
 
     def _step(self, rows: Sequence[tuple[int, list[int]]], wanted: torch.Tensor | None) -> torch.Tensor:
-        metas = {window: self._metadata(rows, window) for window in set(self._model.config.windows)}
-        ctx = ForwardContext(self._kv, [metas[window] for window in self._model.config.windows], wanted, self._tick)
+        windows = self._config.windows
+        metas = {window: self._metadata(rows, window) for window in set(windows)}
         ids = torch.tensor([token for _, tokens in rows for token in tokens])
-        logits = self._model.logits(self._model.forward(ids, ctx))
+        hidden: torch.Tensor | None = None
+        for stage in self._stages:
+            kv, attention = [self._kv[at] for at in stage.layers], [metas[windows[at]] for at in stage.layers]
+            hidden = stage.forward(ids, ForwardContext(kv, attention, wanted, self._tick), hidden)
+        assert hidden is not None
+        logits = self._stages[-1].logits(hidden)
         for sequence, tokens in rows:
             self.lengths[sequence] += len(tokens)
         return logits

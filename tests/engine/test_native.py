@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from starling_engine.native import load, ops, reference
-from starling_engine.native.cache_rows import cached
+from starling_engine.native.cache_rows import cached, uncached
 from starling_engine.native.reference import PackedExperts
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
 from starling_engine.params import SamplingParams
@@ -319,6 +319,21 @@ def test_rows_that_read_what_is_not_a_number_show_it(part: int, soft_cap: float,
         assert expected[[0, 31]].any(-1).tolist() == [[False, False, True, True]] * 2 and not expected[32:].any()
 
 
+@pytest.mark.parametrize("cache", [BF16, FP32, FP8, INT4])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (37, 3.0)])
+def test_paged_attention_with_sinks(window: int, soft_cap: float, cache: torch.dtype) -> None:
+    """Decodes, drafts and chunks; contexts in one part or several, and a sequence's first token, of which a sink takes most."""
+    dtype = FP32 if cache == FP32 else BF16
+    q, kv, tables, starts, contexts = paged_case([*DRAFTS, *MIXED, (1, 3000)], 6, 2, 96, 16, dtype)
+    kv, scales = cached(kv, cache, 1.0), (0.5, 3.0) if cache == FP8 else (1.0, 1.0)
+    sinks = 3 * torch.randn(6)
+    arguments = (tables, starts, contexts, 96**-0.5, window, soft_cap, *scales)
+    found, without = ops.paged_attention(q, kv, *arguments, sinks), ops.paged_attention(q, kv, *arguments)
+    expected = reference.paged_attention(q.float(), uncached(kv, FP32), *arguments, sinks)
+    assert_close(found.float(), expected, 1e-2 if dtype == BF16 else 1e-5)
+    assert not torch.equal(found, without)
+
+
 def test_paged_attention_splits_a_lone_long_context() -> None:
     q, kv, tables, starts, contexts = paged_case([(1, 3000)], 4, 1, 64, 16, BF16)
     arguments = (tables, starts, contexts, 0.125)
@@ -337,12 +352,12 @@ def test_paged_attention_skips_blocks_before_the_window() -> None:
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-@pytest.mark.parametrize(("tokens", "k"), [(1, 1024), (3, 100), (70, 896), (5, 7)])
-def test_rms_norm(tokens: int, k: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("tokens", "k", "wide"), [(1, 1024, False), (3, 100, True), (70, 896, True), (5, 7, False)])
+def test_rms_norm(tokens: int, k: int, wide: bool, dtype: torch.dtype) -> None:
     x, residual, weight = (
         torch.randn(tokens, k).to(dtype),
         torch.randn(tokens, k).to(dtype),
-        torch.randn(k).to(dtype),
+        torch.randn(k).to(FP32 if wide else dtype),
     )
     actual, expected = torch.empty_like(x), torch.empty_like(x)
     ops.rms_norm(x, weight, 1e-6, actual)
@@ -371,7 +386,7 @@ def test_silu_mul(tokens: int, width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", [None, "of the rows' type", "wide"])
 @pytest.mark.parametrize("positions_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim", "rotary", "block_size"),
@@ -391,14 +406,14 @@ def test_qk_norm_rope_store(
     rotary: int,
     block_size: int,
     positions_dtype: torch.dtype,
-    norm: bool,
+    norm: str | None,
     dtype: torch.dtype,
 ) -> None:
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
     positions = torch.randint(0, 100, (tokens,), dtype=positions_dtype)
     angles = torch.rand(100, rotary // 2) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
-    q_norm, k_norm = (torch.randn(dim).to(dtype) if norm else None for _ in "qk")
+    q_norm, k_norm = (torch.randn(dim).to(FP32 if norm == "wide" else dtype) if norm else None for _ in "qk")
     slots = torch.randperm(block_size * (tokens // block_size + 2))[:tokens]
     slots[tokens // 2] = -1
     actual_kv = torch.randn(tokens // block_size + 2, 2, kv_heads, block_size, dim).to(dtype)

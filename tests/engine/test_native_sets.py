@@ -2,17 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from starling_engine.gguf.reader import BLOCK_TYPES
+from starling_engine.layers.experts_packed import NativeExperts
+from starling_engine.layers.experts_quantized import QuantizedExperts
 from starling_engine.native import load
+from starling_engine.native.group_quantized import INT8 as CODES
 from starling_engine.params import SamplingParams
 
 from tests.engine import test_native as kernels
 from tests.engine import test_native_cache_rows as cache_rows
 from tests.engine import test_quantized_ops as quantized
-from tests.engine.instruction_sets import other_sets, using
+from tests.engine.instruction_sets import EMULATED, other_sets, using
+from tests.engine.layers import test_experts_with_biases as with_biases
 
 pytestmark = [
     pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
@@ -31,9 +36,20 @@ CASES: dict[str, Callable[[], None]] = {
     "strided rows": kernels.test_linear_reads_strided_rows,
     "experts": partial(kernels.test_a_grouped_linear, 112, 70, [3, 0, 1, 600], True),
     "experts' sum": partial(kernels.test_a_grouped_sum, 100, 70, [3, 0, 1, 600]),
+    "experts with biases and a clamped gate": partial(
+        with_biases.test_gives_what_the_reference_gives, NativeExperts, BF16, 0.03, 9
+    ),
+    "experts in codes with biases and a clamped gate": partial(
+        with_biases.test_gives_what_the_reference_gives,
+        partial(QuantizedExperts, CODES, CODES, online=True),
+        BF16,
+        0.06,
+        9,
+    ),
     "strided experts": kernels.test_a_grouped_linear_reads_strided_rows,
     "embedding": partial(kernels.test_embedding_is_the_weight_row, 33, 130),
     "long context": kernels.test_paged_attention_splits_a_lone_long_context,
+    **{f"sinks over {cache}": partial(kernels.test_paged_attention_with_sinks, 37, 3.0, cache) for cache in (FP32, FP8)},
     "window": kernels.test_paged_attention_skips_blocks_before_the_window,
     "drafts": partial(kernels.test_attention_of_a_token_is_the_same_whatever_drafts_follow, 64, 2500),
     "not a number": partial(kernels.test_rows_that_read_what_is_not_a_number_show_it, 0, 5.0, FP8),
@@ -50,7 +66,7 @@ CASES: dict[str, Callable[[], None]] = {
         for cache in (INT8, INT4)
     },
     "to fp8": partial(kernels.test_what_goes_to_an_fp8_cache_is_rounded_as_torch_does, BF16),
-    **{f"norm in {dtype}": partial(kernels.test_rms_norm, 3, 100, dtype) for dtype in (BF16, FP32)},
+    **{f"norm in {dtype}": partial(kernels.test_rms_norm, 3, 100, dtype == BF16, dtype) for dtype in (BF16, FP32)},
     "silu": partial(kernels.test_silu_mul, 3, 50, BF16),
     "sampling": partial(kernels.test_sample_draws_the_reference_tokens, 32003, 4.0),
     "greedy": kernels.test_greedy_takes_the_first_of_equals,
@@ -72,14 +88,26 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.fixture(scope="module", params=other_sets())
+LONG_WHEN_EMULATED = ("linear of many rows, columns and blocks", "sampling")
+"""Without --whole, of all emulated sets the last one runs them: their loops are the same in each."""
+
+
+def _run_of(name: str, case: str) -> Any:
+    emulated = [other for other in other_sets() if other.startswith(EMULATED)]
+    is_long = case in LONG_WHEN_EMULATED and name in emulated[:-1]
+    return pytest.param(name, case, marks=[pytest.mark.whole] if is_long else [])
+
+
+@pytest.fixture(scope="module")
 def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     with using(request.param):
         yield
 
 
 @pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("_kernels", "case"), [_run_of(name, case) for name in other_sets() for case in CASES], indirect=["_kernels"]
+)
 def test_a_kernel(case: str) -> None:
     torch.manual_seed(0)
     CASES[case]()

@@ -11,6 +11,7 @@ from starling_engine.native import quantized_ops as ops
 from starling_engine.native.gguf_blocks import FORMATS, read_blocks
 from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize
 from starling_engine.native.quantized_ops import PackedQuantized
+from starling_engine.native.recording import Scratch, record
 
 from tests.engine.instruction_sets import ROWS_BY_REGISTERS, every_set, unpacked_by_tiles, using
 
@@ -53,6 +54,16 @@ def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     torch.manual_seed(0)
+
+
+def test_columns_are_gathered() -> None:
+    x, order = torch.randn(5, 140).bfloat16()[:, 8:], torch.randint(132, (150,), dtype=torch.int32)
+    order[::7] = reference.NO_COLUMN
+    assert torch.equal(ops.gather_columns(x, order), reference.gather_columns(x, order))
+    recorded, found = record(lambda: ops.gather_columns(x, order), Scratch(1 << 12))
+    x += 1
+    recorded.replay()
+    assert torch.equal(found, reference.gather_columns(x, order))
 
 
 def groups_of(k: int, form: Format) -> int:

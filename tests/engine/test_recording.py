@@ -23,13 +23,13 @@ def test_a_replay_computes_anew() -> None:
     plain, norm = ops.pack_linear(torch.randn(96, 64).to(BF16)), torch.rand(64).to(BF16)
     kv, tables = torch.randn(4, 2, 1, 8, 32).to(BF16), torch.tensor([[2, 1]], dtype=torch.int32)
     start, context = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([11], dtype=torch.int32)
-    x = torch.randn(1, 64).to(BF16)
+    x, sinks = torch.randn(1, 64).to(BF16), torch.randn(3)
 
     def work() -> tuple[Tensor, Tensor]:
         unit = torch.empty_like(x)
         ops.rms_norm(x, norm, 0.25, unit)
         q = ops.linear(quantized_ops.quantized_linear(unit, packed), plain)
-        attended = ops.paged_attention(q.view(1, 3, 32), kv, tables, start, context, 0.3, soft_cap=2.0)
+        attended = ops.paged_attention(q.view(1, 3, 32), kv, tables, start, context, 0.3, soft_cap=2.0, sinks=sinks)
         return attended, ops.linear(attended.view(1, 96)[:, :64], plain, out_dtype=torch.float32)
 
     scratch = Scratch(1 << 14)

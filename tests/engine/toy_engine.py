@@ -60,18 +60,25 @@ def first_allowed(token: int, mask: int) -> int:
 
 
 class ToyConstraint:
-    """Allows some tokens, by the output so far. After `most` tokens nothing may follow; from `fails_at` on it has no answer."""
+    """Allows some tokens, by the output so far, but all of the first ones that are `free`.
+
+    After `most` tokens nothing may follow; from `fails_at` on it has no answer, as a token or else a mask says.
+    """
 
     words = -(-VOCAB // 32)
 
-    def __init__(self, key: int, most: int, fails_at: int | None = None) -> None:
+    def __init__(self, key: int, most: int, fails_at: int | None = None, free: int = 0, *, token_fails: bool = False) -> None:
         self.key = key
         self.most = most
         self.fails_at = fails_at
+        self.free = free
+        self.token_fails = token_fails
         self.output: list[int] = []
         self.error: str | None = None
 
     def mask(self, output: list[int]) -> int:
+        if len(output) < self.free:
+            return (1 << VOCAB) - 1
         rng = random.Random(zlib.crc32(bytes(output), self.key))
         return sum(1 << token for token in rng.sample(range(VOCAB), rng.choice([1, 3, 20])))
 
@@ -80,11 +87,14 @@ class ToyConstraint:
         size = 4 * ToyConstraint.words
         for constraint, drafts, first in rows:
             assert isinstance(constraint, ToyConstraint)
-            if constraint.fails_at is not None and len(constraint.output) >= constraint.fails_at:
-                constraint.error = "it is told to fail"
+            assert constraint.error is None, "what has failed is asked for nothing"
+            constraint._fail()
             for count in range(constraint.allowed(drafts) + 1):
                 mask = constraint.mask([*constraint.output, *drafts[:count]])
                 bits[size * (first + count) : size * (first + count + 1)] = mask.to_bytes(size, "little")
+
+    def restricts(self, tokens: int) -> bool:
+        return len(self.output) + tokens > self.free
 
     @property
     def is_finished(self) -> bool:
@@ -93,6 +103,12 @@ class ToyConstraint:
     def advance(self, token: int) -> None:
         assert self.mask(self.output) >> token & 1, "what is not allowed is never sampled"
         self.output.append(token)
+        if self.token_fails:
+            self._fail()
+
+    def _fail(self) -> None:
+        if self.fails_at is not None and len(self.output) >= self.fails_at:
+            self.error = "it is told to fail"
 
     def forced(self, most: int) -> list[int]:
         tokens: list[int] = []

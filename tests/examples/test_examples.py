@@ -9,7 +9,18 @@ from tests.cli.commands.running import starling
 from tests.cli.local.running import REPOSITORY
 from tests.kube.apiserver import kubectl
 
-NAMES = ("quickstart", "multi-group", "api-key", "pvc-weights", "tensor-parallel", "data-parallel", "elastic", "kv-tiers")
+NAMES = (
+    "quickstart",
+    "multi-group",
+    "api-key",
+    "pvc-weights",
+    "tensor-parallel",
+    "data-parallel",
+    "elastic",
+    "kv-tiers",
+    "router",
+    "gateway",
+)
 
 
 def test_there_are_no_others(examples):
@@ -46,7 +57,7 @@ def test_multi_group_runs_here(up, examples):
     running = up(examples / "multi-group.yaml")
     status = running.wait_until_ready("2/2")
     assert len(status["rows"]) == 2
-    assert {running.ask()["model"] for _ in range(4)} == {"pydoc"}
+    assert {running.ask(model="pydoc")["model"] for _ in range(4)} == {"pydoc"}
     assert running.end() == 0
 
 

@@ -1,4 +1,4 @@
-"""HTTP client of agents' admin endpoints. Answers are bounded; redirections and proxies of the environment are not followed."""
+"""HTTP client of agents' admin endpoints, and of routers. Answers are bounded; no redirection or proxy is followed."""
 
 from typing import Self
 
@@ -8,6 +8,8 @@ from pydantic_core import from_json
 from starling_agent.client.bounded import MOST_BYTES, UNCOMPRESSED, BadAnswer, parse, parse_report, read_all
 from starling_agent.contract.group import GroupMember, GroupView
 from starling_agent.contract.report import Report
+from starling_agent.contract.router import ROUTER_TOKEN
+from starling_agent.contract.router_report import RouterReport, ServiceNotice
 from starling_agent.contract.scale import ScaleRequest
 
 MOST_VIEW_BYTES = 1 << 20
@@ -62,6 +64,7 @@ class AgentClient:
         wait: float = 0.0,
         commit: str | None = None,
         ends_in: float | None = None,
+        routed: bool | None = None,
         seconds: float,
     ) -> Report:
         """Returns the agent's report when it is another than `known`, or after `wait` seconds. See `contract.report`."""
@@ -72,6 +75,8 @@ class AgentClient:
             query["commit"] = commit
         if ends_in is not None:
             query["ends_in"] = f"{ends_in:.1f}"
+        if routed is not None:
+            query["routed"] = "yes" if routed else "no"
         return parse_report(await self._call("GET", address, "report", token, query, seconds=seconds))
 
     async def raw_report(self, address: str, token: str, *, seconds: float) -> str:
@@ -97,6 +102,17 @@ class AgentClient:
         answer = await self._call("POST", address, "group", token, query, body=body, most=MOST_VIEW_BYTES, seconds=seconds)
         return parse(GroupView, answer, "view of the group")
 
+    async def router_report(
+        self, address: str, token: str, notice: ServiceNotice, *, known: RouterReport | None = None, wait: float, seconds: float
+    ) -> RouterReport:
+        """Gives a router the notice, with the routers' token. Returns its report as `report` does an agent's."""
+        query = {"wait": f"{wait:g}"}
+        if known is not None:
+            query |= {"after": str(known.version), "incarnation": known.incarnation}
+        url, body = f"http://{address}/router/report", notice.model_dump_json()
+        answer = await self._send("POST", url, {ROUTER_TOKEN: token}, query, body=body, seconds=seconds)
+        return parse(RouterReport, answer, "report")
+
     async def _call(
         self,
         method: str,
@@ -109,7 +125,21 @@ class AgentClient:
         most: int = MOST_BYTES,
         seconds: float,
     ) -> bytes:
-        headers = {"Authorization": f"Bearer {token}", **UNCOMPRESSED}
+        url, headers = f"http://{address}/admin/{path}", {"Authorization": f"Bearer {token}"}
+        return await self._send(method, url, headers, query, body=body, most=most, seconds=seconds)
+
+    async def _send(
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        query: dict[str, str],
+        *,
+        body: str | None = None,
+        most: int = MOST_BYTES,
+        seconds: float,
+    ) -> bytes:
+        headers = headers | UNCOMPRESSED
         if body is not None:
             headers["Content-Type"] = "application/json"
         limits = ClientTimeout(total=seconds, connect=self._connect_seconds)
@@ -117,7 +147,7 @@ class AgentClient:
             # A redirection could lead to an address that the caller reaches and the pod does not.
             async with self._http().request(
                 method,
-                f"http://{address}/admin/{path}",
+                url,
                 params=query,
                 headers=headers,
                 data=body,

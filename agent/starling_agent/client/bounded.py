@@ -1,6 +1,6 @@
 """Reading of answers within bounds: who runs a pod chooses its bytes, and one pod must not end its caller."""
 
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -47,6 +47,17 @@ def read_lines(chunks: Iterable[bytes], most: int = MOST_BYTES) -> Iterator[str]
         *whole, rest = rest.split(b"\n")
         yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
     yield rest.decode(errors="replace")
+
+
+async def lines_of(chunks: AsyncIterable[bytes], most: int = MOST_BYTES) -> AsyncIterator[bytes]:
+    """Yields whole lines of a stream. Raises AnswerTooLong where one has not ended after `most` bytes."""
+    rest = b""
+    async for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) > most:
+            raise AnswerTooLong(f"a line of its answer is longer than {most} bytes")
 
 
 def parse_report(data: bytes) -> Report:

@@ -83,7 +83,9 @@ class RateConfig(ContractModel):
 class EndpointConfig(ContractModel):
     """service_url: base URL of the Service, for the token that proves it; None where there is no Service.
 
+    response_store: folder for stored responses; None: they are in memory. max_stored_bytes bounds either.
     api_key_secret and tls_secret name the files' Secrets. These may come later than the pod, which waits for them.
+    routers_only: until the operator says otherwise requests have to come through routers, which know the tenants and their keys.
     """
 
     host: str = EVERYWHERE
@@ -94,6 +96,9 @@ class EndpointConfig(ContractModel):
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     whole_tool_calls: bool = False
+    max_stored_bytes: int = 64 << 20
+    stored_response_seconds: float = 30 * 86_400.0
+    response_store: str | None = None
     rate_limit: RateConfig | None = None
     max_body_bytes: int = 32 << 20
     read_seconds: float = 20.0
@@ -104,6 +109,7 @@ class EndpointConfig(ContractModel):
     service_url: str | None = None
     api_key_secret: str | None = None
     tls_secret: str | None = None
+    routers_only: bool = False
 
 
 class AdminConfig(ContractModel):

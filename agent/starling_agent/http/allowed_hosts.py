@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from starling_agent.http.errors import ApiError, send_error
+from starling_agent.http.error_forms import send_error
+from starling_agent.http.errors import ApiError
 
 
 class AllowedHosts:
@@ -25,7 +26,7 @@ class AllowedHosts:
         if name is None or is_allowed(name, self._allowed):
             await self._app(scope, receive, send)
         else:
-            await send_error(send, _misdirected(name))
+            await send_error(scope, send, _misdirected(name))
 
 
 def is_allowed(host: str, allowed: Sequence[str]) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from starling_agent.http.errors import ApiError, send_error
+from starling_agent.http.error_forms import send_error
+from starling_agent.http.errors import ApiError
 
 MIN_BYTES_PER_SECOND = 1024
 """The lowest rate at which a body may arrive after `read_seconds`, so that a large one on a slow line has time."""
@@ -29,7 +30,7 @@ class BodyLimit:
             return
         length = _content_length(scope)
         if length is not None and length > self._max_bytes:
-            await send_error(send, self._too_large())
+            await send_error(scope, send, self._too_large())
             return
         await self._app(scope, self._limited(receive), send)
 

@@ -1,10 +1,9 @@
-"""Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`, on every path and status."""
+"""Errors, which have the fields of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`, for every status."""
 
 import math
 from collections.abc import Mapping
 
 import msgspec
-from starlette.types import Send
 from starling_engine.errors import (
     EngineAsleep,
     EngineDead,
@@ -56,15 +55,6 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorBody(self.detail))
-
-
-async def send_error(send: Send, error: ApiError) -> None:
-    """Sends an error from a layer that is before the application's own error handling."""
-    body = error.body()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
-    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 class ShuttingDown(RequestFailed):

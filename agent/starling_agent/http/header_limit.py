@@ -2,7 +2,8 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from starling_agent.http.errors import ApiError, send_error
+from starling_agent.http.error_forms import send_error
+from starling_agent.http.errors import ApiError
 
 MAX_HEADER_BYTES = 32 * 1024
 """Bytes, with the request line."""
@@ -18,7 +19,7 @@ class HeaderLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_too_large(scope):
-            await send_error(send, header_too_large())
+            await send_error(scope, send, header_too_large())
         else:
             await self._app(scope, receive, send)
 

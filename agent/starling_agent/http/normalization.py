@@ -32,7 +32,9 @@ class SlashNormalizer:
         if scope["type"] == "http":
             path = normalized(scope["path"])
             if path != scope["path"]:
-                scope = {**scope, "path": path, "raw_path": path.encode()}
+                raw = scope.get("raw_path")  # what is encoded in it stays so: a router sends it on
+                raw = path.encode() if raw is None else normalized(raw.decode("latin-1")).encode("latin-1")
+                scope = {**scope, "path": path, "raw_path": raw}
         await self._app(scope, receive, send)
 
 

@@ -1,6 +1,7 @@
 """Open requests. One ends early when its client disconnects, and all of them when the server must end at once."""
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -21,18 +22,23 @@ class OpenRequests:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ended: str | None = None
+        self.last_at = -math.inf
+        """The loop's time when the last request came."""
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def run(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, receive: Receive, work: Coroutine[Any, Any, T], *, came: bool = True) -> T:
         """Returns the work's result. Raises ClientGone or ShuttingDown when it was cancelled; it has cleaned up by then.
 
-        `receive` must have given the whole body already, so that its next message is the disconnect.
+        `receive` must have given the whole body already, so that its next message is the disconnect. `came` is False for the
+        rest of a request that has come before.
         """
         if self._ended is not None:
             work.close()
             raise ShuttingDown(self._ended)
+        if came:
+            self.last_at = asyncio.get_running_loop().time()
         task = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(_disconnected(receive))
         self._tasks.add(task)

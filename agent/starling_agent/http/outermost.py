@@ -9,11 +9,12 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from starling_agent.drain import Drain
-from starling_agent.http.errors import as_api_error, send_error
+from starling_agent.http.error_forms import send_error
+from starling_agent.http.errors import as_api_error
 
 REQUEST_ID = b"x-request-id"
 _PRINTABLE = re.compile(rb"[!-~]{1,128}")
-QUIET_ROUTES = ("/health", "/ping", "/ready", "/load", "/metrics")
+QUIET_ROUTES = ("/health", "/ping", "/ready", "/load", "/metrics", "/backend", "/ui/state", "/router/report")
 """Routes that machines poll every few seconds; their log lines would bury the others."""
 
 log = structlog.get_logger("starling.http")
@@ -43,7 +44,7 @@ class OutermostMiddleware:
             if exchange.status:
                 # The status has been sent; uvicorn must cut the connection, so that the client sees an incomplete answer.
                 raise
-            await send_error(exchange.send, as_api_error(error))
+            await send_error(scope, exchange.send, as_api_error(error))
         finally:
             self._record(scope, request_id, exchange.status, time.monotonic() - began)
 

@@ -62,6 +62,8 @@ class EngineCollector(Collector):
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.", used)
         yield self._sleep_state(self._sleep_level())
+        text = "Sizes of steps that the device could not record, and launches kernel by kernel."
+        yield self._gauge("starling:steps_not_recorded", text, stats.steps_not_recorded)
         yield self._gauge("starling:kv_blocks_used", "Blocks of the KV cache that requests hold.", stats.kv_blocks_used)
         labels = [*self._labels, "block_size", "cache_dtype", "num_gpu_blocks"]
         info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's shape.", labels=labels)
@@ -91,6 +93,8 @@ class EngineCollector(Collector):
         yield from self._speculation(stats)
         text = "Tokens that took no step of their own, because a grammar allowed no other."
         yield self._counter("starling:jump_forward_tokens", text, stats.jump_forward_tokens_total)
+        text = "Kernels that were compiled, or loaded, while serving."
+        yield self._counter("starling:kernels_compiled", text, stats.kernels_compiled_total)
         yield self._counter("starling:engine_steps", "Steps of the engine.", stats.steps_total)
         yield self._counter("starling:eplb_rearrangements", "Changes of where experts lie.", stats.eplb_rearrangements_total)
         yield self._counter("starling:eplb_experts_moved", "Experts that ranks loaded for them.", stats.eplb_experts_moved_total)

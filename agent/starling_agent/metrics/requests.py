@@ -89,6 +89,9 @@ class _RequestClock:
         self._done = False
 
     def on_delta(self, delta: StreamDelta) -> None:
+        if delta.replayed:
+            self._done = delta.finished  # all of it was counted elsewhere
+            return
         now = time.monotonic()
         if self._first is None:
             self._first = now

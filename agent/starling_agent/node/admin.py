@@ -1,7 +1,5 @@
 """The admin endpoint: probes for the kubelet, the report for the operator and the group."""
 
-import math
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -10,17 +8,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starling_engine import AsyncEngine
 
+from starling_agent.file_token import FileToken
 from starling_agent.group.leader import Leader, answer_group
 from starling_agent.group.operations import Operations, answer_scale
 from starling_agent.http.auth import bearer
 from starling_agent.http.body_limit import BodyLimit
 from starling_agent.http.errors import ApiError
 from starling_agent.http.header_limit import HeaderLimit
-from starling_agent.node.admin_token import AdminToken
+from starling_agent.http.long_poll import number, poll_query
 from starling_agent.node.drain_deadline import DrainDeadline
 from starling_agent.node.pinned_commit import PinnedCommit
 from starling_agent.openai.sleeping import put_to_sleep, sleep_answer, wake
 from starling_agent.report_state import ReportState
+from starling_agent.routers_only import RoutersOnly
 from starling_agent.settings import MIB, READ_SECONDS
 
 
@@ -44,13 +44,14 @@ class SleepRoutes:
 
 def create_admin(
     state: ReportState,
-    token: AdminToken,
+    token: FileToken,
     leader: Leader | None,
     leader_address: str,
     operations: Operations | None,
     sleep_routes: SleepRoutes,
     pinned_commit: PinnedCommit,
     deadline: DrainDeadline,
+    routers_only: RoutersOnly | None = None,
 ) -> Starlette:
     """Makes the application. Probes need no token: the kubelet has none. `leader` and `operations` are None on other nodes."""
 
@@ -66,16 +67,18 @@ def create_admin(
 
     async def report(request: Request) -> Response:
         _check_token(request, token)
-        after, seconds = _poll_query(request)
+        after, seconds = poll_query(request.query_params)
         pinned_commit.choose(request.query_params.get("commit", ""))
         if "ends_in" in request.query_params:
-            deadline.set(_number(request.query_params["ends_in"], "ends_in"))
+            deadline.set(number(request.query_params, "ends_in"))
+        if routers_only is not None and (routed := request.query_params.get("routed")) in ("yes", "no"):
+            routers_only.set(routed == "yes")
         answer = await state.wait(after, request.query_params.get("incarnation"), seconds)
         return Response(answer.model_dump_json(), media_type="application/json")
 
     async def group(request: Request) -> Response:
         _check_token(request, token)
-        return await answer_group(request, leader, leader_address, *_poll_query(request))
+        return await answer_group(request, leader, leader_address, *poll_query(request.query_params))
 
     async def scale(request: Request) -> Response:
         _check_token(request, token)
@@ -113,28 +116,12 @@ def _reason(state: ReportState) -> str:
     return f"{report.phase}: {report.last_error}" if report.last_error else report.phase
 
 
-def _check_token(request: Request, token: AdminToken) -> None:
+def _check_token(request: Request, token: FileToken) -> None:
     """Raises ApiError 401. Called before anything else of the request is read."""
     given = bearer(request.scope)
     if given is None or not token.matches(given):
         message = "the admin token is missing or wrong; send it as 'Authorization: Bearer TOKEN'"
         raise ApiError(401, message, code="invalid_admin_token", headers={"WWW-Authenticate": "Bearer"})
-
-
-def _poll_query(request: Request) -> tuple[int, float]:
-    """Returns the version that the caller knows, and the seconds that it waits for another."""
-    query = request.query_params
-    return int(_number(query.get("after", "-1"), "after")), _number(query.get("wait", "0"), "wait")
-
-
-def _number(text: str, name: str) -> float:
-    try:
-        number = int(text) if name == "after" else float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ApiError(400, f"{name} must be a number, got {text[:100]!r}", param=name, code="invalid_value")
-    return number
 
 
 async def _answer_api_error(_: Request, error: Exception) -> Response:

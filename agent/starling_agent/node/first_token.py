@@ -9,6 +9,8 @@ from pydantic_core import from_json
 
 from starling_agent.client.bounded import UNCOMPRESSED, read_all
 from starling_agent.contract.listening import EVERYWHERE, authority
+from starling_agent.contract.router import POD, ROUTER_TOKEN
+from starling_agent.file_token import FileToken
 from starling_agent.node.failures import transient
 
 TIMEOUT = httpx.Timeout(60.0, connect=2.0)
@@ -23,10 +25,12 @@ log = structlog.get_logger("starling.agent")
 class FirstToken:
     """Requests one token of `model`. Answers are bounded, since another server may listen at the address.
 
-    Certificates are not verified: the process calls itself, by a name that no certificate has.
+    Certificates are not verified: the process calls itself, by a name that no certificate has. Routers that share `router_token`
+    send the request to the pod that it names, this one.
     """
 
-    def __init__(self, model: str, api_key: Callable[[], str | None]) -> None:
+    def __init__(self, model: str, api_key: Callable[[], str | None], pod: str, router_token: FileToken) -> None:
+        self._pod, self._router_token = pod, router_token
         self._body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0.0}
         self._api_key = api_key
 
@@ -48,7 +52,8 @@ class FirstToken:
     def _headers(self) -> dict[str, str]:
         """Authorizes with a key that is valid now: keys change while a node serves."""
         key = self._api_key()
-        return {**UNCOMPRESSED, "Authorization": f"Bearer {key}"} if key else UNCOMPRESSED
+        headers = {**UNCOMPRESSED, POD: self._pod, ROUTER_TOKEN: self._router_token.value.decode()}
+        return headers | ({"Authorization": f"Bearer {key}"} if key else {})
 
     async def require(self, base_url: str) -> None:
         """Raises NodeFailure when no token comes after ATTEMPTS tries."""

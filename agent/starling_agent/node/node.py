@@ -5,7 +5,7 @@ import contextlib
 import signal
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -13,9 +13,11 @@ from starling_engine import EngineArgs
 from starling_engine.errors import ConfigError
 
 from starling_agent.api_keys import ApiKeys
-from starling_agent.contract.config import AdminConfig, AgentConfig
+from starling_agent.contract.config import AdminConfig, AgentConfig, EndpointConfig
 from starling_agent.contract.identity import Identity
 from starling_agent.contract.report import Report
+from starling_agent.contract.router import router_token
+from starling_agent.file_token import FileToken
 from starling_agent.group.leader import RemoteMembershipService
 from starling_agent.group.leader_parts import LeaderParts, make_leader_parts
 from starling_agent.group.local_share import LocalShare
@@ -23,7 +25,6 @@ from starling_agent.group.membership import GroupMembership, make_member
 from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.exporter import CacheShape
 from starling_agent.node.admin import SleepRoutes, create_admin
-from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.certificates import watch_certificate
 from starling_agent.node.configuration import Configuration
 from starling_agent.node.drain_deadline import DrainDeadline
@@ -34,6 +35,7 @@ from starling_agent.node.secrets import wait_for_secrets
 from starling_agent.node.supervisor import Supervisor
 from starling_agent.node.switchable_app import SwitchableApp
 from starling_agent.report_state import ReportState
+from starling_agent.routers_only import RoutersOnly
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
 from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import RateLimit, ServerSettings, Tls
@@ -60,18 +62,27 @@ async def run_node(configuration: Configuration, identity: Identity) -> ExitStat
     leader_parts = make_leader_parts(config, identity, state) if config is not None else None
     sleep_routes, pinned_commit = SleepRoutes(), PinnedCommit(_path(config.model.pin_file) if config is not None else None)
     deadline = DrainDeadline()
-    async with _admin_server(configuration.admin, state, leader_parts, identity.leader, sleep_routes, pinned_commit, deadline):
+    of_routers = FileToken(Path(configuration.admin.token_file), router_token)
+    routers_only = _routers_only(config.endpoint, of_routers) if config is not None else None
+    async with _admin_server(
+        configuration.admin, state, leader_parts, identity.leader, sleep_routes, pinned_commit, deadline, routers_only
+    ):
         if config is None:
             return await _stay_failed(state, configuration.error or "")
         try:
             if not await wait_for_secrets(config.endpoint, state):
                 return ExitStatus(0)
-            node = _Node(config, identity, state, open_requests, leader_parts, sleep_routes, pinned_commit)
+            settings = replace(_settings(config, identity), router_token=of_routers, routers_only=routers_only)
+            node = _Node(config, settings, identity, state, open_requests, leader_parts, sleep_routes, pinned_commit, of_routers)
             deadline.end = node.end_streams
         except ConfigError as error:
             return await _stay_failed(state, f"endpoint.{error}")
         with contextlib.closing(node.listener):
             return await node.run()
+
+
+def _routers_only(endpoint: EndpointConfig, token: FileToken) -> RoutersOnly:
+    return RoutersOnly(token, endpoint.connection_seconds, closed=endpoint.routers_only)
 
 
 def first_report(configuration: Configuration, identity: Identity) -> Report:
@@ -99,6 +110,7 @@ async def _admin_server(
     sleep_routes: SleepRoutes,
     pinned_commit: PinnedCommit,
     deadline: DrainDeadline,
+    routers_only: RoutersOnly | None,
 ) -> AsyncIterator[None]:
     """Serves the admin endpoint before everything else starts, and until after it has ended."""
     try:
@@ -106,8 +118,9 @@ async def _admin_server(
     except ConfigError as error:
         raise ConfigError(f"admin.{error}") from None
     leader, operations = (leader_parts.leader, leader_parts.operations) if leader_parts is not None else (None, None)
-    token = AdminToken(Path(admin.token_file))
-    server = HttpServer(create_admin(state, token, leader, leader_address, operations, sleep_routes, pinned_commit, deadline))
+    token = FileToken(Path(admin.token_file))
+    app = create_admin(state, token, leader, leader_address, operations, sleep_routes, pinned_commit, deadline, routers_only)
+    server = HttpServer(app)
     with contextlib.closing(listener):
         listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -140,15 +153,16 @@ class _Node:
     def __init__(
         self,
         config: AgentConfig,
+        settings: ServerSettings,
         identity: Identity,
         state: ReportState,
         open_requests: OpenRequests,
         leader_parts: LeaderParts | None,
         sleep_routes: SleepRoutes,
         pinned_commit: PinnedCommit,
+        of_routers: FileToken,
     ) -> None:
         endpoint = config.endpoint
-        settings = _settings(config)
         self._tls = _tls(config)
         given = config.engine.get
         cache = CacheShape(given("block_size", EngineArgs.block_size), given("kv_cache_dtype", EngineArgs.kv_cache_dtype))
@@ -157,10 +171,11 @@ class _Node:
         self._state = state
         self._open_requests = open_requests
         self._drain = app.drain
+        self._background = app.background
         self._server = HttpServer(app, self._tls, settings.read_seconds, settings.connection_seconds, app.metrics.responses)
         self.listener = bind(endpoint.host, endpoint.port)
         url = local_url(endpoint.host, self.listener.getsockname()[1], tls=self._tls is not None)
-        token = FirstToken(settings.served_model_names[0], lambda: settings.api_keys.first)
+        token = FirstToken(settings.served_model_names[0], lambda: settings.api_keys.first, identity.pod, of_routers)
         self._leader = leader_parts.leader if leader_parts is not None else None
         service = self._leader or RemoteMembershipService(identity.leader, Path(config.admin.token_file))
         member = make_member(config, identity, state.report)
@@ -178,7 +193,15 @@ class _Node:
             sleep_routes,
             pinned_commit,
         )
-        self._shutdown = SignalShutdown(self._server, settings, app.drain, open_requests, self._supervisor.begin_drain)
+        self._shutdown = SignalShutdown(
+            self._server,
+            settings,
+            app.drain,
+            open_requests,
+            self._supervisor.begin_drain,
+            # All nodes of a group often drain together: requests that come to this one may need the others' cores, too.
+            on_closed=self._membership.stop_accepting,
+        )
 
     async def run(self) -> ExitStatus:
         self._shutdown.listen()
@@ -193,6 +216,7 @@ class _Node:
             done, _ = await asyncio.wait((serving, supervising, *helpers), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # all but the server end only by a bug, which is raised here
+            await self._background.finish(self._shutdown.drain_over)
             await self._finish_for_others()
         finally:
             self._server.should_exit = self._server.force_exit = True
@@ -235,7 +259,7 @@ class _Node:
         return ExitStatus(0)
 
 
-def _settings(config: AgentConfig) -> ServerSettings:
+def _settings(config: AgentConfig, identity: Identity) -> ServerSettings:
     endpoint, drain, rate = config.endpoint, config.drain, config.endpoint.rate_limit
     return ServerSettings(
         host=endpoint.host,
@@ -249,6 +273,12 @@ def _settings(config: AgentConfig) -> ServerSettings:
         reasoning_parser=endpoint.reasoning_parser,
         whole_tool_calls=endpoint.whole_tool_calls,
         rate_limit=RateLimit(rate.requests, rate.seconds) if rate is not None else None,
+        max_stored_bytes=endpoint.max_stored_bytes,
+        stored_response_seconds=endpoint.stored_response_seconds,
+        response_store=_path(endpoint.response_store),
+        pod=identity.pod,
+        group=identity.group,
+        revision=config.revision,
         max_body_bytes=endpoint.max_body_bytes,
         read_seconds=endpoint.read_seconds,
         connection_seconds=endpoint.connection_seconds,

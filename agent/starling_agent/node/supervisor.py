@@ -35,7 +35,7 @@ from starling_agent.node.recovery import Restart, after_failure
 from starling_agent.node.switchable_app import SwitchableApp
 from starling_agent.node.weights import commit_of, obtain, weights_digest
 from starling_agent.report_state import ReportState
-from starling_agent.server.process_memory import freeze_objects
+from starling_agent.server.process_memory import collect_rarely
 
 WATCH_SECONDS = 0.2
 LOADING_SILENCE_SECONDS = 600.0
@@ -103,10 +103,7 @@ class Supervisor:
     def begin_drain(self) -> None:
         """Makes the node unready at once. Without an engine it ends without waiting."""
         self._state.update(phase="draining", ready=False, progress=None)
-        membership = self._local_share.membership
-        membership.drain()
-        # All nodes of a group often drain together: each needs the others' cores until none accepts requests any more.
-        asyncio.get_running_loop().call_later(self._config.drain.accept_seconds, membership.stop_accepting)
+        self._local_share.membership.drain()
         if not self._app.is_open:
             self._stop_serving()
 
@@ -228,7 +225,7 @@ class Supervisor:
             self._state.update(**report_of_engine(engine), **({} if cause is None else {"last_error": cause}))
 
     def _become_ready(self) -> None:
-        freeze_objects()
+        collect_rarely()
         self._served = self._first_token_seen = True
         self._state.update(phase="serving", token_seen=True, ready=True)
         url = self._config.endpoint.service_url

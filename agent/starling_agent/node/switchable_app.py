@@ -15,6 +15,7 @@ from starling_agent.metrics.requests import RequestMetrics
 from starling_agent.node.metrics import AgentCollector, EngineTotals
 from starling_agent.openai.app import create_app
 from starling_agent.openai.endpoint import Endpoint
+from starling_agent.openai.responses.background import background_responses
 from starling_agent.openai.unavailable_app import create_unavailable_app
 from starling_agent.report_state import ReportState
 from starling_agent.settings import ServerSettings
@@ -24,15 +25,18 @@ MAX_RETRY_SECONDS = 30
 
 
 class SwitchableApp:
-    """The application of the endpoint's server. Open requests, metrics and totals belong to it: they outlive each engine."""
+    """The application of the endpoint's server. Open requests, stored responses, metrics and totals belong to it:
+    they outlive each engine.
+    """
 
     def __init__(
         self, settings: ServerSettings, state: ReportState, open_requests: OpenRequests, cache: CacheShape, *collectors: Collector
     ) -> None:
-        """`collectors`: metrics of the agent's other parts."""
+        """`collectors`: metrics of the agent's other parts. Raises ConfigError for a folder that cannot be written."""
         self.drain = Drain()
         self._settings = settings
         self._open_requests = open_requests
+        self.background = background_responses(settings, open_requests)
         self.metrics = RequestMetrics()
         self._totals = EngineTotals()
         names, totals = settings.served_model_names, self._totals
@@ -55,7 +59,13 @@ class SwitchableApp:
         """Directs new requests to this engine."""
         self._totals.begin(engine)
         self._endpoint = Endpoint(
-            engine, self._settings, self.drain, open_requests=self._open_requests, metrics=self.metrics, exporter=self._exporter
+            engine,
+            self._settings,
+            self.drain,
+            self._open_requests,
+            self.background,
+            metrics=self.metrics,
+            exporter=self._exporter,
         )
         self._endpoint.open()
         self._app = create_app(self._endpoint)

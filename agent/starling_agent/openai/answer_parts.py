@@ -2,33 +2,42 @@
 
 import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from starling_engine.outputs import FinishReason, OutputDelta
 
+from starling_agent.openai.custom_tools import InputReader
 from starling_agent.openai.output_format import OutputReading
-from starling_agent.parsers.events import Arguments, CallBegin, Content, Event, Reasoning
+from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a tool; its arguments are the text of a JSON object, unless the output was cut in it."""
+    """A call of a tool; its arguments are the text of a JSON object, unless the output was cut in it.
+
+    Those of a tool that `is_custom` are any text.
+    """
 
     id: str
     name: str
     arguments: str = ""
+    is_custom: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallPiece:
-    """A piece of an answer's call number `index`. The first piece has the call's id and name."""
+    """A piece of an answer's call number `index`. The first piece has the call's id and name.
+
+    arguments  a piece of their JSON; of the text, if the tool `is_custom`
+    """
 
     index: int
     arguments: str = ""
     id: str | None = None
     name: str | None = None
+    is_custom: bool = False
 
 
 Piece = Content | Reasoning | CallPiece
@@ -40,10 +49,16 @@ class AnswerReader:
     def __init__(self, reading: OutputReading | None) -> None:
         self.calls = 0
         """Calls up to now."""
+        self.reasoning_tokens = 0
+        """Tokens of reasoning up to now, also of such as is not shown."""
+        self._undecided = 0
+        """Tokens behind which no text has come yet."""
         self._reading = reading
         self._parser = None if reading is None else reading.parser()
         self._hides_calls = False
         self._ids: set[str] = set()
+        self._input: InputReader | None = None
+        """Reads the text of the last call; None where it is that of a function."""
 
     def read(self, output: OutputDelta) -> list[Piece]:
         """Returns the pieces that the output's next text completes, those of one kind that follow each other joined."""
@@ -54,12 +69,31 @@ class AnswerReader:
             # A stop string may end an output anywhere.
             is_cut = output.finish_reason != "stop" or isinstance(output.stop_reason, str)
             events += self._parser.finish(is_cut)
-        return _joined(self._pieces(events))
+        self._undecided += len(output.token_ids)
+        if not events and output.finish_reason is None:
+            return []
+        if events:
+            self.reasoning_tokens += self._count_reasoning(events)
+        pieces = [piece for event in events if (piece := self._piece(event)) is not None]
+        if output.finish_reason is not None and (piece := self._end_input()) is not None:
+            pieces.append(piece)  # the output was cut in it
+        return _joined(pieces)
 
     def ended_by(self, reason: FinishReason) -> FinishReason | Literal["tool_calls"]:
         """Returns the reason for which the answer ended."""
         has_whole_calls = self.calls > 0 and self._parser is not None and not self._parser.has_open_call
         return "tool_calls" if has_whole_calls and reason == "stop" else reason
+
+    def _count_reasoning(self, events: Sequence[Event]) -> int:
+        """Returns how many more tokens are reasoning: all up to a text that is nothing else, or those that its text has."""
+        assert self._reading is not None
+        tokens, self._undecided = self._undecided, 0
+        if len(events) == 1:  # nearly always
+            return tokens if isinstance(events[0], Reasoning) else 0
+        thoughts = [event.text for event in events if isinstance(event, Reasoning)]
+        if len(thoughts) == len(events):
+            return tokens
+        return sum(map(self._reading.count_tokens, thoughts))
 
     def _id(self, given: str | None) -> str:
         """Returns the model's own id of a call if no other call has it, or a new one."""
@@ -70,21 +104,38 @@ class AnswerReader:
         self._ids.add(found)
         return found
 
-    def _pieces(self, events: Iterable[Event]) -> Iterator[Piece]:
+    def _piece(self, event: Event) -> Piece | None:
+        """Returns what an event adds to the answer, if anything."""
         assert self._reading is not None
-        for event in events:
-            match event:
-                case Content():
-                    yield event
-                case Reasoning() if self._reading.shows_reasoning:
-                    yield event
-                case CallBegin(name, call_id):
-                    self._hides_calls = not self._reading.parallel and self.calls > 0
-                    if not self._hides_calls:
-                        self.calls += 1
-                        yield CallPiece(self.calls - 1, id=self._id(call_id), name=name)
-                case Arguments(text) if not self._hides_calls:
-                    yield CallPiece(self.calls - 1, text)
+        match event:
+            case Arguments():
+                return None if self._hides_calls else self._call_piece(event.text)
+            case Content():
+                return event
+            case Reasoning():
+                return event if self._reading.shows_reasoning else None
+            case CallBegin():
+                self._hides_calls = not self._reading.parallel and self.calls > 0
+                if self._hides_calls:
+                    return None
+                self.calls += 1
+                is_custom = event.name in self._reading.custom
+                self._input = InputReader() if is_custom else None
+                return CallPiece(self.calls - 1, id=self._id(event.id), name=event.name, is_custom=is_custom)
+            case CallEnd():
+                return self._end_input()
+
+    def _call_piece(self, arguments: str) -> Piece | None:
+        if self._input is None:
+            return CallPiece(self.calls - 1, arguments)
+        text = self._input.feed(arguments)
+        return CallPiece(self.calls - 1, text, is_custom=True) if text else None
+
+    def _end_input(self) -> Piece | None:
+        """Returns what is left of the open call's text."""
+        reader, self._input = self._input, None
+        text = "" if reader is None else reader.rest()
+        return CallPiece(self.calls - 1, text, is_custom=True) if text else None
 
 
 @dataclass(slots=True)
@@ -100,7 +151,7 @@ class AnswerParts:
     def blocks(self) -> list[Content | Reasoning | ToolCall]:
         """The parts, those of one kind that follow each other joined."""
         return [
-            ToolCall(piece.id or "", piece.name or "", piece.arguments) if isinstance(piece, CallPiece) else piece
+            ToolCall(piece.id or "", piece.name or "", piece.arguments, piece.is_custom) if isinstance(piece, CallPiece) else piece
             for piece in _joined(self._pieces)
         ]
 
@@ -117,7 +168,9 @@ class AnswerParts:
         return [block for block in self.blocks if isinstance(block, ToolCall)]
 
 
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    if len(pieces) < 2:  # nearly always
+        return pieces
     return [_one([*group]) for _, group in itertools.groupby(pieces, _part_of)]
 
 
@@ -128,8 +181,8 @@ def _part_of(piece: Piece) -> tuple[type[Piece], int | None]:
 def _one(pieces: Sequence[Piece]) -> Piece:
     """Joins pieces of one kind, or of one call."""
     match pieces[0]:
-        case CallPiece(index, _, call_id, name):
-            return CallPiece(index, "".join(piece.arguments for piece in pieces if isinstance(piece, CallPiece)), call_id, name)
+        case CallPiece() as first:
+            return replace(first, arguments="".join(piece.arguments for piece in pieces if isinstance(piece, CallPiece)))
         case Content():
             return Content("".join(piece.text for piece in pieces if isinstance(piece, Content)))
         case Reasoning():

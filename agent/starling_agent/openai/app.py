@@ -4,40 +4,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starling_engine.errors import EngineAsleep, StarlingError
 
-from starling_agent.drain import Drain
-from starling_agent.http.allowed_hosts import AllowedHosts
-from starling_agent.http.auth import KeyCheck
-from starling_agent.http.body_limit import BodyLimit
+from starling_agent.http.error_forms import error_body
 from starling_agent.http.errors import ApiError, as_api_error
-from starling_agent.http.header_limit import HeaderLimit
-from starling_agent.http.normalization import HeadAsGet, SlashNormalizer
+from starling_agent.http.middleware_stack import middleware_stack
 from starling_agent.http.open_requests import ClientGone
-from starling_agent.http.outermost import OutermostMiddleware
-from starling_agent.http.rate_limit import RateLimiter
-from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.openai import chat, completions, embeddings, models, probes, sleeping, tokens
+from starling_agent.openai import chat, completions, embeddings, models, probes, scoring, sleeping, tokens
 from starling_agent.openai.anthropic import routes as anthropic_routes
-from starling_agent.openai.anthropic.errors import anthropic_error
 from starling_agent.openai.anthropic.protocol import CountRequest, MessagesRequest
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.protocol.base import RequestModel, field_path
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.protocol.completion import CompletionRequest
-from starling_agent.openai.protocol.embedding import EmbeddingRequest
+from starling_agent.openai.protocol.embedding import EmbeddingRequest, PoolingRequest
+from starling_agent.openai.protocol.scoring import RerankRequest, ScoreRequest
 from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from starling_agent.openai.responses import routes as responses_routes
 from starling_agent.openai.responses.protocol import ResponsesRequest
-from starling_agent.settings import ServerSettings
 from starling_agent.version import starling_version
 
 BODIES: Sequence[type[RequestModel]] = (
@@ -47,6 +38,9 @@ BODIES: Sequence[type[RequestModel]] = (
     ResponsesRequest,
     CompletionRequest,
     EmbeddingRequest,
+    PoolingRequest,
+    ScoreRequest,
+    RerankRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -63,6 +57,7 @@ ERRORS = error_responses(
     {
         400: "The request is wrong: `param` names the field.",
         401: "The API key is missing or not known here.",
+        403: "Routers alone are answered this, or answered at all here.",
         404: "The model or the path does not exist.",
         405: "The path has other methods.",
         408: "The body did not come in time.",
@@ -95,11 +90,13 @@ def create_app(endpoint: Endpoint) -> FastAPI:
         title="Starling",
         version=starling_version(),
         description="Serves one large language model over OpenAI's API.",
-        middleware=middleware_stack(endpoint.settings, endpoint.drain, endpoint.metrics),
+        middleware=middleware_stack(endpoint.settings, endpoint.drain, endpoint.metrics.responses),
         redirect_slashes=False,
     )
     app.state.endpoint = endpoint
-    for module in (chat, responses_routes, anthropic_routes, completions, embeddings, models, tokens, probes):
+    modules = (chat, responses_routes, anthropic_routes, completions, embeddings, scoring, models, tokens, probes)
+    app.state.allowed = _allowed([module.router for module in modules])
+    for module in modules:
         app.include_router(module.router, responses=ERRORS)
     if endpoint.engine.config.sleep_mode:
         app.include_router(sleeping.router, responses=ERRORS | SLEEP_ERRORS)
@@ -109,44 +106,14 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     return app
 
 
-def middleware_stack(settings: ServerSettings, drain: Drain, metrics: RequestMetrics) -> list[Middleware]:
-    """Returns the middleware, outermost first. All is plain ASGI: BaseHTTPMiddleware would copy each chunk through a queue."""
-    stack = [
-        Middleware(SlashNormalizer),
-        Middleware(OutermostMiddleware, drain=drain, responses=metrics.responses, access_log=settings.access_log),
-        Middleware(HeaderLimit),
-    ]
-    if settings.allowed_hosts:
-        stack.append(Middleware(AllowedHosts, allowed=settings.allowed_hosts))
-    if settings.allowed_origins:
-        stack.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],
-                expose_headers=["X-Request-Id", "Retry-After"],
-            )
-        )
-    if settings.api_keys:
-        stack.append(Middleware(KeyCheck, keys=settings.api_keys, salted=settings.prefix_cache_salt == "key"))
-    if settings.rate_limit is not None:
-        stack.append(Middleware(RateLimiter, limit=settings.rate_limit))
-    stack.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes, read_seconds=settings.read_seconds))
-    stack.append(Middleware(HeadAsGet))
-    return stack
-
-
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone | ClientDisconnect):
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     if isinstance(error, EngineAsleep):
         log.info("refused", request_id=request.scope["state"]["request_id"], reason=str(error))
     api_error = _as_api_error(request, error)
-    if f"{request.url.path}/".startswith(f"{anthropic_routes.PATH}/"):
-        body = anthropic_error(api_error, request.scope["state"]["request_id"])
-        return Response(body, api_error.status, headers=api_error.headers, media_type="application/json")
-    return Response(api_error.body(), api_error.status, headers=api_error.headers, media_type="application/json")
+    body = error_body(api_error, request.scope)
+    return Response(body, api_error.status, headers=api_error.headers, media_type="application/json")
 
 
 def _as_api_error(request: Request, error: Exception) -> ApiError:
@@ -159,9 +126,19 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
             return ApiError(404, f"there is no {request.url.path[:200]}", code="not_found")
         if error.status_code == 405:
             message = f"{request.method} is not possible on {request.url.path[:200]}"
-            return ApiError(405, message, code="method_not_allowed", headers=error.headers)
+            allowed = request.app.state.allowed.get(getattr(request.scope.get("route"), "path", None))
+            headers = error.headers if allowed is None else {"Allow": allowed}
+            return ApiError(405, message, code="method_not_allowed", headers=headers)
         return ApiError(error.status_code, str(error.detail), headers=error.headers)
     return as_api_error(error)
+
+
+def _allowed(routers: Sequence[APIRouter]) -> dict[str, str]:
+    """Returns the header Allow of each path. The framework's names the methods of one route, and a path may have several."""
+    methods: dict[str, set[str]] = {}
+    for route in (route for router in routers for route in router.routes if isinstance(route, APIRoute)):
+        methods.setdefault(route.path, set()).update(route.methods or ())
+    return {path: ", ".join(sorted(names)) for path, names in methods.items()}
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -1,34 +1,41 @@
 """Makes the generation of a chat: its prompt, the tools that it may call, and how its outputs are read."""
 
-from dataclasses import replace
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from starling_engine.errors import InvalidRequest
+from starling_engine.errors import InvalidRequest, PromptTooLong
+from starling_engine.frontend.prompt_encoder import PromptForm
 
 from starling_agent.openai.endpoint import Caller, Endpoint
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.make_generation import make_generation
 from starling_agent.openai.messages import assistant_text, predicted_text, template_messages
 from starling_agent.openai.output_format import OutputReading
+from starling_agent.openai.prompting import Prompting
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.protocol.structured_outputs import Form
 from starling_agent.openai.rendering import render
-from starling_agent.openai.tools import OfferedTools, calls_form, offered_tools
+from starling_agent.openai.tools import OfferedTools, calls_form, offered_tools, with_enforced_grammars
 
 
 async def chat_generation(
-    endpoint: Endpoint, body: ChatRequest, caller: Caller, *, kind: str = "chatcmpl", clamps: bool = False
+    endpoint: Endpoint, body: ChatRequest, caller: Caller, *, kind: str = "chatcmpl", lenient: bool = False
 ) -> Generation:
-    """Makes the generation of a chat. `kind` begins the answer's id; `clamps` lets the context's end limit the output.
+    """Makes the generation of a chat. `kind` begins the answer's id.
 
+    `lenient` takes what clients of an API send to every model: limits that the context has no room for, and grammars of
+    tools that cannot be enforced. The model is shown these all the same.
     Raises InvalidRequest, and what rendering raises.
     """
     endpoint.model_name(body.model)
     body.check_stream_fields()
     messages = template_messages(body.messages)
-    tools = _callable_tools(endpoint, body)
-    calls = _calls_form(endpoint, body, tools)
+    tools = _callable_tools(endpoint, body, lenient=lenient)
+    form = _form(endpoint, body, tools)
     prompt = await render(endpoint, body, messages, caller.request_id, tools.functions if tools else None)
-    ids = await endpoint.prompts.text(prompt, "messages", bool(body.add_special_tokens))
+    with _longest_part_named(body):
+        ids = await endpoint.prompts.chat(prompt, "messages", PromptForm(bool(body.add_special_tokens)))
     prediction = predicted_text(body.prediction)
     return await make_generation(
         endpoint,
@@ -39,41 +46,64 @@ async def chat_generation(
         prediction=None if prediction is None else await endpoint.prompts.encode(prediction, "prediction", False),
         prefixes=[assistant_text(messages[-1]) if body.echo else ""],
         default_max_tokens=None,
-        clamps=clamps,
+        clamps=lenient,
         logprobs=body.num_logprobs(),
         prompt_logprobs=body.prompt_logprobs,
-        reading=_reading(endpoint, body, tools, calls or body.form(), ids),
-        calls=calls,
+        reading=_reading(endpoint, body, tools, form, ids),
+        form=form,
         renamed={"logprobs": "top_logprobs", "prompt": "messages"},
     )
 
 
-async def chat_prompt(endpoint: Endpoint, body: ChatRequest, request_id: str) -> list[int]:
+async def chat_prompt(endpoint: Prompting, body: ChatRequest, request_id: str) -> list[int]:
     """Returns the token ids of a chat's prompt, which may be longer than the context. Raises as `chat_generation` does."""
     endpoint.model_name(body.model)
-    tools = _callable_tools(endpoint, body)
+    tools = _callable_tools(endpoint, body, lenient=True)  # grammars leave the prompt as it is
     prompt = await render(endpoint, body, template_messages(body.messages), request_id, tools.functions if tools else None)
     return await endpoint.prompts.encode(prompt, "messages", bool(body.add_special_tokens))
 
 
-def _callable_tools(endpoint: Endpoint, body: ChatRequest) -> OfferedTools | None:
-    """Returns the tools that the model may call. Raises InvalidRequest where it has no known way to do so."""
+@contextmanager
+def _longest_part_named(body: ChatRequest) -> Iterator[None]:
+    """Names what takes most of a prompt that does not fit: the messages or the tools."""
+    try:
+        yield
+    except PromptTooLong as error:
+        longest = "tools" if len(repr(body.tools or "")) > len(repr(body.messages)) else "messages"
+        raise PromptTooLong(error.message, longest) from None
+
+
+def _callable_tools(endpoint: Prompting, body: ChatRequest, *, lenient: bool) -> OfferedTools | None:
+    """Returns the tools that the model may call. Raises InvalidRequest where it has no known way to do so.
+
+    `lenient` is as `chat_generation` has it.
+    """
     tools = offered_tools(body.tools, body.tool_choice)
     if tools is None:
         return None
-    if endpoint.output_format.calls is None:
+    family = endpoint.output_format.calls
+    if family is None:
         why = "the format in which this model calls tools is not known; the server takes its name as --tool-call-parser"
         raise InvalidRequest(why, "tools")
-    return tools
+    return with_enforced_grammars(tools, family, has_form=body.form() is not None) if lenient else tools
 
 
-def _calls_form(endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None) -> Form | None:
-    """Returns the form that calls have to have, if there is one. Raises InvalidRequest where it cannot be enforced."""
-    format_of_calls = endpoint.output_format.calls
-    if tools is None or format_of_calls is None:
-        return None
-    parallel, may_reason = body.parallel_tool_calls is not False, endpoint.output_format.marks_reasoning
-    return calls_form(tools, format_of_calls, parallel=parallel, may_reason=may_reason)
+def _form(endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None) -> Form | None:
+    """Returns the form that outputs have to have, if there is one: the request's own, or that of calls.
+
+    Where the request does not say, a model that marks its reasoning may reason first: the answer's content has none of it.
+    Raises InvalidRequest for two forms.
+    """
+    own, known = body.form(), endpoint.output_format
+    calls = None
+    if tools is not None and known.calls is not None:
+        calls = calls_form(tools, known.calls, parallel=body.parallel_tool_calls is not False)
+    if own is not None and calls is not None:
+        raise InvalidRequest(f"{own.field} and tools each say which form the output has; give one of them", own.field)
+    form = own or calls
+    if form is None or form.may_reason is not None:
+        return form
+    return dataclasses.replace(form, may_reason=known.marks_reasoning and body.reasoning_effort != "none")
 
 
 def _reading(
@@ -88,4 +118,9 @@ def _reading(
     reading = endpoint.output_format.reading(None if tools is None else tools.schemas, prompt, reasons=reasons)
     if reading is None:
         return None
-    return replace(reading, parallel=body.parallel_tool_calls is not False, shows_reasoning=body.include_reasoning is not False)
+    return dataclasses.replace(
+        reading,
+        parallel=body.parallel_tool_calls is not False,
+        custom=frozenset() if tools is None else tools.custom,
+        shows_reasoning=body.include_reasoning is not False,
+    )

@@ -50,31 +50,43 @@ class ChunkWriter:
 
     def text(self, index: int, text: str) -> bytes:
         """Returns a chunk with text alone; nearly all chunks are such."""
-        return self._opening(index) + _encode(text) + self._plain_end
+        return self._opening(index) + self._shape.before_text + _encode(text) + self._plain_end
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        """Returns a chunk of a chat with reasoning alone, under both of its names."""
+        encoded = _encode(text)
+        delta = b'"delta":{"reasoning":' + encoded + b',"reasoning_content":' + encoded
+        return self._opening(index) + delta + self._plain_end
+
+    def arguments(self, index: int, call: int, text: str) -> bytes:
+        """Returns a chunk of a chat with a piece of the arguments of call number `call` alone."""
+        delta = b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":%s}}]' % (call, _encode(text))
+        return self._opening(index) + delta + self._plain_end
 
     def rich_text(self, index: int, text: str, *, logprobs: object, extra: dict[str, object], usage: Usage | None) -> bytes:
         """Returns a chunk with more than text: log probabilities, `extra` fields of the choice, the usage up to here."""
         choice = b"%s,%s" % (self._shape.after_text, _fields({"logprobs": logprobs, "finish_reason": None, **extra}))
-        return self._opening(index) + _encode(text) + choice + b"}" + self._end(usage)
+        return self._opening(index) + self._shape.before_text + _encode(text) + choice + b"}" + self._end(usage)
 
     def delta(self, index: int, delta: object, *, logprobs: object, extra: dict[str, object], usage: Usage | None) -> bytes:
         """Returns a chunk of a chat with any delta."""
         choice = _fields({"delta": delta, "logprobs": logprobs, "finish_reason": None, **extra})
-        return b'%s{"index":%d,%s}%s' % (self._head, index, choice, self._end(usage))
+        return self._opening(index) + choice + b"}" + self._end(usage)
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None, usage: Usage | None) -> bytes:
         """Returns the last chunk of a choice; its delta is empty."""
         ends = _fields({"logprobs": None, "finish_reason": reason, "stop_reason": stop_reason})
-        return b'%s{"index":%d,%s,%s}%s' % (self._head, index, self._shape.empty, ends, self._end(usage))
+        return b"%s%s,%s}%s" % (self._opening(index), self._shape.empty, ends, self._end(usage))
 
     def usage(self, usage: Usage) -> bytes:
         """Returns the chunk without choices that ends a stream with `include_usage`."""
         return self._head + self._end(usage)
 
     def _opening(self, index: int) -> bytes:
+        """Returns all that is before the text of a choice's chunk, or before its delta."""
         opening = self._openings.get(index)
         if opening is None:
-            opening = self._openings[index] = self._head + b'{"index":%d,' % index + self._shape.before_text
+            opening = self._openings[index] = self._head + b'{"index":%d,' % index
         return opening
 
     def _end(self, usage: Usage | None) -> bytes:

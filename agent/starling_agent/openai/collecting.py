@@ -61,4 +61,6 @@ async def collect(generation: Generation, deltas: AsyncGenerator[PromptDelta]) -
                 choices[prompt * n + output.index].add(output)
     if generation.only_echo:
         choices = [Choice(c.index, c.prompt, c.reader, finish_reason="length") for c in choices]
-    return Collected(choices, prompt_logprobs, make_usage(count.prompt, count.completion, count.cached, count.drafts))
+    reasoning = sum(choice.reader.reasoning_tokens for choice in choices) if generation.reading is not None else None
+    usage = make_usage(count.prompt, count.completion, count.cached, count.drafts, reasoning)
+    return Collected(choices, prompt_logprobs, usage)

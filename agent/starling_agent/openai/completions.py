@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
+from starling_engine.frontend.prompt_encoder import PromptForm
 from starling_engine.outputs import TokenLogprobs
 
 from starling_agent.openai.answering import answer_stream, answer_whole, log_request
@@ -21,7 +22,9 @@ router = APIRouter(tags=["OpenAI"])
 
 
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
-async def completions(request: Request, body: Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]) -> Response:
+async def completions(
+    request: Request, body: Annotated[CompletionRequest, Depends(body_of(CompletionRequest, resumable=True))]
+) -> Response:
     """Continues one or several prompts, whole or as a stream of server-sent events."""
     endpoint = endpoint_of(request)
     generation = await completion_generation(endpoint, body, caller_of(request))
@@ -35,7 +38,7 @@ async def completion_generation(endpoint: Endpoint, body: CompletionRequest, cal
     endpoint.model_name(body.model)
     body.check_stream_fields()
     body.check_best_of()
-    prompts = await endpoint.prompts.read(body.prompt, "prompt", body.add_special_tokens is not False)
+    prompts = await endpoint.prompts.read(body.prompt, "prompt", PromptForm(body.add_special_tokens is not False))
     return await make_generation(
         endpoint,
         body,
@@ -47,6 +50,7 @@ async def completion_generation(endpoint: Endpoint, body: CompletionRequest, cal
         logprobs=body.logprobs,
         prompt_logprobs=body.num_prompt_logprobs(),
         only_echo=body.only_echo,
+        form=body.form(),
         renamed={},
     )
 
@@ -58,13 +62,13 @@ def _prompt_texts(endpoint: Endpoint, body: CompletionRequest, prompts: list[lis
     texts = [item if isinstance(item, str) else None for item in body.prompt]
     given = texts if len(texts) == len(prompts) and None not in texts else [None] * len(prompts)
     return [
-        endpoint.engine.tokenizer.decode(ids, skip_special_tokens=False) if text is None else text
+        endpoint.tokenizer.decode(ids, skip_special_tokens=False) if text is None else text
         for text, ids in zip(given, prompts, strict=True)
     ]
 
 
 def completion_answer(endpoint: Endpoint, generation: Generation, collected: Collected) -> Completion:
-    writer = LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids)
+    writer = LogprobWriter(endpoint.tokenizer, generation.tokens_as_ids)
     scores = [
         _PromptScore.of(ids, collected.prompt_logprobs.get(i), generation.top_logprobs, writer)
         for i, ids in enumerate(generation.prompts)

@@ -1,68 +1,72 @@
-"""POST /v1/embeddings"""
+"""POST /v1/embeddings and /pooling"""
 
 import array
-import asyncio
 import base64
 import sys
 import time
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
-from starling_engine.frontend.gathering import gather_or_cancel
+from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.answering import json_response
-from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of, unique_id
-from starling_agent.openai.protocol.answers import Embedding, Embeddings, make_usage
-from starling_agent.openai.protocol.embedding import EmbeddingRequest
+from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
+from starling_agent.openai.pooling import pool, prompt_form
+from starling_agent.openai.protocol.answers import Embedding, NumberedAnswers, PooledData
+from starling_agent.openai.protocol.embedding import EmbeddingFields, EmbeddingRequest, PoolingRequest
+from starling_agent.openai.rendering import render_alone
 from starling_agent.openai.request_body import body_of, body_schema
 
+T = TypeVar("T")
+Vector = list[float] | str
 router = APIRouter(tags=["OpenAI"])
-
-OPEN_INPUTS = 64
-"""Inputs of one request in the engine at once. A long list neither fills the queue nor is refused for its length."""
 
 
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingRequest))
 async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]) -> Response:
     """Returns one vector for each input: the pooled hidden states of the last layer."""
+    return await _answer(request, body, "embd", lambda i, vector: Embedding(index=i, embedding=vector))
+
+
+@router.post("/pooling", openapi_extra=body_schema(PoolingRequest))
+async def pooling(request: Request, body: Annotated[PoolingRequest, Depends(body_of(PoolingRequest))]) -> Response:
+    """Returns the same vectors in vLLM's form."""
+    return await _answer(request, body, "pool", lambda i, vector: PooledData(index=i, data=vector))
+
+
+async def _answer(request: Request, body: EmbeddingFields, kind: str, made: Callable[[int, Vector], T]) -> Response:
+    """Answers with the vectors as the request wants them, each in the form that is `made` of its number and itself."""
     endpoint = endpoint_of(request)
     model = endpoint.model_name(body.model)
-    prompts = await endpoint.prompts.read(body.input, "input", body.add_special_tokens is not False)
-    params = PoolingParams(pooling=body.pooling or "mean", normalize=body.normalize is not False)
-    caller = caller_of(request)
-    answer_id = f"embd-{unique_id(body.request_id or caller.request_id)}"
-    salt = caller.cache_salt(None)
-    vectors = await endpoint.open_requests.run(request.receive, _embed_all(endpoint, prompts, params, answer_id, salt))
+    body.check_source()
+    field, prompts = await _prompts(endpoint, body, caller_of(request).request_id)
+    params = PoolingParams(pooling=body.pooling, normalize=body.normalize, dimensions=body.dimensions)
+    answer_id = caller_of(request).answer_id(kind, body.request_id)
+    pooled = await pool(request, endpoint, {field: prompts}, params, answer_id)
     as_text = body.encoding_format == "base64"
-    return json_response(
-        Embeddings(
-            id=answer_id,
-            created=int(time.time()),
-            model=model,
-            data=[Embedding(index=i, embedding=_base64(v) if as_text else v) for i, v in enumerate(vectors)],
-            usage=make_usage(sum(map(len, prompts)), 0, 0),
-        )
-    )
+    data = [made(i, _base64(vector) if as_text else vector) for i, vector in enumerate(pooled.vectors)]
+    return json_response(NumberedAnswers(id=answer_id, created=int(time.time()), model=model, data=data, usage=pooled.usage))
 
 
-async def _embed_all(
-    endpoint: Endpoint, prompts: list[list[int]], params: PoolingParams, answer_id: str, salt: str | None
-) -> list[list[float]]:
-    """Returns all vectors in order; the first failure cancels the others."""
-    semaphore = asyncio.Semaphore(OPEN_INPUTS)
-    return await gather_or_cancel(
-        _embed(endpoint, semaphore, ids, params, f"{answer_id}-{i}", salt) for i, ids in enumerate(prompts)
-    )
+async def _prompts(endpoint: Endpoint, body: EmbeddingFields, request_id: str) -> tuple[str, list[list[int]]]:
+    """Returns the prompts, and the field that they are of. A chat is one prompt, rendered as if it were to be answered."""
+    if body.messages is not None:
+        form = prompt_form(endpoint, body, add_special_tokens=bool(body.add_special_tokens))
+        chat = await render_alone(endpoint, body, body.messages, request_id)
+        return "messages", [await endpoint.prompts.chat(chat, "messages", form)]
+    texts = endpoint.pooled_texts
+    prefix = texts.prompt(body.prompt_name)
+    if body.prompt_name is not None and not _are_texts(body.input):
+        raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
+    special = texts.special_tokens if body.add_special_tokens is None else body.add_special_tokens
+    form = prompt_form(endpoint, body, add_special_tokens=special, prefix=prefix)
+    return "input", await endpoint.prompts.read(body.input, "input", form, texts.ids)
 
 
-async def _embed(
-    endpoint: Endpoint, semaphore: asyncio.Semaphore, ids: list[int], params: PoolingParams, engine_id: str, salt: str | None
-) -> list[float]:
-    async with semaphore:
-        with endpoint.metrics.pooling(len(ids)):
-            output = await endpoint.engine.embed(ids, params, request_id=engine_id, cache_salt=salt)
-    return output.outputs.embedding
+def _are_texts(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and any(isinstance(item, str) for item in value))
 
 
 def _base64(vector: list[float]) -> str:

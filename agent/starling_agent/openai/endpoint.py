@@ -2,35 +2,41 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import structlog
 from fastapi import Request
 from starling_engine import AsyncEngine, BeamSearchParams
-from starling_engine.frontend.render_process import ChatRendering
+from starling_engine.frontend.pooled_texts import PooledTexts
+from starling_engine.frontend.reranker import Reranker
 from starling_engine.outputs import OutputDelta, StreamDelta
 
+from starling_agent.contract.router import ROUTER_TOKEN
 from starling_agent.drain import Drain
-from starling_agent.http.errors import ApiError
 from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
+from starling_agent.openai.field_names import errors_named
 from starling_agent.openai.generation import Generation, PromptDelta, merged
-from starling_agent.openai.output_format import OutputFormat
-from starling_agent.openai.prompts import PromptReader
-from starling_agent.openai.responses.store import ResponseStore
+from starling_agent.openai.prompting import Prompting
+from starling_agent.openai.prompting_bundle import PromptingBundles
+from starling_agent.openai.responses.background import BackgroundResponses
 from starling_agent.openai.stream_batcher import StreamBatcher
+from starling_agent.openai.stream_record import Note
 from starling_agent.settings import ServerSettings
 
 log = structlog.get_logger("starling.request")
 
 
-class Endpoint:
-    """One model with one engine, under the names in `settings`, of which there is at least one.
+class Endpoint(Prompting):
+    """One model with one engine.
 
-    `open_requests`, `metrics` and `exporter` are given if they outlive the engine; otherwise the endpoint makes them.
+    `background` belongs to `open_requests`. `metrics` and `exporter` are given if they outlive the engine; otherwise the endpoint
+    makes them.
     """
 
     def __init__(
@@ -38,72 +44,54 @@ class Endpoint:
         engine: AsyncEngine,
         settings: ServerSettings,
         drain: Drain,
+        open_requests: OpenRequests,
+        background: BackgroundResponses,
         *,
-        open_requests: OpenRequests | None = None,
         metrics: RequestMetrics | None = None,
         exporter: Exporter | None = None,
     ) -> None:
+        scheduler, model = engine.config.scheduler, engine.model_config
+        super().__init__(engine.tokenizer, settings, model.vocab_size, scheduler.max_model_len, lambda: engine.max_open_requests)
         self.engine = engine
-        self.settings = settings
+        self.bundles = PromptingBundles(self)
         self.drain = drain
         self.created = int(time.time())
-        self.names = settings.served_model_names
-        self.open_requests = OpenRequests() if open_requests is None else open_requests
+        self.open_requests = open_requests
+        self.background = background
+        self.responses = background.store
         self.batcher = StreamBatcher(engine.config.worker.device)
         self.metrics = RequestMetrics() if metrics is None else metrics
-        self.vocab_size = engine.model_config.vocab_size
-        self.max_model_len = engine.config.scheduler.max_model_len
-        self.prompts = PromptReader(engine.tokenizer, self.vocab_size, self.max_model_len, settings.max_prompts)
-        self.rendering = ChatRendering(engine.tokenizer.renderer, max_waiting=lambda: engine.max_open_requests)
-        self.responses = ResponseStore(settings.max_stored_bytes)
-        self.output_format = OutputFormat(
-            engine.tokenizer,
-            settings.tool_call_parser,
-            settings.reasoning_parser,
-            whole_calls=settings.whole_tool_calls,
-        )
+        pooler = model.pooler
+        self.pooled_texts = PooledTexts(self.prompts, self.rendering.render, pooler)
+        self.reranker = Reranker(self.prompts, self.rendering.render, pooler) if pooler.classifier_tokens else None
         cache = CacheShape(engine.config.block_size, engine.config.cache_dtype)
         self.exporter = exporter or Exporter(
             EngineCollector(lambda: engine.stats, self.names[0], cache, self.metrics, lambda: engine.sleep_level)
         )
 
-    def open(self) -> None:
-        """Starts what requests need. Called before the first one."""
-        self.rendering.open()
-
-    def close(self) -> None:
-        """Stops it. Called after the last request."""
-        self.rendering.close()
-
-    def model_name(self, given: str | None) -> str:
-        """Returns the name for the answer. Raises ApiError 404 for a model that is not served."""
-        if given is None:
-            return self.names[0]
-        if given not in self.names:
-            raise ApiError(
-                404,
-                f"the model {given[:200]!r} does not exist; this server has {', '.join(self.names)}",
-                param="model",
-                code="model_not_found",
-            )
-        return given
-
     def deltas(self, generation: Generation) -> AsyncGenerator[PromptDelta]:
         """Returns the stream of deltas. The engine gets the request when the first one is awaited."""
-        return merged([self._stream(generation, ids, f"{generation.answer_id}-{i}") for i, ids in enumerate(generation.prompts)])
+        return merged([self._stream(generation, i) for i in range(len(generation.prompts))])
 
-    def _stream(self, generation: Generation, ids: list[int], engine_id: str) -> AsyncGenerator[StreamDelta]:
-        if isinstance(generation.params, BeamSearchParams):
-            return self.metrics.measured(self._search(generation, generation.params, ids, engine_id))
+    def _stream(self, generation: Generation, prompt: int) -> AsyncGenerator[StreamDelta]:
+        ids, engine_id, params, record = (
+            generation.prompts[prompt],
+            f"{generation.answer_id}-{prompt}",
+            generation.params,
+            generation.record,
+        )
+        if isinstance(params, BeamSearchParams):
+            return self.metrics.measured(self._search(generation, params, ids, engine_id))
         stream = self.engine.stream(
             ids,
-            generation.params,
+            params if record is None else msgspec.structs.replace(params, seed=record.seeds[prompt]),
             request_id=engine_id,
             priority=generation.priority,
             cache_salt=generation.cache_salt,
             prediction=generation.prediction,
+            earlier=None if record is None else record.earlier.get(prompt),
         )
-        return self.metrics.measured(stream)
+        return self.metrics.measured(_named(stream, generation.renamed))
 
     async def _search(
         self, generation: Generation, params: BeamSearchParams, ids: list[int], engine_id: str
@@ -124,13 +112,22 @@ class Endpoint:
         )
 
 
+async def _named(stream: AsyncIterator[StreamDelta], names: Mapping[str, str]) -> AsyncGenerator[StreamDelta]:
+    """Gives fields that an error of the stream names the request's own names."""
+    async with aclosing(cast("AsyncGenerator[StreamDelta]", stream)) as deltas:
+        with errors_named(names):
+            async for delta in deltas:
+                yield delta
+
+
 def endpoint_of(request: Request) -> Endpoint:
     return cast("Endpoint", request.app.state.endpoint)
 
 
-def unique_id(request_id: str) -> str:
-    """Returns an id for an answer that begins with the request's. Clients may choose that one, and use it twice."""
-    return f"{request_id}-{uuid.uuid4().hex[:8]}"
+def is_router(request: Request) -> bool:
+    """Says whether a request shows the token that routers share with this server."""
+    token = endpoint_of(request).settings.router_token
+    return token is not None and token.matches(request.headers.get(ROUTER_TOKEN, "").encode("latin-1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +137,19 @@ class Caller:
     request_id  id that the client gave, or that was made on arrival
     key_salt    separates the cached prefixes of its API key from others'; None: they are shared
     owner       stands for its API key; None: the endpoint is open
+    priority    of its tenant, a higher one first; None: no router has named one
+    notes       of its stream by another server, which begins it if there are none; None: the stream is not resumable
     """
 
     request_id: str
     key_salt: str | None
     owner: str | None = None
+    notes: Sequence[Note] | None = None
+    priority: int | None = None
+
+    def answer_id(self, kind: str, given: str | None) -> str:
+        """Makes an answer's id, with the request's in it: clients may choose that one (`given`), and use it twice."""
+        return f"{kind}-{given or self.request_id}-{uuid.uuid4().hex[:8]}"
 
     def cache_salt(self, given: str | None) -> str | None:
         """Joins the salt of the key and the request's own. Salts of keys have one length, so different pairs differ."""
@@ -153,4 +158,4 @@ class Caller:
 
 def caller_of(request: Request) -> Caller:
     state = request.scope["state"]
-    return Caller(state["request_id"], state.get("key_salt"), state.get("key_owner"))
+    return Caller(state["request_id"], state.get("key_salt"), state.get("key_owner"), state.get("notes"), state.get("priority"))

@@ -1,16 +1,20 @@
 """The generation of one HTTP request: a request to the engine for each prompt, with their deltas merged."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starling_engine import BeamSearchParams, SamplingParams
 from starling_engine.outputs import DraftCount, StreamDelta
 
+from starling_agent.openai.field_names import own_name
 from starling_agent.openai.output_format import OutputReading
+from starling_agent.openai.stream_record import StreamRecord
 
 PromptDelta = tuple[int, StreamDelta]
+TAKEN_SECONDS = 0.5
+"""An engine core refuses a request within 0.2 s; one that is still open by then has been taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,8 @@ class Generation:
     reading         how outputs are split into content, reasoning and calls; None: all of an output is content
     prediction      token ids that the answer is expected to be
     only_echo       the prompt is only scored; the engine generates one token for it, which is dropped
+    renamed         the request's names of fields, by the engine's, for errors that end it
+    record          what its stream can be resumed from, on another server or here; None: it cannot
     """
 
     answer_id: str
@@ -40,6 +46,12 @@ class Generation:
     continuous_usage: bool = False
     prediction: list[int] | None = None
     reading: OutputReading | None = None
+    record: StreamRecord | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def with_names(self, names: Sequence[tuple[str, str]]) -> "Generation":
+        """Returns it for a route that has other names of fields than its chat; `names` are as `fields_named` takes them."""
+        return replace(self, renamed={known: own_name(name, names) or name for known, name in self.renamed.items()})
 
     @property
     def prompt_tokens(self) -> int:
@@ -100,6 +112,22 @@ async def merged(streams: Sequence[AsyncGenerator[StreamDelta]]) -> AsyncGenerat
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def with_start(deltas: AsyncGenerator[PromptDelta]) -> AsyncGenerator[PromptDelta | None]:
+    """Yields the deltas, and before the first one None if that takes long: the engine has taken the request by then."""
+    async with aclosing(deltas):
+        first = asyncio.ensure_future(anext(deltas))
+        try:
+            done, _ = await asyncio.wait((first,), timeout=TAKEN_SECONDS)
+            if not done:
+                yield None
+            yield await first
+        finally:
+            first.cancel()
+            await asyncio.wait((first,))  # a generator that runs cannot be closed
+        async for delta in deltas:
+            yield delta
 
 
 async def _feed(prompt: int, stream: AsyncGenerator[StreamDelta], queue: "asyncio.Queue[PromptDelta | Exception | None]") -> None:

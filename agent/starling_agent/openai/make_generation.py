@@ -1,21 +1,23 @@
 """Makes a Generation of a chat or completion request, whose fields it checks."""
 
+import dataclasses
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 from starling_engine import BeamSearchParams, SamplingParams
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.bad_words import banned_tokens
-from starling_agent.openai.endpoint import Caller, Endpoint, unique_id
+from starling_agent.openai.endpoint import Caller, Endpoint
+from starling_agent.openai.field_names import errors_named
 from starling_agent.openai.generation import Generation
 from starling_agent.openai.output_format import OutputReading
 from starling_agent.openai.prompts import output_budget
 from starling_agent.openai.protocol.beam_search import beam_search_params, check_beam_fields
 from starling_agent.openai.protocol.sampling import SamplingFields
 from starling_agent.openai.protocol.structured_outputs import Form
+from starling_agent.openai.stream_record import Note, StreamRecord
 
 MAX_PROMPT_LOGPROBS = 300_000
 """Entries in all choices of an answer; each is some 60 bytes."""
@@ -36,13 +38,13 @@ async def make_generation(
     only_echo: bool = False,
     prediction: list[int] | None = None,
     reading: OutputReading | None = None,
-    calls: Form | None = None,
+    form: Form | None = None,
     renamed: Mapping[str, str],
 ) -> Generation:
     """Raises InvalidRequest. `renamed` maps the engine's names of fields to those of this route.
 
-    `default_max_tokens` is the route's; a recommendation of the model's authors takes precedence. `calls` is the form of outputs
-    that have to call tools, or may do so in one way alone. `clamps`: what the context has no room for is left out of the limit.
+    `default_max_tokens` is the route's; a recommendation of the model's authors takes precedence. `form` is what outputs have to
+    have. `clamps`: what the context has no room for is left out of the limit.
     """
     check_beam_fields(body)
     defaults = endpoint.engine.model_config.generation_defaults
@@ -54,28 +56,25 @@ async def make_generation(
     params = _params(endpoint, body, prompts, budget, logprobs, prompt_logprobs)
     if reading is not None and isinstance(params, SamplingParams):
         params = structs.replace(params, shown_token_ids=endpoint.output_format.shown_ids(reading))
-    form = body.form()
-    if calls is not None and isinstance(params, SamplingParams):
-        if form is not None:
-            raise InvalidRequest(f"{form.field} and tools each say which form the output has; give one of them", form.field)
-        form, params = calls, structs.replace(params, structured_outputs=calls.params())
+    if form is not None and isinstance(params, SamplingParams):
+        params = structs.replace(params, structured_outputs=form.params())
     names = {**renamed, "max_tokens": name, "beam_width": "n", **(form.renamed if form else {})}
-    with _errors_named(names):
+    with errors_named(names):  # before any prompt starts: a later error could end a stream in the middle
         endpoint.engine.validate(prompts, params)
     _check_answer_size(prompts, prompt_logprobs, params.n)
     _check_sequences(endpoint, prompts, params)
     if isinstance(params, SamplingParams):
-        with _errors_named(names):
+        with errors_named(names):
             await endpoint.engine.check_structured_outputs(prompts, params)
     options = body.stream_options
-    return Generation(
-        answer_id=f"{kind}-{unique_id(body.request_id or caller.request_id)}",
+    generation = Generation(
+        answer_id=caller.answer_id(kind, body.request_id),
         created=int(time.time()),
         model=endpoint.model_name(body.model),
         prompts=prompts,
         params=params,
         prefixes=prefixes,
-        priority=_priority(endpoint, body.priority),
+        priority=_priority(endpoint, body.priority, caller),
         cache_salt=caller.cache_salt(body.cache_salt),
         top_logprobs=logprobs,
         only_echo=only_echo,
@@ -85,7 +84,24 @@ async def make_generation(
         reading=reading,
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        renamed=names,
     )
+    return generation if caller.notes is None else _with_record(endpoint, generation, caller.notes)
+
+
+def _with_record(endpoint: Endpoint, generation: Generation, notes: Sequence[Note]) -> Generation:
+    """Makes a generation's stream resumable, and goes on with what `notes` say of it. Raises InvalidRequest for wrong ones."""
+    params = generation.params
+    if isinstance(params, BeamSearchParams) or params.prompt_logprobs is not None or generation.only_echo:
+        return generation
+    seeds = [endpoint.engine.draw_seed() if params.seed is None else params.seed for _ in generation.prompts]
+    begun = notes[0].stream if notes else None
+    if begun is None:
+        return dataclasses.replace(generation, record=StreamRecord.of(notes, seeds, params.n, endpoint.vocab_size))
+    record = StreamRecord.of(notes, begun.seeds, params.n, endpoint.vocab_size)
+    if len(record.seeds) != len(generation.prompts):
+        raise InvalidRequest("these notes are not of this request", "notes")
+    return dataclasses.replace(generation, record=record, answer_id=begun.id, created=begun.created)
 
 
 def _params(
@@ -102,33 +118,12 @@ def _params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            banned_words=banned_tokens(body.bad_words or (), endpoint.engine.tokenizer),
+            banned_words=banned_tokens(body.bad_words or (), endpoint.tokenizer),
         )
     if prompt_logprobs is not None:
         raise InvalidRequest("echo: log probabilities of the prompt do not go with use_beam_search", "echo")
     room = endpoint.max_model_len - max(map(len, prompts))
     return beam_search_params(body, room if max_tokens is None else max_tokens, logprobs)
-
-
-@contextmanager
-def _errors_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Gives fields that errors name the request's own names.
-
-    Calls within raise what the engine would raise, before any prompt starts: a later error could end a stream in the middle.
-    """
-    try:
-        yield
-    except InvalidRequest as error:
-        for field, own in names.items():
-            if error.param is not None and _is_within(error.param, field):
-                name = own + error.param.removeprefix(field)
-                raise type(error)(error.message.replace(f"{error.param} must", f"{name} must"), name) from None
-        raise
-
-
-def _is_within(path: str, field: str) -> bool:
-    """Says if the path is that of the field, or of a part of it."""
-    return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
 def _check_answer_size(prompts: list[list[int]], prompt_logprobs: int | None, n: int) -> None:
@@ -156,7 +151,11 @@ def _check_sequences(endpoint: Endpoint, prompts: list[list[int]], params: Sampl
         raise InvalidRequest(f"{tokens} tokens ({parts} times n) were sent; at most {most} are possible at once", "prompt")
 
 
-def _priority(endpoint: Endpoint, priority: int | None) -> int:
-    if priority and endpoint.engine.config.scheduler.policy != "priority":
+def _priority(endpoint: Endpoint, priority: int | None, caller: Caller) -> int:
+    """Returns the engine's priority, of which a lower one runs earlier. A tenant's takes the place of what a request asks for."""
+    by_priority = endpoint.engine.config.scheduler.policy == "priority"
+    if priority and not by_priority:
         raise InvalidRequest("this server runs requests in order of arrival (--scheduling-policy fcfs)", "priority")
+    if caller.priority is not None:
+        return -caller.priority if by_priority else 0
     return priority or 0

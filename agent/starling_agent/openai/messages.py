@@ -6,7 +6,8 @@ from typing import Any
 
 from starling_engine.errors import InvalidRequest
 
-from starling_agent.openai.protocol.base import shown, text_in
+from starling_agent.openai.custom_tools import INPUT
+from starling_agent.openai.protocol.base import refuse_unknown, shown, text_in
 from starling_agent.parsers.json_text import whole_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -14,6 +15,11 @@ IGNORED_FIELDS = ("provider_specific_fields",)
 """Fields of gateways that send back what they themselves put into an answer."""
 EMPTY_FIELDS = ("refusal", "annotations", "audio", "function_call")
 """Fields of answers that clients send back in the history; they are always empty yet."""
+KNOWN_FIELDS = (
+    *("role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "tool_call_id"),
+    *EMPTY_FIELDS,
+    *IGNORED_FIELDS,
+)
 
 MEDIA_PARTS = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "video", "file", "image_embeds")
 
@@ -25,7 +31,7 @@ def template_messages(messages: list[Any], param: str = "messages") -> list[dict
     converted = [_message(message, f"{param}[{i}]") for i, message in enumerate(messages)]
     for i, message in enumerate(converted):
         if "tool_calls" in message:
-            _check_answers(converted, i, f"{param}[{i}].tool_calls")
+            _check_answers(converted, i, param)
     return converted
 
 
@@ -35,8 +41,7 @@ def predicted_text(prediction: dict[str, Any] | None) -> str | None:
         return None
     if prediction.get("type") != "content":
         raise InvalidRequest(f"must be 'content', got {shown(prediction.get('type'))}", "prediction.type")
-    for name in prediction.keys() - {"type", "content"}:
-        raise InvalidRequest(f"unknown field {shown(name)}", f"prediction.{name}")
+    refuse_unknown(prediction, ("type", "content"), "prediction")
     content = _content(prediction.get("content"), "prediction.content")
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
@@ -63,22 +68,28 @@ def _message(message: object, param: str) -> dict[str, Any]:
     reasoning = _text(message, "reasoning_content", param) or _text(message, "reasoning", param)
     if reasoning is not None:
         answer["reasoning_content"] = reasoning
-    _refuse_unknown(message, param)
+    refuse_unknown(message, KNOWN_FIELDS, param)
     return answer
 
 
 def _check_answers(messages: Sequence[dict[str, Any]], at: int, param: str) -> None:
-    """Raises InvalidRequest for a call of a message without an answer right behind it: no model was trained on that."""
-    calls, answers = messages[at]["tool_calls"], []
-    while (at := at + 1) < len(messages) and messages[at]["role"] == "tool":
-        answers.append(messages[at])
-    answered = {message.get("tool_call_id") for message in answers}
+    """Raises InvalidRequest for a call of a message without an answer right behind it: no model was trained on that.
+
+    Likewise for an answer there to none of its calls, and for a second one; calls and answers without ids go by their number.
+    """
+    calls = messages[at]["tool_calls"]
+    end = next((k for k in range(at + 1, len(messages)) if messages[k]["role"] != "tool"), len(messages))
+    ids, answers = [call.get("id") for call in calls], [message.get("tool_call_id") for message in messages[at + 1 : end]]
     for j, call in enumerate(calls):
-        if call.get("id") not in answered and len(answers) < len(calls):
+        if call.get("id") not in answers and len(answers) < len(calls):
             name = call.get("id") or call["function"]["name"]
-            raise InvalidRequest(
-                f"the call {shown(name)} has no answer: a message of the role 'tool' has to follow", f"{param}[{j}]"
-            )
+            raise InvalidRequest(f"the call {shown(name)} has no answer right behind it", f"{param}[{at}].tool_calls[{j}]")
+    for j, answer in enumerate(answers):
+        where = f"{param}[{at + 1 + j}].tool_call_id"
+        if answer is not None and None not in ids and answer not in ids:
+            raise InvalidRequest(f"no call before has the id {shown(answer)}; it has {', '.join(map(shown, ids))}", where)
+        if answer is not None and answers[:j].count(answer) >= max(1, ids.count(answer)):
+            raise InvalidRequest(f"the call {shown(answer)} has an answer already", where)
 
 
 def _role(message: dict[str, Any], param: str) -> str:
@@ -101,6 +112,8 @@ def _tool_calls(calls: object, role: str, param: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: object, param: str) -> dict[str, Any]:
+    if isinstance(call, dict) and call.get("type") == "custom":
+        return _call_of_custom(call, param)
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"a call must be an object with a function that has a name, got {shown(call)}", param)
@@ -111,8 +124,19 @@ def _tool_call(call: object, param: str) -> dict[str, Any]:
         parsed = None
     if not isinstance(parsed, dict):
         raise InvalidRequest(f"must be a JSON object in a text, got {shown(arguments)}", f"{param}.function.arguments")
+    return _called(call, function["name"], parsed)
+
+
+def _call_of_custom(call: dict[str, Any], param: str) -> dict[str, Any]:
+    custom = call.get("custom")
+    if not isinstance(custom, dict):
+        raise InvalidRequest(f"must be an object with name and input, got {shown(custom)}", f"{param}.custom")
+    return _called(call, text_in(custom, "name", f"{param}.custom"), {INPUT: text_in(custom, "input", f"{param}.custom")})
+
+
+def _called(call: dict[str, Any], name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return identity | {"type": "function", "function": {"name": function["name"], "arguments": parsed}}
+    return identity | {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def assistant_text(message: dict[str, Any]) -> str:
@@ -142,17 +166,9 @@ def _part(part: object, param: str) -> str:
     if kind not in ("text", "input_text"):
         raise InvalidRequest(f"must be 'text', got {shown(kind)}", f"{param}.type")
     text = text_in(part, "text", param)
-    for name in part.keys() - {"type", "text"}:
-        raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")
+    refuse_unknown(part, ("type", "text"), param)
     return text
 
 
 def _text(message: dict[str, Any], name: str, param: str) -> str | None:
     return None if message.get(name) is None else text_in(message, name, param)
-
-
-def _refuse_unknown(message: dict[str, Any], param: str) -> None:
-    known = {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "tool_call_id"}
-    known.update(EMPTY_FIELDS, IGNORED_FIELDS)
-    for name in message.keys() - known:
-        raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")

@@ -1,10 +1,12 @@
 """The format in which the served model writes calls of tools and reasoning, and the parsers of its outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+import structlog
+from starling_engine.errors import ConfigError
 from starling_engine.frontend.template import template_variables
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.structured_output.special_tokens import ReasoningMarks
@@ -12,7 +14,9 @@ from starling_engine.structured_output.special_tokens import ReasoningMarks
 from starling_agent.parsers.families import AUTO, family_named, family_of_templates, reasoning_of_templates
 from starling_agent.parsers.parser import OutputParser
 from starling_agent.parsers.reading import Family
+from starling_agent.parsers.response_template import DESCRIBED, described_family
 
+log = structlog.get_logger("starling.http")
 SWITCHES = ("enable_thinking", "thinking")
 """Templates' variables that turn reasoning on and off."""
 EFFORT_VARIABLES = ("reasoning_effort", *SWITCHES)
@@ -26,7 +30,10 @@ class OutputReading:
 
     tools      the schema of each offered tool's arguments, by the tool's name; None where calls are content
     reasons    the prompt has opened reasoning
+    prefix     what the prompt has written of an output
+    count_tokens  returns how many tokens a text has
     parallel   an output may have several calls
+    custom     the names of tools whose calls are texts
     """
 
     family: Family
@@ -34,12 +41,22 @@ class OutputReading:
     tools: Mapping[str, Any] | None
     reasons: bool
     whole_calls: bool
+    count_tokens: Callable[[str], int]
     parallel: bool = True
+    custom: frozenset[str] = frozenset()
     shows_reasoning: bool = True
+    prefix: str = ""
 
     def parser(self) -> OutputParser:
         """Makes the parser of one output."""
-        return OutputParser(self.family, self.tools, self.token_texts, reasons=self.reasons, whole_calls=self.whole_calls)
+        return OutputParser(
+            self.family,
+            self.tools,
+            self.token_texts,
+            reasons=self.reasons,
+            prefix=self.prefix,
+            whole_calls=self.whole_calls,
+        )
 
 
 class OutputFormat:
@@ -53,16 +70,20 @@ class OutputFormat:
             calls: the name of the format of calls, one of PARSER_NAMES.
             reasoning: likewise of reasoning.
             whole_calls: as `OutputParser` has it.
+
+        Raises ConfigError where the checkpoint's own description is asked for, and cannot be used.
         """
         templates = tuple(tokenizer.renderer.templates.by_name.values())
-        self._variables = frozenset[str]().union(*map(template_variables, templates))
-        self.calls = family_of_templates(templates) if calls == AUTO else family_named(calls)
-        self.reasoning = reasoning_of_templates(templates) if reasoning == AUTO else family_named(reasoning)
+        self.variables = frozenset[str]().union(*map(template_variables, templates))
         self._tokens = tokenizer.added_tokens
-        self.marks_reasoning = ReasoningMarks.find(self._tokens) is not None
+        own = tokenizer.info.get(DESCRIBED)
+        self.calls = self._family(calls, "tool_call_parser", family_of_templates(templates), own)
+        self.reasoning = self._family(reasoning, "reasoning_parser", reasoning_of_templates(templates), own)
+        self.marks_reasoning = self.reasoning is not None and ReasoningMarks.find(self._tokens) is not None
         """Outputs that have to have a form may reason first."""
         self._token_ids = frozenset(self._tokens.values())
         self._decode = partial(tokenizer.decode, skip_special_tokens=False)
+        self._count_tokens = lambda text: len(tokenizer.encode(text, add_special_tokens=False))
         self._whole_calls = whole_calls
 
     def reading(
@@ -74,7 +95,7 @@ class OutputFormat:
         """
         family = self._with_calls if tools is not None else self._without_calls
         # What has to have a form, or goes on with a message, has none of the headers that all parts have in such a format.
-        if family is None or (family.whole is not None and reasons is False):
+        if family is None or (_has_headers(family) and reasons is False):
             return None
         return OutputReading(
             family=family,
@@ -82,18 +103,26 @@ class OutputFormat:
             tools=tools,
             reasons=self._has_opened(prompt) if reasons is None else reasons,
             whole_calls=self._whole_calls,
+            prefix=self._written(family, prompt),
+            count_tokens=self._count_tokens,
         )
 
     def without_hints(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Leaves out a level of reasoning where the template knows none: clients of some APIs send one to every model."""
-        if fields.get("reasoning_effort") in (None, "none") or any(map(self.reads_variable, EFFORT_VARIABLES)):
-            return fields
-        return {name: value for name, value in fields.items() if name != "reasoning_effort"}
+        """Leaves out a level of reasoning where the template knows none, and a budget where no tokens mark reasoning.
+
+        Clients of some APIs send them to every model.
+        """
+        hints = set[str]()
+        if fields.get("reasoning_effort") != "none" and not any(map(self.reads_variable, EFFORT_VARIABLES)):
+            hints.add("reasoning_effort")
+        if not self.marks_reasoning:
+            hints.add("thinking_token_budget")
+        return {name: value for name, value in fields.items() if name not in hints}
 
     @property
     def writes_headers(self) -> bool:
         """True for a format in which each part of an output has a header."""
-        return self.calls is not None and self.calls.whole is not None
+        return self.calls is not None and _has_headers(self.calls)
 
     def shown_ids(self, reading: OutputReading) -> list[int]:
         """Returns the tokens whose places in the text the parser has to know."""
@@ -101,7 +130,22 @@ class OutputFormat:
 
     def reads_variable(self, name: str) -> bool:
         """Says if one of the templates has a variable of that name."""
-        return name in self._variables
+        return name in self.variables
+
+    def _family(self, name: str, setting: str, found: Family | None, template: Any) -> Family | None:
+        """Returns the format of that name. One that is `found` in chat templates comes before the checkpoint's own `template`."""
+        if name == AUTO and (found is not None or template is None):
+            return found
+        if name not in (AUTO, DESCRIBED):
+            return family_named(name)
+        try:
+            return described_family(template, tuple(self._tokens))
+        except ValueError as error:
+            message = f"the checkpoint's {DESCRIBED} cannot be used: {error}"
+            if name == DESCRIBED:
+                raise ConfigError(message, setting) from None
+            log.warning(message)
+            return None
 
     @cached_property
     def _with_calls(self) -> Family | None:
@@ -115,6 +159,14 @@ class OutputFormat:
             return self.reasoning
         return replace(self.reasoning, calls={}, at_start=None)
 
+    def _written(self, family: Family, prompt: Sequence[int]) -> str:
+        """Returns what the prompt has written of an output, for formats that say where that begins."""
+        if family.begins is None:
+            return ""
+        text = self._decode(prompt[-LONGEST_BEGINNING:])
+        last = max((found.end() for found in family.begins.finditer(text)), default=len(text))
+        return text[last:]
+
     def _has_opened(self, prompt: Sequence[int]) -> bool:
         """Says if the prompt's last turn has begun to reason: its end is what is behind the last token that is no marker."""
         family = self.reasoning
@@ -127,6 +179,11 @@ class OutputFormat:
                 begin = at + 1
                 break
         return has_opened_reasoning(family, self._decode(prompt[begin:]))
+
+
+def _has_headers(family: Family) -> bool:
+    """Says if each part of an output has a header: a format that says where outputs begin reads what the prompt has of them."""
+    return family.whole is not None and family.begins is None
 
 
 def has_opened_reasoning(family: Family, ending: str) -> bool:

@@ -1,13 +1,17 @@
-"""GET /health, /ping, /ready, /load, /metrics and /version: for probes and monitoring, without an API key."""
+"""Paths of probes and monitoring, which need no API key, and those for routers, which do: /backend and what is below it."""
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
+from starling_engine.delta import Stats
+from starling_engine.errors import EngineDead
 from starling_engine.sleep import ASLEEP
 
+from starling_agent.contract.backend import BackendLoad, BackendState
 from starling_agent.http.errors import ApiError, asleep
 from starling_agent.openai.answering import json_response
-from starling_agent.openai.endpoint import endpoint_of
+from starling_agent.openai.cache_stream import CacheStream
+from starling_agent.openai.endpoint import Endpoint, endpoint_of, is_router
 from starling_agent.version import starling_version
 
 router = APIRouter(tags=["probes"])
@@ -48,13 +52,84 @@ async def load(request: Request) -> Response:
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Answers 200 while the server accepts requests: it is healthy, awake, and does not drain."""
-    endpoint = endpoint_of(request)
+    _check_ready(endpoint_of(request))
+    return json_response(ProbeStatus("ready"))
+
+
+def _check_ready(endpoint: Endpoint) -> None:
     if endpoint.drain.draining:
         raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")
     endpoint.engine.check_health()
     if not endpoint.engine.is_awake:
         raise asleep(ASLEEP)
-    return json_response(ProbeStatus("ready"))
+
+
+@router.get("/backend")
+async def backend(request: Request) -> Response:
+    """Returns what a router wants to know of this server."""
+    endpoint = endpoint_of(request)
+    try:
+        _check_ready(endpoint)
+        ready = True
+    except (ApiError, EngineDead):
+        ready = False
+    settings, stats, config = endpoint.settings, endpoint.engine.stats, endpoint.engine.config
+    salted, cores = settings.prefix_cache_salt == "key", len(endpoint.engine.cores.serving)
+    has_routers = settings.router_token is not None
+    state = BackendState(
+        pod=settings.pod,
+        group=settings.group,
+        revision=settings.revision,
+        ready=ready,
+        open=stats.running + stats.waiting,
+        models=list(endpoint.names),
+        block_size=config.block_size,
+        salted=salted and bool(settings.api_keys),
+        shows_cache=has_routers,
+        prompting=endpoint.bundles.digest if has_routers else "",
+        tenants=salted and has_routers,
+        room=-stats.waiting if stats.waiting else cores * config.scheduler.max_num_seqs - stats.running,
+        step_tokens=stats.step_tokens,
+        load=_load(stats),
+    )
+    return json_response(state.model_dump())
+
+
+def _load(stats: Stats) -> BackendLoad:
+    return BackendLoad(
+        running=stats.running,
+        waiting=stats.waiting,
+        kv_blocks=stats.kv_blocks,
+        kv_blocks_used=stats.kv_blocks_used,
+        prompt_tokens_total=stats.prompt_tokens_total,
+        generated_tokens_total=stats.generated_tokens_total,
+        prefix_queries_total=stats.prefix_queries_total,
+        prefix_hits_total=stats.prefix_hits_total + stats.external_hits_total,
+    )
+
+
+class GzipResponse(Response):
+    """A file by gzip; an answer whose Content-Encoding is gzip is of another type."""
+
+    media_type = "application/gzip"
+
+
+@router.get("/backend/prompting", response_class=GzipResponse)
+async def backend_prompting(request: Request) -> Response:
+    """Returns how this server makes tokens of prompts, as JSON by gzip: its tokenizer, templates and limits."""
+    bundle = await endpoint_of(request).bundles.made()
+    return GzipResponse(bundle.data, headers={"ETag": f'"{bundle.digest}"'})
+
+
+@router.get("/backend/cache", response_class=CacheStream, status_code=200)
+async def backend_cache(request: Request) -> Response:
+    """Streams what the engine cores have cached, as lines of JSON: all at first, then what changes. It needs the routers' token.
+
+    Who asks the server a question of its own may learn what others asked: API keys do not suffice.
+    """
+    if not is_router(request):
+        raise ApiError(403, "what is cached is told to routers alone, by their token", code="routers_only")
+    return CacheStream(endpoint_of(request))
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -1,44 +1,39 @@
-"""Reads a request's prompts as token ids. Prompts that cannot fit are refused before they cost time."""
+"""Reads a request's prompts as token ids, in all the forms that clients write them in."""
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from starling_engine.errors import InvalidRequest, PromptTooLong
-from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm, too_long
 from starling_engine.frontend.tokenizer import Tokenizer
 
 from starling_agent.openai.protocol.base import shown
 
-THREAD_CHARACTERS = 16_384
-"""Longer texts are tokenized in a thread: the tokenizer releases the GIL, and streams go on meanwhile."""
-
-NORMALIZED_SHRINK = 4
-"""Factor by which a tokenizer's normalizer may shorten a text (NFC composes characters); no known one exceeds it."""
+ReadText = Callable[[str, str, PromptForm], Awaitable[list[int]]]
+"""Makes token ids of a text, which the second argument names in errors."""
 
 
-class PromptReader:
-    """Reads `prompt` and `input` in all their forms.
-
-    The longest token gives the longest text that can fit, so a text of megabytes is refused before tokenization.
-    """
+class PromptReader(PromptEncoder):
+    """Reads `prompt` and `input` in all their forms."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_model_len: int, max_prompts: int) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer, max_model_len)
         self._vocab_size = vocab_size
         self._max_prompts = max_prompts
-        self.max_model_len = max_model_len
-        self._max_characters = max_model_len * max(tokenizer.longest_token, 1) * NORMALIZED_SHRINK
 
-    async def read(self, value: object, param: str, add_special_tokens: bool) -> list[list[int]]:
-        """Returns token ids of each prompt in a text, a list of texts, a list of ids or a list of lists of ids."""
+    async def read(self, value: object, param: str, form: PromptForm, text: ReadText | None = None) -> list[list[int]]:
+        """Returns token ids of each prompt in a text, a list of texts, a list of ids or a list of lists of ids.
+
+        `text` reads the texts in place of this reader.
+        """
+        text = text or self.text
         if isinstance(value, str):
-            return [await self.text(value, param, add_special_tokens)]
+            return [await text(value, param, form)]
         if not isinstance(value, list):
             raise InvalidRequest(f"{param} must be a text, token ids, or a list of either, got {shown(value)}", param)
         kinds = set(map(type, value))
         if kinds == {int}:
-            return [self.ids(value, param)]
+            return [self._ids(value, param, form)]
         if kinds not in ({str}, {list}):
             self._explain_mixture(value, param)
         if len(value) > self._max_prompts:
@@ -47,23 +42,10 @@ class PromptReader:
         for i, item in enumerate(value):
             where = f"{param}[{i}]"
             is_text = isinstance(item, str)
-            prompts.append(await self.text(item, where, add_special_tokens) if is_text else self.ids(item, where))
+            prompts.append(await text(item, where, form) if is_text else self._ids(item, where, form))
         return prompts
 
-    async def text(self, prompt: str | ChatPrompt, param: str, add_special_tokens: bool) -> list[int]:
-        return self._fitting(await self.encode(prompt, param, add_special_tokens), param)
-
-    async def encode(self, prompt: str | ChatPrompt, param: str, add_special_tokens: bool) -> list[int]:
-        """Returns token ids of a prompt. It may be too long for the model, but not by orders of magnitude."""
-        text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
-        if len(text) > self._max_characters:
-            why = f"the prompt has {len(text)} characters, and so many tokens never hold more than {self._max_characters}"
-            raise _too_long(self.max_model_len, why, param)
-        if len(text) > THREAD_CHARACTERS:
-            return await asyncio.to_thread(self._tokenizer.encode, prompt, add_special_tokens)
-        return self._tokenizer.encode(prompt, add_special_tokens)
-
-    def ids(self, ids: list[Any], param: str) -> list[int]:
+    def _ids(self, ids: list[Any], param: str, form: PromptForm) -> list[int]:
         if any(type(token) is not int for token in ids):
             wrong = next(i for i, token in enumerate(ids) if type(token) is not int)
             raise InvalidRequest(f"a token id must be an integer, got {shown(ids[wrong])}", f"{param}[{wrong}]")
@@ -72,14 +54,7 @@ class PromptReader:
             raise InvalidRequest(
                 f"token id {ids[wrong]} is not in the vocabulary of {self._vocab_size} tokens", f"{param}[{wrong}]"
             )
-        return self._fitting(ids, param)
-
-    def _fitting(self, ids: list[int], param: str) -> list[int]:
-        if not ids:
-            raise InvalidRequest("the prompt is empty", param)
-        if len(ids) >= self.max_model_len:
-            raise _too_long(self.max_model_len, f"the prompt alone has {len(ids)}, and the output needs room too", param)
-        return ids
+        return self.cut(ids, param, form)
 
     def _explain_mixture(self, value: Sequence[object], param: str) -> None:
         if not value:
@@ -101,10 +76,5 @@ def output_budget(
         return default if default is None else min(default, limit - longest)
     if requested > 0 and longest + requested > limit:
         why = f"the prompt has {longest} and {param} asks for {requested} more, {longest + requested} in all"
-        raise _too_long(limit, why, param)
+        raise too_long(limit, why, param)
     return requested
-
-
-def _too_long(limit: int, why: str, param: str) -> PromptTooLong:
-    # LiteLLM looks for exactly these words to send the request to a model with a longer context.
-    return PromptTooLong(f"This model's maximum context length is {limit} tokens. However, {why}", param)

@@ -8,9 +8,11 @@ import structlog
 from starling_engine.errors import InvalidRequest, QueueFull
 from starling_engine.frontend.control_tokens import ChatPrompt
 
-from starling_agent.openai.endpoint import Endpoint
-from starling_agent.openai.output_format import SWITCHES
+from starling_agent.openai.messages import template_messages
+from starling_agent.openai.output_format import EFFORT_VARIABLES, SWITCHES
+from starling_agent.openai.prompting import Prompting
 from starling_agent.openai.protocol.chat import ChatTemplateFields
+from starling_agent.openai.tools import offered_tools
 
 log = structlog.get_logger("starling.request")
 RESERVED_NAMES = (
@@ -30,7 +32,7 @@ MAX_KWARGS_BYTES = 64 << 10
 
 
 async def render(
-    endpoint: Endpoint,
+    endpoint: Prompting,
     body: ChatTemplateFields,
     messages: list[dict[str, Any]],
     request_id: str,
@@ -42,9 +44,6 @@ async def render(
     """
     body.check_template_fields()
     kwargs = body.chat_template_kwargs or {}
-    for name in RESERVED_NAMES:
-        if name in kwargs:
-            raise InvalidRequest(f"{name} cannot be given here", f"chat_template_kwargs.{name}")
     if len(json.dumps(kwargs)) > MAX_KWARGS_BYTES:
         raise InvalidRequest(f"at most {MAX_KWARGS_BYTES} bytes of JSON are possible", "chat_template_kwargs")
     if body.chat_template is not None and not endpoint.settings.trust_chat_template:
@@ -52,8 +51,9 @@ async def render(
             "a request's own template is a program, which would run beside the server; only --trust-request-chat-template takes it",
             "chat_template",
         )
-    if body.chat_template is None and not endpoint.engine.tokenizer.has_chat_template:
+    if body.chat_template is None and not endpoint.tokenizer.has_chat_template:
         raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
+    _check_names(endpoint, kwargs, body.chat_template)
     try:
         return await endpoint.rendering.render(
             messages=messages,
@@ -67,7 +67,30 @@ async def render(
         raise
 
 
-def _reasoning_variables(endpoint: Endpoint, body: ChatTemplateFields, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _check_names(endpoint: Prompting, kwargs: Mapping[str, Any], template: str | None) -> None:
+    """Raises InvalidRequest for a variable that the checkpoint's templates do not read: a typing error would pass without a word.
+
+    Clients send switches of reasoning to every model. A request's own template is a program, which is not read in this process.
+    """
+    for name in kwargs:
+        if name in RESERVED_NAMES:
+            raise InvalidRequest(f"{name} cannot be given here", f"chat_template_kwargs.{name}")
+    if template is not None and template not in endpoint.tokenizer.renderer.templates.by_name:
+        return
+    possible = endpoint.output_format.variables - {*RESERVED_NAMES, *endpoint.tokenizer.renderer.named_tokens}
+    for name in kwargs:
+        if name not in possible and name not in EFFORT_VARIABLES:
+            has = ", ".join(sorted(possible)) or "none"
+            raise InvalidRequest(f"the chat template reads no such variable; possible: {has}", f"chat_template_kwargs.{name[:100]}")
+
+
+async def render_alone(endpoint: Prompting, body: ChatTemplateFields, messages: list[Any], request_id: str) -> ChatPrompt:
+    """Renders a chat that nobody answers: all of its tools are described. Raises as `render` does."""
+    tools = offered_tools(body.tools, None)
+    return await render(endpoint, body, template_messages(messages), request_id, tools.functions if tools else None)
+
+
+def _reasoning_variables(endpoint: Prompting, body: ChatTemplateFields, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the template's variables for `reasoning_effort`. Raises InvalidRequest for what the template has no variable for."""
     effort = body.reasoning_effort
     if effort is None:

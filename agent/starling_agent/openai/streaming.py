@@ -66,16 +66,34 @@ class StreamEncoder:
         return b"".join(parts)
 
     def _pieces(self, index: int, output: OutputDelta, parts: list[bytes]) -> None:
-        """Adds chunks for what the output's text completes. The first of them has what belongs to all of its tokens."""
+        """Adds chunks for what the output's text completes."""
+        pieces = self._readers[index].read(output)
+        if self._rich:
+            self._rich_pieces(index, output, pieces, parts)
+            return
+        for piece in pieces:
+            parts.append(self._piece(index, piece))
+
+    def _piece(self, index: int, piece: Piece) -> bytes:
+        """Returns a chunk with nothing but a piece of the answer; nearly each token gives one."""
+        match piece:
+            case CallPiece(id=None, is_custom=False):
+                return self._writer.arguments(index, piece.index, piece.arguments)
+            case Content():
+                return self._writer.text(index, piece.text)
+            case Reasoning():
+                return self._writer.reasoning(index, piece.text)
+            case _:
+                return self._writer.delta(index, _piece_delta(piece), logprobs=None, extra={}, usage=None)
+
+    def _rich_pieces(self, index: int, output: OutputDelta, pieces: list[Piece], parts: list[bytes]) -> None:
+        """Adds chunks, of which the first one has what belongs to all of the output's tokens."""
         extra: dict[str, object] = {"token_ids": output.token_ids} if self._generation.return_token_ids else {}
         logprobs = self._output_logprobs(index, output)
-        deltas = [_piece_delta(piece) for piece in self._readers[index].read(output)]
+        deltas = [_piece_delta(piece) for piece in pieces]
         if not deltas and output.token_ids and (extra or logprobs is not None or self._generation.continuous_usage):
             deltas = [{}]
         for delta in deltas:
-            if not self._rich and delta.keys() == {"content"}:
-                parts.append(self._writer.text(index, str(delta["content"])))
-                continue
             usage = self._continuous_usage()
             parts.append(self._writer.delta(index, delta, logprobs=logprobs, extra=extra, usage=usage))
             logprobs, extra = None, {}
@@ -130,7 +148,9 @@ class StreamEncoder:
         return (self._writer.usage(self._usage()) if self._generation.include_usage else b"") + DONE
 
     def _usage(self) -> Usage:
-        return make_usage(self._count.prompt, self._count.completion, self._count.cached, self._count.drafts)
+        count = self._count
+        reasoning = sum(reader.reasoning_tokens for reader in self._readers) if self._readers else None
+        return make_usage(count.prompt, count.completion, count.cached, count.drafts, reasoning)
 
     def _continuous_usage(self) -> Usage | None:
         return self._usage() if self._generation.continuous_usage else None
@@ -143,11 +163,10 @@ def _piece_delta(piece: Piece) -> dict[str, object]:
             return {"content": text}
         case Reasoning(text):
             return {"reasoning": text, "reasoning_content": text}
-        case CallPiece(index, arguments, None, _):
-            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
-        case CallPiece(index, arguments, call_id, name):
-            call = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            return {"tool_calls": [call]}
+        case CallPiece(index, arguments, call_id, name, is_custom):
+            kind, said = ("custom", {"input": arguments}) if is_custom else ("function", {"arguments": arguments})
+            call = {kind: said} if call_id is None else {"id": call_id, "type": kind, kind: {"name": name, **said}}
+            return {"tool_calls": [{"index": index, **call}]}
 
 
 def _end_offset(table: CompletionLogprobs, offset: int) -> int:

@@ -8,12 +8,10 @@ from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
-from starling_agent.openai.messages import template_messages
 from starling_agent.openai.protocol.answers import DetokenizedText, Tokens
 from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from starling_agent.openai.rendering import render
+from starling_agent.openai.rendering import render_alone
 from starling_agent.openai.request_body import body_of, body_schema
-from starling_agent.openai.tools import offered_tools
 
 router = APIRouter(tags=["tokens"])
 
@@ -25,7 +23,7 @@ async def tokenize(request: Request, body: Annotated[TokenizeRequest, Depends(bo
     endpoint.model_name(body.model)
     body.check_source()
     ids = await _ids(endpoint, body, caller_of(request).request_id)
-    strings = [endpoint.engine.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    strings = [endpoint.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
     return json_response(Tokens(len(ids), endpoint.max_model_len, ids, strings))
 
 
@@ -37,19 +35,18 @@ async def detokenize(request: Request, body: Annotated[DetokenizeRequest, Depend
     for i, token in enumerate(body.tokens):
         if not 0 <= token < endpoint.vocab_size:
             raise InvalidRequest(f"token id {token} is not in the vocabulary of {endpoint.vocab_size} tokens", f"tokens[{i}]")
-    return json_response(DetokenizedText(endpoint.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    return json_response(DetokenizedText(endpoint.tokenizer.decode(body.tokens, skip_special_tokens=False)))
 
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
     """Returns the checkpoint's tokenizer_config.json in vLLM's form."""
-    return JSONResponse(endpoint_of(request).engine.tokenizer.info)
+    return JSONResponse(endpoint_of(request).tokenizer.info)
 
 
 async def _ids(endpoint: Endpoint, body: TokenizeRequest, request_id: str) -> list[int]:
     if body.messages is None:
         text = body.prompt or ""
         return await endpoint.prompts.encode(text, "prompt", body.add_special_tokens is not False)
-    tools = offered_tools(body.tools, None)
-    prompt = await render(endpoint, body, template_messages(body.messages), request_id, tools.functions if tools else None)
+    prompt = await render_alone(endpoint, body, body.messages, request_id)
     return await endpoint.prompts.encode(prompt, "messages", bool(body.add_special_tokens))

@@ -6,10 +6,11 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from starling_agent.drain import Drain
-from starling_agent.http.errors import ApiError, send_error
+from starling_agent.http.error_forms import send_error
+from starling_agent.http.errors import ApiError
+from starling_agent.http.middleware_stack import with_middleware
 from starling_agent.metrics.exporter import Exporter
 from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.openai.app import middleware_stack
 from starling_agent.openai.probes import Version
 from starling_agent.settings import ServerSettings
 from starling_agent.version import starling_version
@@ -19,10 +20,7 @@ def create_unavailable_app(
     settings: ServerSettings, drain: Drain, metrics: RequestMetrics, exporter: Exporter, reason: Callable[[], ApiError]
 ) -> ASGIApp:
     """Makes the application, with the middleware that it has with an engine: keys, limits, ids, logs."""
-    app: ASGIApp = _Unavailable(exporter, reason)
-    for layer in reversed(middleware_stack(settings, drain, metrics)):
-        app = layer.cls(app, *layer.args, **layer.kwargs)
-    return app
+    return with_middleware(_Unavailable(exporter, reason), settings, drain, metrics.responses)
 
 
 class _Unavailable:
@@ -37,7 +35,7 @@ class _Unavailable:
             case "/version":
                 await _send(send, msgspec.json.encode(Version(starling_version())), "application/json")
             case _:
-                await send_error(send, self._reason())
+                await send_error(scope, send, self._reason())
 
 
 async def _send(send: Send, body: bytes, content_type: str) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from starling_agent.parsers.json_text import JsonScanner, decoded
+from starling_agent.parsers.json_text import LITERAL, LITERAL_CHARACTERS, PYTHON_LITERALS, JsonScanner, decoded
 from starling_agent.parsers.reading import ReadCalls, Reading
 from starling_agent.parsers.source import Markers, Reader, Source
 
@@ -157,14 +157,28 @@ def _write_call(reading: Reading, values: dict[str, str], offered: Collection[st
 
 
 def _skip_object(reading: Reading) -> Reader[None]:
-    """Reads what is behind the arguments in the object of a call."""
-    source = reading.source
-    while (yield from source.next_character()) in (",", '"', ":"):
-        if (yield from source.try_read(",")) or (yield from source.try_read(":")):
-            continue
-        if (yield from read_value(source)) is None:
-            return
-    yield from source.try_read("}")
+    """Reads what is behind the arguments in the object of a call, and braces too many at its end."""
+    source, before = reading.source, ""
+    while character := (yield from source.next_character()):
+        if character in ",:":
+            source.skip(1)
+        elif character in '"{[':
+            if (yield from read_value(source)) is None:
+                return
+        elif before != ":" or not (yield from _skip_literal(source)):
+            break
+        before = character
+    while (yield from source.try_read("}")):
+        pass
+
+
+def _skip_literal(source: Source) -> Reader[bool]:
+    """Reads a number or a constant if one comes next, and says if it did."""
+    word = yield from source.word(LITERAL_CHARACTERS)
+    if LITERAL.fullmatch(word) or word in PYTHON_LITERALS:
+        return True
+    source.back(word)
+    return False
 
 
 def read_arguments(reading: Reading) -> Reader[None]:

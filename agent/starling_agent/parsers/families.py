@@ -12,7 +12,9 @@ from starling_agent.parsers.harmony import read_messages
 from starling_agent.parsers.keyed_calls import KeyedFormat, keyed_call, wrapped
 from starling_agent.parsers.python_calls import leading_python_calls, python_calls
 from starling_agent.parsers.reading import Family, ReadCalls, Reading
+from starling_agent.parsers.response_template import DESCRIBED
 from starling_agent.parsers.source import Reader
+from starling_agent.parsers.written_arguments import gemma_arguments, python_arguments
 from starling_agent.parsers.written_calls import WrittenCalls, keyed_arguments
 
 THINK = (("<think>", "</think>"),)
@@ -139,6 +141,9 @@ _TABLE = (
         "gemma4",
         (("<|channel>thought\n", "<channel|>"),),
         {GEMMA_OPENS: gemma_call},
+        written=WrittenCalls(
+            f"{GEMMA_OPENS}call:NAME{{", f"}}{GEMMA_CLOSES}", trigger=f"{GEMMA_OPENS}call:", arguments=gemma_arguments
+        ),
         tokens=("<|channel>", GEMMA_CLOSES, GEMMA_QUOTE),
         trims=False,
         template=("<|tool_call>call:",),
@@ -170,6 +175,18 @@ _TABLE = (
         tokens=("<|open|>", "<|close|>", "<|sep|>"),
         trims=False,
         template=("<|open|>", "<|sep|>"),
+        written=WrittenCalls(
+            '<|open|>call tool="NAME" index="1"<|sep|>',
+            "<|close|>call<|sep|>",
+            "<|open|>tools<|sep|>",
+            "<|close|>tools<|sep|>",
+            arguments=keyed_arguments(
+                '<|open|>argument key="KEY" type="TYPE"<|sep|>',
+                "<|close|>argument<|sep|>",
+                "<|close|>argument<|sep|>",
+                "<|close|>call<|sep|>",
+            ),
+        ),
     ),
     Family(
         "kimi_k2",
@@ -269,6 +286,7 @@ _TABLE = (
         THINK,
         {"<|tool_call_start|>": python_calls("<|tool_call_end|>")},
         template=("<|tool_call_start|>",),
+        written=WrittenCalls("[NAME(", ")]", "<|tool_call_start|>", "<|tool_call_end|>", arguments=python_arguments),
         tokens=("<|tool_call_end|>",),
     ),
     Family(
@@ -289,6 +307,7 @@ _TABLE = (
         calls={"<|python_start|>": python_calls("<|python_end|>")},
         at_start=leading_python_calls,
         template=("<|python_start|>",),
+        written=WrittenCalls("[NAME(", ")]", arguments=python_arguments),
         tokens=("<|python_end|>",),
     ),
     Family(
@@ -322,12 +341,12 @@ OTHER_NAMES: Mapping[str, str] = {
 
 
 AUTO, NONE = "auto", "none"
-PARSER_NAMES = (AUTO, NONE, *sorted((*FAMILIES, *OTHER_NAMES)))
-"""Names that settings may have: auto is the format of the chat template, none is no format."""
+PARSER_NAMES = (AUTO, NONE, DESCRIBED, *sorted((*FAMILIES, *OTHER_NAMES)))
+"""Names that settings may have: auto is the format of the chat template, none is no format, DESCRIBED the checkpoint's own."""
 
 
 def family_named(name: str) -> Family | None:
-    """Returns the format of that name, which is one of PARSER_NAMES other than auto."""
+    """Returns the format of that name, which is one of PARSER_NAMES other than auto and DESCRIBED."""
     return None if name == NONE else FAMILIES[OTHER_NAMES.get(name, name)]
 
 

@@ -8,7 +8,7 @@ PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 """Constants that models trained on Python write in JSON."""
 LONGEST_LITERAL = 1024
 """Characters; longer numbers are no numbers to any client."""
-_LITERAL_CHARACTERS = re.compile(r"[-+.\w]+")
+LITERAL_CHARACTERS = re.compile(r"[-+.\w]+")
 _STRING_CHARACTERS = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = re.compile(r"[ \t\n\r]+")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -81,6 +81,8 @@ class JsonScanner:
 
     def feed(self, text: str) -> tuple[int, str]:
         """Takes text up to the end of the value. Returns how many characters it took, and the JSON to write for them."""
+        if self._in_string and not self._pending and _STRING_CHARACTERS.fullmatch(text):  # most of long arguments
+            return len(text), text
         held = len(self._pending)
         text = self._pending + text
         self._pending = ""
@@ -194,7 +196,7 @@ class JsonScanner:
         self.is_done = not self._open
 
     def _constant(self, text: str, at: int, out: list[str]) -> int:
-        match = _LITERAL_CHARACTERS.match(text, at)
+        match = LITERAL_CHARACTERS.match(text, at)
         if match is None or self._wants not in ("value", "first"):
             return self._break(at)
         if len(match.group()) > LONGEST_LITERAL:

@@ -82,13 +82,17 @@ class TrimmedText:
         if not stripped:
             self._space += text
             return
-        stripped = self._space + stripped
+        shown = self._space + stripped
         if self._is_marked and not self.has_begun:
-            stripped = stripped.lstrip()
+            shown = shown.lstrip()
         self.has_begun = True
         self._is_marked = False
-        self._space = text[len(text.rstrip()) :]
-        self._sink(stripped)
+        self._space = text[len(stripped) :]
+        self._sink(shown)
+
+    def forget_space(self) -> None:
+        """Says that white space which was held back is written already."""
+        self._space = ""
 
     def mark(self) -> None:
         """Says that something else begins here, before which white space does not count."""

@@ -1,5 +1,6 @@
 """A parser for one output."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ class OutputParser:
         tools: the schema of each offered tool's arguments, by the tool's name; None where calls are content.
         token_texts: the texts that the tokenizer has as tokens of their own; the format's markers among them count only as such.
         reasons: the prompt has opened reasoning.
+        prefix: what the prompt has written of the output, which makes no events.
         whole_calls: a call leaves when it is complete; one that was cut, or whose arguments are no JSON, does not.
     """
 
@@ -27,6 +29,7 @@ class OutputParser:
         token_texts: Collection[str],
         *,
         reasons: bool = False,
+        prefix: str = "",
         whole_calls: bool = False,
     ) -> None:
         self._source = Source([text for text in family.markers if text in token_texts])
@@ -36,6 +39,14 @@ class OutputParser:
         self._whole_calls = whole_calls
         self._unfinished: list[Event] = []
         next(self._reader, None)
+        if prefix:
+            self._source.add(
+                prefix, sorted(found.start() for text in token_texts for found in re.finditer(re.escape(text), prefix))
+            )
+            next(self._reader, None)
+            self._output.take()
+            self._output.content.forget_space()
+            self._output.reasoning.forget_space()
 
     @property
     def has_open_call(self) -> bool:

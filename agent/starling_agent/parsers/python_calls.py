@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Collection
 from typing import Any
 
+from starling_agent.parsers.json_text import is_whole_json
 from starling_agent.parsers.reading import ReadCalls, Reading
 from starling_agent.parsers.source import Reader, Source
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*")
+NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+"""Names of tools and of arguments; tools of other servers have hyphens, too."""
 
 
 def python_calls(closing: str) -> ReadCalls:
@@ -35,7 +37,7 @@ def _list(reading: Reading, opening: str, offered: Collection[str] | None = None
     while (yield from source.next_character()) == separator:
         source.skip(1)
         yield from source.next_character()
-        name = yield from source.word(_NAME)
+        name = yield from source.word(NAME)
         is_offered = bool(name) and (offered is None or name in offered)
         if not is_offered or not (yield from source.try_read("(")):
             break
@@ -58,7 +60,7 @@ def _arguments(reading: Reading) -> Reader[bool]:
     source, output = reading.source, reading.output
     keys: set[str] = set()
     while not (yield from source.try_read(")")):
-        key = yield from source.word(_NAME)
+        key = yield from source.word(NAME)
         yield from source.next_character()
         value = (yield from _value(source)) if key and (yield from source.try_read("=")) else None
         if value is None:
@@ -116,4 +118,4 @@ def _as_json(text: str) -> str | None:
             value: Any = ast.literal_eval(text.strip())
         return json.dumps(list(value) if isinstance(value, set) else value, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
+        return text.strip() if is_whole_json(text.strip()) else None

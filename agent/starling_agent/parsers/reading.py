@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import regex
+
 from starling_agent.parsers.output import Output
 from starling_agent.parsers.source import Markers, Reader, Sink, Source
 from starling_agent.parsers.written_calls import WrittenCalls
@@ -48,7 +50,8 @@ class Family:
     tokens     markers besides those above that tokenizers may have as tokens
     trims      white space around calls is no content
     short_ids  chat templates take ids of calls that are nine letters and digits
-    written    the form of calls for a grammar; None where there is none yet
+    written    the form of calls for a grammar; None where it is not known
+    begins     ends what is before the model's message in a prompt; what is behind it was written of the output already
     template   texts that chat templates of this format have, all of them, and those of none above it in the table
     """
 
@@ -62,7 +65,8 @@ class Family:
     trims: bool = True
     short_ids: bool = False
     template: tuple[str, ...] = ()
-    written: WrittenCalls | None = None
+    written: WrittenCalls | None = field(kw_only=True)
+    begins: "regex.Pattern[str] | None" = None
 
     @cached_property
     def closings(self) -> Mapping[str, str]:

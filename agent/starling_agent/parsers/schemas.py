@@ -10,6 +10,21 @@ MAX_SCHEMAS = 64
 """Alternatives and references of one argument that are looked at: schemas may refer to themselves."""
 
 
+class GrammarSchema(dict[str, Any]):
+    """The schema of arguments that are one text, in the language of a Lark grammar, which a schema cannot say.
+
+    key      the name of the argument
+    grammar  the text of the grammar
+    param    the request's field that has it
+    """
+
+    def __init__(self, key: str, grammar: str, param: str, description: str) -> None:
+        super().__init__(type="object", properties={key: {"type": "string", "description": description}}, required=[key])
+        self.key = key
+        self.grammar = grammar
+        self.param = param
+
+
 def schema_of(parameters: Any, key: str) -> Any:
     """Returns the schema of an argument; None where nothing is known."""
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
@@ -20,9 +35,20 @@ def schema_of(parameters: Any, key: str) -> Any:
     return schema
 
 
+def resolved(schema: Any) -> Any:
+    """Returns the schema that a reference leads to, with its definitions; others as they are."""
+    for _ in range(MAX_SCHEMAS):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        found = _referred(reference, schema) if isinstance(reference, str) else None
+        if not isinstance(found, dict):
+            break
+        schema = {**{name: schema[name] for name in ("$defs", "definitions") if name in schema}, **found}
+    return schema
+
+
 def is_text(schema: Any) -> bool:
     """Says if an argument is text whatever it looks like."""
-    return _types(schema) == {"string"}
+    return types_of(schema) == {"string"}
 
 
 def json_value(text: str, schema: Any) -> str:
@@ -31,7 +57,7 @@ def json_value(text: str, schema: Any) -> str:
     What is JSON of a type that the schema allows stays as it is, Python's constants become JSON's, and the rest is text.
     """
     stripped = text.strip()
-    types = _types(schema)
+    types = types_of(schema)
     constant = literal(stripped)
     try:
         value = json.loads(stripped if constant is None else constant, parse_constant=_refuse)
@@ -50,7 +76,7 @@ def _fits(value: Any, types: set[str]) -> bool:
     return kind in types or (kind in ("integer", "number") and bool(types & {"integer", "number"})) or "string" not in types
 
 
-def _types(schema: Any) -> set[str]:
+def types_of(schema: Any) -> set[str]:
     """Returns the types that a schema allows; none if it does not say."""
     types: set[str] = set()
     waiting, seen = [schema], set[str]()

@@ -81,14 +81,17 @@ class Source:
 
         Returns the marker, which is read too; None at the end of the output.
         """
+        spelled = [marker for marker in markers.all if marker not in self._token_texts]
         while True:
-            found = self._find(markers)
-            if found is not None:
-                start, marker = found
-                self._pass(start, sink)
-                self._pass(start + len(marker), None)
-                return marker
-            held = 0 if self.is_ended else self._beginning(markers)
+            held = 0
+            if spelled or self._last_token >= self._begin + self._at:  # otherwise no marker can be here
+                found = self._find(markers)
+                if found is not None:
+                    start, marker = found
+                    self._pass(start, sink)
+                    self._pass(start + len(marker), None)
+                    return marker
+                held = 0 if self.is_ended else self._beginning(markers, spelled)
             self._pass(len(self._text) - held, sink)
             if self.is_ended:
                 return None
@@ -161,6 +164,10 @@ class Source:
         yield from self.next_character()
         yield from self.try_read(marker)
 
+    def counts(self, offset: int, marker: str) -> bool:
+        """Says if a marker at an offset of the output is one: where it begins with a token, that has to be there."""
+        return not self._begins_with_token(marker) or offset in self._token_offsets
+
     # ---- inside ----
 
     def _find(self, markers: Markers) -> tuple[int, str] | None:
@@ -172,7 +179,7 @@ class Source:
         return None
 
     def _is_marker(self, start: int, marker: str) -> bool:
-        return not self._begins_with_token(marker) or self._begin + start in self._token_offsets
+        return self.counts(self._begin + start, marker)
 
     def _begins_with_token(self, marker: str) -> bool:
         known = self._by_token.get(marker)
@@ -180,8 +187,7 @@ class Source:
             known = self._by_token[marker] = marker.startswith(self._token_texts)
         return known
 
-    def _beginning(self, markers: Markers) -> int:
-        spelled = [marker for marker in markers.all if marker not in self._token_texts]
+    def _beginning(self, markers: Markers, spelled: Sequence[str]) -> int:
         held = longest_beginning(self._text[self._at :], spelled) if spelled else 0
         # A token comes whole, except where its end may begin a stop string.
         last = self._last_token - self._begin

@@ -3,21 +3,32 @@
 https://xgrammar.mlc.ai/docs/structural_tag/structural_tag_api.html
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starling_agent.parsers.schemas import is_text, schema_of
+from starling_engine.errors import InvalidRequest
+
+from starling_agent.parsers.schemas import GrammarSchema, is_text, schema_of, types_of
 
 Tag = dict[str, Any]
-NAME, KEY, IS_TEXT = "NAME", "KEY", "IS_TEXT"
-"""Stand in a format's texts for the names of a tool and of an argument, and for whether this is text (true or false)."""
+NAME, KEY, IS_TEXT, TYPE = "NAME", "KEY", "IS_TEXT", "TYPE"
+"""Stand in a format's texts for the names of a tool and of an argument, whether this is text (true or false), and its type."""
 ANY_OBJECT = {"type": "object"}
+NO_PATHS: Mapping[str, str] = {}
 
 
 def json_arguments(schema: Any) -> Tag:
     """Returns the form of arguments that are a JSON object."""
+    if isinstance(schema, GrammarSchema):
+        return sequence(constant(f"{{{json.dumps(schema.key)}: "), json_string(schema), constant("}"))
     return {"type": "json_schema", "json_schema": ANY_OBJECT if schema is None else schema}
+
+
+def json_string(schema: GrammarSchema) -> Tag:
+    """Returns the form of a text with a grammar, as JSON writes it."""
+    return {"type": "json_string", "grammar": schema.grammar, "param": schema.param}
 
 
 def keyed_arguments(begins: str, ends: str, stops: str, call_ends: str) -> Callable[[Any], Tag]:
@@ -38,11 +49,11 @@ def keyed_arguments(begins: str, ends: str, stops: str, call_ends: str) -> Calla
         elements = []
         for key in properties:
             of_key = schema_of(schema, key)
-            before = begins.replace(IS_TEXT, "true" if is_text(of_key) else "false").replace(KEY, key)
-            argument = _sequence(_text(before), _value(of_key, stops), _text(ends))
-            optional = {"type": "or", "elements": [argument, _text("")]}
+            before = begins.replace(IS_TEXT, "true" if is_text(of_key) else "false").replace(TYPE, _type(of_key)).replace(KEY, key)
+            argument = sequence(constant(before), named(_value(of_key, stops), property_path(key)), constant(ends))
+            optional = one_of([argument, constant("")])
             elements.append(argument if isinstance(required, list) and key in required else optional)
-        return _sequence(*elements)
+        return sequence(*elements)
 
     return arguments
 
@@ -66,22 +77,49 @@ class WrittenCalls:
     trigger: str = ""
     arguments: Callable[[Any], Tag] = json_arguments
 
-    def required(self, schemas: Mapping[str, Any], *, parallel: bool) -> Tag:
-        """Returns the form of an output that is a call of one of the tools, or several where nothing stands around all of them."""
-        calls = [self._call(name, schema) for name, schema in schemas.items()]
+    @property
+    def marks_calls(self) -> bool:
+        """Says if a marker begins each call, so that calls among text can be enforced."""
+        return bool(self.trigger) and not self.opens
+
+    def holds(self, schema: GrammarSchema) -> bool:
+        """Says if the text of the arguments can be held to its grammar. Between tags it cannot."""
+        return self.arguments(schema) != self.arguments(dict(schema))
+
+    def required(self, schemas: Mapping[str, Any], *, parallel: bool, paths: Mapping[str, str] = NO_PATHS) -> Tag:
+        """Returns the form of an output that is a call of one of the tools, or several where nothing stands around all of them.
+
+        `paths` are the request's names of the schemas, for errors.
+        """
+        calls = self._calls(schemas, paths)
         if parallel and self.trigger and not self.opens:
             return _output({"type": "triggered_tags", "triggers": [self.trigger], "tags": calls, "at_least_one": True})
-        return _output(_sequence(_text(self.opens), {"type": "or", "elements": calls}, _text(self.closes)))
+        return _output(sequence(constant(self.opens), one_of(calls), constant(self.closes)))
 
-    def possible(self, schemas: Mapping[str, Any]) -> Tag | None:
-        """Returns the form of text in which every call is of one of the tools; None where no marker says that a call begins."""
-        if not self.trigger or self.opens:
+    def possible(self, schemas: Mapping[str, Any], *, paths: Mapping[str, str] = NO_PATHS) -> Tag | None:
+        """Returns the form of text in which every call is of one of the tools; None where no marker says that a call begins.
+
+        `paths` are as in `required`.
+        """
+        if not self.marks_calls:
             return None
-        calls = [self._call(name, schema) for name, schema in schemas.items()]
-        return _output({"type": "triggered_tags", "triggers": [self.trigger], "tags": calls})
+        return _output({"type": "triggered_tags", "triggers": [self.trigger], "tags": self._calls(schemas, paths)})
 
-    def _call(self, name: str, schema: Any) -> Tag:
-        return {"type": "tag", "begin": self.begins.replace(NAME, name), "content": self.arguments(schema), "end": self.ends}
+    def _calls(self, schemas: Mapping[str, Any], paths: Mapping[str, str]) -> list[Tag]:
+        return [self._call(name, schema, paths.get(name, "tools")) for name, schema in schemas.items()]
+
+    def _call(self, name: str, schema: Any, path: str) -> Tag:
+        try:
+            content = named(self.arguments(schema), path)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, path) from None
+        return {"type": "tag", "begin": self.begins.replace(NAME, name), "content": content, "end": self.ends}
+
+
+def _type(schema: Any) -> str:
+    """Returns the name of an argument's type; that of objects where several are possible, none of which alone is text."""
+    types = types_of(schema)
+    return next(iter(types)) if len(types) == 1 else "object"
 
 
 def _value(schema: Any, stops: str) -> Tag:
@@ -89,15 +127,37 @@ def _value(schema: Any, stops: str) -> Tag:
         return {"type": "json_schema", "json_schema": True if schema is None else schema}
     choices = schema.get("enum") if isinstance(schema, dict) else None
     if isinstance(choices, list) and choices:
-        return {"type": "or", "elements": [_text(choice) for choice in choices if isinstance(choice, str)]}
+        return one_of([constant(choice) for choice in choices if isinstance(choice, str)])
     return {"type": "any_text", "excludes": [stops]}
 
 
-def _text(value: str) -> Tag:
+def named(form: Tag, path: str) -> Tag:
+    """Returns the form with the name that errors have for its schemas; in front of the one that these have within it."""
+    if form["type"] == "json_schema":
+        return {**form, "param": path + form.get("param", "")}
+    parts: Tag = {name: [named(one, path) for one in form[name]] for name in ("elements", "tags") if name in form}
+    if "content" in form:
+        parts["content"] = named(form["content"], path)
+    return {**form, **parts}
+
+
+def property_path(key: str) -> str:
+    """Returns where a schema has that of a property."""
+    return f".properties.{key}"
+
+
+def constant(value: str) -> Tag:
+    """Returns the form of this text."""
     return {"type": "const_string", "value": value}
 
 
-def _sequence(*elements: Tag) -> Tag:
+def one_of(elements: list[Tag]) -> Tag:
+    """Returns the form of what has one of these."""
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
+
+
+def sequence(*elements: Tag) -> Tag:
+    """Returns the form of these, one behind the other."""
     return {"type": "sequence", "elements": list(elements)}
 
 

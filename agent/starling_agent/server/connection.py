@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -16,6 +17,8 @@ from starling_agent.http.header_limit import MAX_HEADER_BYTES, header_too_large
 
 LINGER_SECONDS = 2.0
 """A reset would hide the answer from a client that still sends; what it sends in this time is read and dropped."""
+AGAIN_SECONDS = 0.5
+"""A program that had an answer is likely to send its next request in this time. Later ones look first whether they still can."""
 log = structlog.get_logger("starling.http")
 
 
@@ -28,19 +31,32 @@ class ClientConnection(H11Protocol):
     An old connection is closed with its next answer: a balancer of connections then sends its client to new servers too. Old is a
     random age from half to all of `connection_seconds`, so that clients that came together do not come back together; 0: never.
 
+    When the server shuts down, a client that may just send a request gets an answer to that one, too, where the server still
+    `awaits_requests`: a new client and one whose header has begun within `read_seconds`, for on a busy machine a request may come
+    long after its connection.
+
     Refusals that reach no application are counted in `responses`, with the route "none".
     """
 
     def __init__(
-        self, *args: Any, read_seconds: float, connection_seconds: float, responses: "Counter[tuple[str, int]]", **kwargs: Any
+        self,
+        *args: Any,
+        read_seconds: float,
+        connection_seconds: float,
+        responses: "Counter[tuple[str, int]]",
+        awaits_requests: Callable[[], bool],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._read_seconds = read_seconds
         age = random.uniform(0.5, 1.0) * connection_seconds or math.inf
         self._old_at = self.loop.time() + age
+        self._idle_since = self.loop.time()
+        self._shutdown_timer: asyncio.TimerHandle | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._refused = False
         self._responses = responses
+        self._awaits_requests = awaits_requests
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -50,6 +66,8 @@ class ClientConnection(H11Protocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._stop_header_timer()
+        if self._shutdown_timer is not None:
+            self._shutdown_timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         # After a refusal, further data is read and dropped: if the connection closed at once, the client would see only a reset.
@@ -74,6 +92,7 @@ class ClientConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._idle_since = self.loop.time()
         if self._has_unread_body() and self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = self.loop.call_later(self._read_seconds, self.timeout_keep_alive_handler)
@@ -81,8 +100,24 @@ class ClientConnection(H11Protocol):
     def shutdown(self) -> None:
         if self._refused:
             self.transport.close()
+        elif (seconds := self._seconds_to_wait()) > 0:
+            self._old_at = 0.0
+            self._shutdown_timer = self.loop.call_later(seconds, self._shut_down_later)
         else:
             super().shutdown()
+
+    def _shut_down_later(self) -> None:
+        if not self._refused and not self.transport.is_closing():
+            self.shutdown()
+
+    def _seconds_to_wait(self) -> float:
+        """Returns for how long a request may still come, of a connection that has none."""
+        if not self._awaits_requests() or (self.cycle is not None and not self.cycle.response_complete):
+            return 0.0
+        if self._header_timer is not None:  # which ends first
+            return self._read_seconds
+        wait = self._read_seconds if self.cycle is None else AGAIN_SECONDS
+        return self._idle_since + wait - self.loop.time()
 
     def _unset_keepalive_if_required(self) -> None:
         if not self._has_unread_body():

@@ -18,6 +18,7 @@ from starling_agent.settings import READ_SECONDS, Tls
 
 BACKLOG = 2048
 TLS_CLOSE_SECONDS = 0.5
+COMING_TURNS = 8
 UNREAD_SECONDS = 60.0
 """A connection ends when its client has read none of the waiting data for this long."""
 
@@ -49,6 +50,8 @@ class HttpServer(uvicorn.Server):
         responses: "Counter[tuple[str, int]] | None" = None,
     ) -> None:
         self._read_seconds = read_seconds
+        self.awaits_requests = True
+        """False: when it ends, clients that have sent no request are not waited for."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -61,6 +64,7 @@ class HttpServer(uvicorn.Server):
                     read_seconds=read_seconds,
                     connection_seconds=connection_seconds,
                     responses=Counter() if responses is None else responses,
+                    awaits_requests=lambda: self.awaits_requests,
                 ),
                 access_log=False,
                 log_config=None,
@@ -91,6 +95,11 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes behind those that have come: a connection that waits to be accepted would be reset, and a sent request lost."""
+        await _let_come()
+        for server in self.servers:
+            server.close()
+        await _let_come()
         if self.config.ssl is None:
             await super().shutdown(sockets)
             return
@@ -119,3 +128,9 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Captures none: SignalShutdown does, since the server goes on for a while after SIGTERM."""
         yield
+
+
+async def _let_come() -> None:
+    """Lets the loop accept and read what the system has for it: a connection takes it a few turns."""
+    for _ in range(COMING_TURNS):
+        await asyncio.sleep(0)

@@ -21,7 +21,10 @@ class SignalShutdown:
     """Handles SIGTERM and SIGINT for one running server.
 
     SIGTERM comes from a platform whose load balancers still send requests for some seconds. SIGINT comes from a person at the
-    keyboard, and there is no such wait. A second signal of either kind ends everything at once. `on_begin` is called at the first.
+    keyboard: only requests that run are waited for. A second signal of either kind ends everything at once.
+
+    `on_begin` is called at the first, and `on_closed` when no new request is accepted any more. `on_over` is called when requests
+    that have not begun are no longer waited for: with SIGINT at once, else at the end of the drain.
     """
 
     def __init__(
@@ -30,7 +33,9 @@ class SignalShutdown:
         settings: ServerSettings,
         drain: Drain,
         open_requests: OpenRequests,
-        on_begin: Callable[[], None] | None = None,
+        on_begin: Callable[[], None] = lambda: None,
+        on_over: Callable[[], None] = lambda: None,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         self.exit_code = 0
         self.drain_over = asyncio.Event()
@@ -39,7 +44,7 @@ class SignalShutdown:
         self._settings = settings
         self._drain_state = drain
         self._open_requests = open_requests
-        self._on_begin = on_begin
+        self._on_begin, self._on_over, self._on_closed = on_begin, on_over, on_closed
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -51,8 +56,10 @@ class SignalShutdown:
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals == 1:
-            if self._on_begin is not None:
-                self._on_begin()
+            self._on_begin()
+            if number == signal.SIGINT:
+                self._server.awaits_requests = False
+                self._on_over()
             self._begin(self._drain(self._settings.accept_seconds if number == signal.SIGTERM else 0.0))
         elif self._signals == 2:
             self.end_now()
@@ -71,15 +78,29 @@ class SignalShutdown:
         self._drain_state.draining = True
         seconds = self._settings.drain_seconds
         log.info("draining", accept_seconds=accept_seconds, drain_seconds=seconds, open=len(self._open_requests))
+        time = asyncio.get_running_loop().time
+        ends = time() + accept_seconds + seconds
         await asyncio.sleep(accept_seconds)
+        await self._accept_late(accept_seconds, ends - seconds / 2)
         log.info("closed", open=len(self._open_requests))
         self._server.should_exit = True
-        await asyncio.sleep(seconds)
+        self._on_closed()
+        await asyncio.sleep(ends - time())
         await self._end_now()
+
+    async def _accept_late(self, accept_seconds: float, until: float) -> None:
+        """Waits until no request has come for `accept_seconds`: a balancer that lags more than was thought still sends some.
+
+        What is left of the drain behind `until` is for those.
+        """
+        time = asyncio.get_running_loop().time
+        while (late := min(self._open_requests.last_at + accept_seconds, until) - time()) > 0:  # noqa: ASYNC110 - more may come
+            await asyncio.sleep(late)
 
     async def _end_now(self) -> None:
         """Sends every open request an error, in its stream if that has begun; then stops the server."""
         self.drain_over.set()
+        self._on_over()
         unfinished = len(self._open_requests)
         self._drain_state.draining = True
         self._open_requests.end_all(SHUTDOWN_MESSAGE)

@@ -62,3 +62,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- end -}}
 {{- end -}}
 
+{{/* Rights to bring changes of the Secrets with these names to pods. Without names there is no rule: it would be for all Secrets. */}}
+{{- define "starling.apiKeyRules" -}}
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: {{ toJson . }}
+  verbs: [list]
+# For annotations: what a pod runs cannot be changed by its status.
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
+{{- end }}

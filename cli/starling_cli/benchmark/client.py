@@ -9,9 +9,13 @@ from typing import Any
 
 import httpx
 
+from starling_cli.benchmark.acceptance import Acceptance, DraftCounts, accepted_between, counts_in
 from starling_cli.benchmark.records import Record
 from starling_cli.benchmark.workload import arrivals
-from starling_cli.conversation import error_message
+from starling_cli.chatting.client import error_message
+
+METRICS_SECONDS = 10.0
+"""Most that the server's counters are waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +23,7 @@ class BenchmarkLoad:
     """`rate` is requests a second, infinite for all at once; `concurrency` bounds those that are open."""
 
     url: str
-    model: str | None
+    model: str
     api_key: str | None
     chat: bool
     prompts: Sequence[str]
@@ -31,20 +35,34 @@ class BenchmarkLoad:
     seed: int
 
 
-async def run_load(load: BenchmarkLoad) -> tuple[list[Record], float]:
-    """Returns the records in order, and the seconds that it all took."""
+async def run_load(load: BenchmarkLoad) -> tuple[list[Record], float, Acceptance | None]:
+    """Returns the records in order, the seconds that it all took, and what became of drafts.
+
+    These are the server's counters: drafts of others' requests meanwhile count, too.
+    """
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     base = load.url.removesuffix("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     gate = asyncio.Semaphore(load.concurrency or len(load.prompts))
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits) as client:
+        before = await _draft_counts(client)
         began = time.perf_counter()
         tasks = []
         for prompt, due in zip(load.prompts, arrivals(len(load.prompts), load.rate, load.seed), strict=True):
             await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
             tasks.append(asyncio.create_task(_one(client, load, prompt, gate)))
         records = await asyncio.gather(*tasks)
-        return records, time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        return records, seconds, accepted_between(before, await _draft_counts(client))
+
+
+async def _draft_counts(client: httpx.AsyncClient) -> DraftCounts:
+    """Reads the server's `/metrics`. One without such counters, such as a router, is taken for one without drafts."""
+    try:
+        response = await client.get("/metrics", timeout=METRICS_SECONDS)
+        return counts_in(response.text) if response.status_code == 200 else DraftCounts()
+    except (httpx.HTTPError, ValueError):
+        return DraftCounts()
 
 
 async def _one(client: httpx.AsyncClient, load: BenchmarkLoad, prompt: str, gate: asyncio.Semaphore) -> Record:
@@ -95,11 +113,10 @@ def _read_usage(event: bytes, record: Record) -> None:
 
 
 def _body(load: BenchmarkLoad, prompt: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if load.chat else {"prompt": prompt}
+    body: dict[str, Any] = {"model": load.model}
+    body |= {"messages": [{"role": "user", "content": prompt}]} if load.chat else {"prompt": prompt}
     body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": load.temperature}
     body["max_tokens"] = load.output_tokens
-    if load.model is not None:
-        body["model"] = load.model
     if load.ignore_eos:
         body["ignore_eos"] = True
     return body

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from starling_cli.benchmark.acceptance import Acceptance, DraftCounts, accepted_between
 from starling_cli.benchmark.records import Record, Spread
 
 if TYPE_CHECKING:
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LatencyResult:
-    """Times of one batch, over `iterations` runs. `ttft` is a run that ends with its first tokens; `itl_ms` the mean gap later."""
+    """Times of one batch, over `iterations` runs. `ttft` is a run that ends with its first tokens; `itl_ms` the mean gap later.
+
+    Without drafts, `drafts` is None.
+    """
 
     batch_size: int
     iterations: int
@@ -22,6 +26,7 @@ class LatencyResult:
     ttft: Spread
     latency: Spread
     itl_ms: float
+    drafts: Acceptance | None
 
 
 def measure_latency(llm: "LLM", prompts: Sequence[Sequence[str]], output_tokens: int, warmup: int) -> LatencyResult:
@@ -33,6 +38,7 @@ def measure_latency(llm: "LLM", prompts: Sequence[Sequence[str]], output_tokens:
     for batch in prompts[:warmup]:
         _timed(llm, batch, whole)
     ttfts, latencies = [], []
+    before = DraftCounts.of(llm.engine.stats)
     for i, batch in enumerate(prompts[warmup:]):
         # Other texts for the run that ends with its first token: both must prefill.
         ttfts.append(_timed(llm, [f"{i} {prompt}" for prompt in batch], first))
@@ -40,14 +46,16 @@ def measure_latency(llm: "LLM", prompts: Sequence[Sequence[str]], output_tokens:
     ttft, latency = Spread.of(ttfts), Spread.of(latencies)
     assert ttft is not None and latency is not None, "there was at least one measured run"
     gap = (statistics.mean(latencies) - statistics.mean(ttfts)) / max(1, output_tokens - 1)
-    return LatencyResult(len(prompts[0]), len(latencies), output_tokens, ttft, latency, gap * 1000)
+    drafts = accepted_between(before, DraftCounts.of(llm.engine.stats))
+    return LatencyResult(len(prompts[0]), len(latencies), output_tokens, ttft, latency, gap * 1000, drafts)
 
 
-def measure_throughput(llm: "LLM", prompts: Sequence[str], output_tokens: int) -> tuple[list[Record], float]:
-    """All prompts at once. Single requests are not timed; only their tokens count."""
+def measure_throughput(llm: "LLM", prompts: Sequence[str], output_tokens: int) -> tuple[list[Record], float, Acceptance | None]:
+    """Runs all prompts at once. Single requests are not timed; only their tokens count, and their drafts."""
     from starling_engine import SamplingParams
 
     params = SamplingParams(temperature=1.0, max_tokens=output_tokens, ignore_eos=True, seed=0)
+    before = DraftCounts.of(llm.engine.stats)
     began = time.perf_counter()
     outputs = llm.generate(list(prompts), params)
     seconds = time.perf_counter() - began
@@ -55,7 +63,7 @@ def measure_throughput(llm: "LLM", prompts: Sequence[str], output_tokens: int) -
         Record(began, prompt_tokens=len(o.prompt_token_ids), output_tokens=sum(len(c.token_ids) for c in o.outputs))
         for o in outputs
     ]
-    return records, seconds
+    return records, seconds, accepted_between(before, DraftCounts.of(llm.engine.stats))
 
 
 def _timed(llm: "LLM", batch: Sequence[str], params: "SamplingParams") -> float:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from starling_cli.benchmark.acceptance import Acceptance
+
 Goals = dict[str, float]
 """Upper bounds in milliseconds by metric: {"ttft": 500}."""
 
@@ -50,7 +52,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`goodput` is requests a second that met the goals; None when there were none to meet."""
+    """`goodput` is requests a second that met the goals; None when there were none to meet. Without drafts, `drafts` is None."""
 
     seconds: float
     completed: int
@@ -65,10 +67,11 @@ class Summary:
     tpot: Spread | None
     latency: Spread | None
     goodput: float | None
+    drafts: Acceptance | None
     errors: dict[str, int]
 
 
-def summarize(records: Sequence[Record], seconds: float, goals: Goals | None = None) -> Summary:
+def summarize(records: Sequence[Record], seconds: float, goals: Goals | None = None, drafts: Acceptance | None = None) -> Summary:
     """`seconds` is the whole run, from the first request's start to the last one's end."""
     good = [record for record in records if record.error is None]
     prompt, output = sum(r.prompt_tokens for r in good), sum(r.output_tokens for r in good)
@@ -94,6 +97,7 @@ def summarize(records: Sequence[Record], seconds: float, goals: Goals | None = N
         tpot=spread(lambda r: [] if r.tpot is None else [r.tpot]),
         latency=spread(lambda r: [r.latency]),
         goodput=sum(r.meets(goals) for r in good) / seconds if goals else None,
+        drafts=drafts,
         errors=errors,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from starling_cli.benchmark.acceptance import Acceptance
 from starling_cli.benchmark.offline import LatencyResult
 from starling_cli.benchmark.records import Spread, Summary
 
@@ -28,6 +29,8 @@ def print_summary(title: str, summary: Summary) -> None:
     ]
     if summary.goodput is not None:
         rows.append(("goodput (requests/s that met the goals)", f"{summary.goodput:.2f}"))
+    if summary.drafts is not None:
+        rows += _draft_rows(summary.drafts)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
@@ -42,6 +45,18 @@ def print_latency(title: str, result: LatencyResult) -> None:
     Console().print(f"{title}: {result.iterations} runs of {result.batch_size} requests, {result.output_tokens} tokens each")
     print_spreads({"TTFT": result.ttft, "end to end": result.latency})
     Console().print(f"mean gap between tokens: {result.itl_ms:.2f} ms")
+    if result.drafts is not None:
+        for name, value in _draft_rows(result.drafts):
+            Console().print(f"{name}: {value}")
+
+
+def _draft_rows(drafts: Acceptance) -> list[tuple[str, str]]:
+    by_position = " ".join(f"{rate:.0%}" for rate in drafts.rate_by_position)
+    return [
+        ("draft tokens accepted", f"{drafts.accepted_tokens} of {drafts.draft_tokens} ({drafts.rate:.0%})"),
+        ("tokens of a row with drafts", f"{drafts.length:.2f}"),
+        ("accepted by position", by_position),
+    ]
 
 
 def print_spreads(spreads: dict[str, Spread | None]) -> None:

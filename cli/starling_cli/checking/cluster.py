@@ -171,6 +171,6 @@ def check_nodes(cluster: Cluster) -> Iterator[Finding]:
 def check_pod_security(cluster: Cluster) -> Iterator[Finding]:
     """The agents' pods pass every level; only folders on the node (hostPath) do not."""
     level = cluster.namespace_labels().get("pod-security.kubernetes.io/enforce", "privileged (no label)")
-    folders = "spec.model.cache.hostPath and spec.kvCache.tiers.filesystem.path"
+    folders = "spec.model.cache.hostPath, spec.kvCache.tiers.filesystem.path and spec.endpoint.responseStore.path"
     limit = "" if level.startswith("privileged") else f"; {folders} are not possible here"
     yield good("pod security", f"namespace {cluster.namespace}", f"enforces {level}{limit}")

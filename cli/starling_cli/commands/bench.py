@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure the engine, or any server with OpenAI's API.", no_args_is_help=True)
 
+START_SERVER = "start a server with `starling serve MODEL`, or give its --url"
+NAME_MODEL = "name the model that it serves: --model NAME"
 Model = Annotated[str, typer.Argument(help="Folder of a checkpoint, or a Hugging Face id.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file too.")]
 InputLen = Annotated[int, typer.Option("--input-len", min=1, help="Words of each prompt, about as many tokens.")]
@@ -21,8 +23,11 @@ OutputLen = Annotated[int, typer.Option("--output-len", min=1, help="Tokens of e
 Seed = Annotated[int, typer.Option("--seed", help="Of the synthetic prompts and arrivals.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 MaxSeqs = Annotated[int, typer.Option("--max-num-seqs", help="Requests that run at once.")]
-KVDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, fp8 or fp8_e4m3.")]
+KVDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, fp8, int8 or int4.")]
 KVBytes = Annotated[Any, typer.Option("--kv-cache-memory-bytes", parser=parse_bytes, metavar="SIZE", help="4GiB")]
+Speculative = Annotated[
+    str | None, typer.Option("--speculative-config", metavar="JSON", help='{"method": "ngram"}, as `starling serve` takes it.')
+]
 
 
 @app.command()
@@ -38,6 +43,7 @@ def latency(
     max_num_seqs: MaxSeqs = 256,
     kv_cache_dtype: KVDtype = "auto",
     kv_cache_memory_bytes: KVBytes = None,
+    speculative_config: Speculative = None,
     json_file: JsonFile = None,
 ) -> None:
     """Time one batch from start to end, without a server."""
@@ -46,7 +52,7 @@ def latency(
 
     texts = workload.prompts(batch_size * (warmup + iterations), input_len, seed)
     batches = [texts[i : i + batch_size] for i in range(0, len(texts), batch_size)]
-    llm = _llm(model, dtype, max_num_seqs, kv_cache_dtype, kv_cache_memory_bytes)
+    llm = _llm(model, dtype, max_num_seqs, kv_cache_dtype, kv_cache_memory_bytes, speculative_config)
     result = offline.measure_latency(llm, batches, output_len, warmup)
     report.print_latency(f"latency of {model}", result)
     if json_file is not None:
@@ -64,16 +70,17 @@ def throughput(
     max_num_seqs: MaxSeqs = 256,
     kv_cache_dtype: KVDtype = "auto",
     kv_cache_memory_bytes: KVBytes = None,
+    speculative_config: Speculative = None,
     json_file: JsonFile = None,
 ) -> None:
     """Tokens a second with everything to do at once, without a server."""
     arguments = locals()
     from starling_cli.benchmark import offline, records, report, workload
 
-    llm = _llm(model, dtype, max_num_seqs, kv_cache_dtype, kv_cache_memory_bytes)
+    llm = _llm(model, dtype, max_num_seqs, kv_cache_dtype, kv_cache_memory_bytes, speculative_config)
     offline.measure_throughput(llm, workload.prompts(4, input_len, seed + 1), 8)
-    measured, seconds = offline.measure_throughput(llm, workload.prompts(num_prompts, input_len, seed), output_len)
-    summary = records.summarize(measured, seconds)
+    measured, seconds, drafts = offline.measure_throughput(llm, workload.prompts(num_prompts, input_len, seed), output_len)
+    summary = records.summarize(measured, seconds, drafts=drafts)
     report.print_summary(f"throughput of {model}", summary)
     if json_file is not None:
         report.write_json(json_file, "throughput", arguments, summary)
@@ -99,7 +106,7 @@ def serve(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Drive a server at a rate or a concurrency; report TTFT, ITL, TPOT, throughput and goodput."""
+    """Drive a server at a rate or a concurrency; report TTFT, ITL, TPOT, throughput, goodput and accepted drafts."""
     arguments = locals()
     import asyncio
 
@@ -112,10 +119,11 @@ def serve(
         fail(str(error), "write --goodput ttft:500 tpot:50")
     if request_rate <= 0:
         fail(f"--request-rate must be positive, got {request_rate}", "leave it out to send all requests at once")
+    key = api_key or os.environ.get("STARLING_API_KEY")
     load = client.BenchmarkLoad(
         url=url,
-        model=model,
-        api_key=api_key or os.environ.get("STARLING_API_KEY"),
+        model=model or _first_model(url, key),
+        api_key=key,
         chat=chat,
         prompts=workload.prompts(num_prompts, input_len, seed),
         output_tokens=output_len,
@@ -125,16 +133,43 @@ def serve(
         concurrency=max_concurrency,
         seed=seed,
     )
-    measured, seconds = asyncio.run(client.run_load(load))
-    summary = records.summarize(measured, seconds, goals)
+    measured, seconds, drafts = asyncio.run(client.run_load(load))
+    summary = records.summarize(measured, seconds, goals, drafts)
     report.print_summary(f"{url}, {num_prompts} requests", summary)
     if json_file is not None:
         report.write_json(json_file, "serve", arguments, summary)
     if not summary.completed:
-        fail("no request was answered", "start a server with `starling serve MODEL`, or give its --url")
+        fail("no request was answered", START_SERVER)
 
 
-def _llm(model: str, dtype: str, max_num_seqs: int, kv_cache_dtype: str, kv_cache_memory_bytes: int | None) -> "LLM":
+def _first_model(url: str, api_key: str | None) -> str:
+    """Returns the first name in the server's list of models."""
+    import httpx
+    from starling_agent.client.bounded import BadAnswer
+
+    from starling_cli.chatting.client import AnswerError, ChatClient
+    from starling_cli.chatting.terminal import harmless
+
+    try:
+        with ChatClient(url, api_key) as client:
+            names = client.models()
+    except (AnswerError, BadAnswer) as error:
+        fail(harmless(str(error)), NAME_MODEL)
+    except httpx.HTTPError as error:
+        fail(f"{url} cannot be reached: {error}", START_SERVER)
+    if not names:
+        fail(f"{url} has no list of models", NAME_MODEL)
+    return names[0]
+
+
+def _llm(
+    model: str,
+    dtype: str,
+    max_num_seqs: int,
+    kv_cache_dtype: str,
+    kv_cache_memory_bytes: int | None,
+    speculative_config: str | None,
+) -> "LLM":
     from starling_engine import LLM
     from starling_engine.errors import StarlingError
 
@@ -145,6 +180,7 @@ def _llm(model: str, dtype: str, max_num_seqs: int, kv_cache_dtype: str, kv_cach
             max_num_seqs=max_num_seqs,
             kv_cache_dtype=kv_cache_dtype,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
+            speculative_config=speculative_config,
         )
     except StarlingError as error:
         fail(str(error), fix_for(error))

@@ -33,6 +33,14 @@ def operator(
     agent_image_pull_policy: Annotated[
         PullPolicy, typer.Option("--agent-image-pull-policy", help="When nodes pull that image.")
     ] = PullPolicy.IF_NOT_PRESENT,
+    router_image: Annotated[
+        str,
+        typer.Option(
+            "--router-image",
+            envvar="STARLING_ROUTER_IMAGE",
+            help="Image for routers, such as the operator's own. Default: the agents'.",
+        ),
+    ] = "",
     namespace: Annotated[
         list[str] | None, typer.Option("--namespace", "-n", help="Serve only this namespace; may be repeated. Default: all.")
     ] = None,
@@ -62,6 +70,13 @@ def operator(
     class_name: Annotated[
         str, typer.Option("--class", help="Serve only services whose spec.className is this. Default: those that have none.")
     ] = "",
+    api_key_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key-secret",
+            help="Name of Secrets with API keys that it may list; a key that is taken out is refused within 10 s. May be repeated.",
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="Least level of lines that are logged.")] = LogLevel.INFO,
 ) -> None:
     """Run the operator: it turns InferenceServices into groups of agent pods, and keeps them so."""
@@ -75,6 +90,7 @@ def operator(
 
     plan_settings = Settings(
         agent_image=agent_image,
+        router_image=router_image,
         image_pull_policy=agent_image_pull_policy.value,
         cluster_domain=cluster_domain,
         operator_namespace=own_namespace or pods_namespace(),
@@ -85,6 +101,7 @@ def operator(
         plan=plan_settings,
         namespaces=tuple(namespace or ()),
         class_name=class_name,
+        api_key_secrets=tuple(dict.fromkeys(api_key_secret or ())),
         # Operators of different classes do not exclude each other.
         lease_name=f"{lease_name}-{class_name}" if class_name else lease_name,
         http_host=host.strip("[]"),

@@ -44,9 +44,9 @@ def plan(
     output: Annotated[PlanOutput, typer.Option("-o", "--output", help="A tree for people, or manifests.")] = PlanOutput.TREE,
 ) -> None:
     """Print the children and the layout of ranks of each InferenceService in a file. Exit status 1 for what cannot work."""
-    after = _services(file)
+    after = _services(file, namespace)
     if diff is not None:
-        before = _live(after, kubeconfig, context, namespace) if diff == CLUSTER else _services(Path(diff))
+        before = _live(after, kubeconfig, context, namespace) if diff == CLUSTER else _services(Path(diff), namespace)
         _print_differences(before, after, output)
         return
     plans = [_planned(service, file) for service in after.values()]
@@ -61,8 +61,11 @@ def plan(
         raise typer.Exit(1)
 
 
-def _services(file: Path) -> "dict[str, Service]":
-    """Returns services by namespace and name. Ends the command with every problem of every document."""
+def _services(file: Path, namespace: str | None) -> "dict[str, Service]":
+    """Returns services by namespace and name; `namespace` is that of manifests without one.
+
+    Ends the command with every problem of every document.
+    """
     from starling_cli.local.documents import DocumentError, read_documents
     from starling_cli.local.service_file import service_of
 
@@ -72,7 +75,7 @@ def _services(file: Path) -> "dict[str, Service]":
         fail(str(error), "correct the file")
     if not documents:
         fail(f"{file} has no document of kind InferenceService", "see examples/quickstart.yaml")
-    found = [(document, service_of(document)) for document in documents]
+    found = [(document, service_of(document, namespace)) for document in documents]
     wrong = [f"{document.location}: {service.spec_error}" for document, service in found if service.spec is None]
     if wrong:
         fail("\n       ".join(wrong), "correct the fields that are named; `kubectl explain infsvc.spec` describes them")

@@ -1,5 +1,6 @@
 """Progress of `starling serve` while it loads: a spinner on a terminal, lines elsewhere, and never silence for long."""
 
+import json
 import shlex
 import threading
 import time
@@ -98,8 +99,9 @@ def _describe(loading: "Loading") -> str:
 
 def curl_line(url: str, endpoint: "Endpoint") -> str:
     """Returns a request to try at once."""
-    chat = endpoint.engine.tokenizer.has_chat_template
+    chat = endpoint.tokenizer.has_chat_template
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    body = '{"messages": [{"role": "user", "content": "Hello!"}]}' if chat else '{"prompt": "Hello"}'
+    asked = {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Hello"}
+    body = json.dumps({"model": endpoint.names[0], **asked})
     key = ' -H "Authorization: Bearer $STARLING_API_KEY"' if endpoint.settings.api_keys else ""
     return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

@@ -1,6 +1,5 @@
 """`starling serve MODEL`: the engine and its endpoint in this terminal. Flags have vLLM's names where they mean the same."""
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,9 +64,24 @@ def serve(
         bool, _option("--whole-tool-calls", "Send a tool call when it is complete, and none that was cut.")
     ] = False,
     max_stored_bytes: Annotated[
-        int, _option("--max-stored-bytes", "Memory for responses that can be continued.", parser=parse_bytes, metavar="SIZE")
+        int, _option("--max-stored-bytes", "Room for responses that can be continued.", parser=parse_bytes, metavar="SIZE")
     ] = "64MiB",  # type: ignore[assignment]  # as above
-    accept_seconds: Annotated[float, _option("--accept-seconds", "After SIGTERM requests are still accepted so long.")] = 5.0,
+    stored_response_seconds: Annotated[
+        float, _option("--stored-response-seconds", "A response is stored for so long; 30 days.")
+    ] = 30 * 86_400.0,
+    response_store: Annotated[
+        Path | None, _option("--response-store", "Folder for them, which servers may share; else memory.")
+    ] = None,
+    router_token_file: Annotated[
+        Path | None, _option("--router-token-file", "Token by which routers may resume streams here, and are told what is cached.")
+    ] = None,
+    accept_seconds: Annotated[
+        float,
+        _option(
+            "--accept-seconds",
+            "After SIGTERM requests are accepted for at least so long, and on while they come: to half of the drain.",
+        ),
+    ] = 5.0,
     drain_seconds: Annotated[float, _option("--drain-seconds", "After that open requests may take so long to finish.")] = 120.0,
     log_level: Annotated[str, _option("--log-level", "debug, info, warning or error.")] = "info",
     log_requests: Annotated[bool, _option("--enable-log-requests", "Log each request's parameters.")] = False,
@@ -79,7 +93,10 @@ def serve(
     flags = locals()
     own = {name: value for name, value in flags.items() if name not in ("model", "engine")}
     try:
-        code = _run(EngineArgs(model=model, **engine), _server_settings(**own), log_level)
+        args = EngineArgs(model=model, **engine)
+        if args.tensor_parallel_size * args.pipeline_parallel_size > 1 or args.enable_expert_parallel:
+            launcher.end_ahead()  # ranks will be processes of their own, and the core needs no torch
+        code = _run(args, _server_settings(**own), log_level)
     except StarlingError as error:
         fail(str(error), fix_for(error))
     raise typer.Exit(code)
@@ -92,10 +109,12 @@ def _server_settings(
     api_key_file: Path | None,
     allowed_origins: list[str] | None,
     allowed_hosts: list[str] | None,
+    router_token_file: Path | None,
     **others: Any,
 ) -> "ServerSettings":
     """The settings; `others` have the same names as their flags."""
     from starling_agent.api_keys import ApiKeys
+    from starling_agent.file_token import FileToken
     from starling_agent.settings import ServerSettings
 
     return ServerSettings(
@@ -103,26 +122,12 @@ def _server_settings(
         api_keys=ApiKeys(api_key or (), api_key_file),
         allowed_origins=tuple(allowed_origins or ()),
         allowed_hosts=tuple(allowed_hosts or ()),
+        router_token=None if router_token_file is None else FileToken.required(router_token_file, "router_token_file"),
         **others,
     )
 
 
-def _start_ahead(args: EngineArgs, log_level: str) -> None:
-    """Starts the process of the engine core before all that this one needs is imported, if it will have the only rank."""
-    if args.tensor_parallel_size * args.pipeline_parallel_size == 1 and not args.enable_expert_parallel:
-        logging.getLogger("starling").setLevel(log_level.upper())  # the process takes it over
-        launcher.start_ahead()
-
-
 def _run(args: EngineArgs, settings: "ServerSettings", log_level: str) -> int:
-    _start_ahead(args, log_level)
-    try:
-        return _run_to_the_end(args, settings, log_level)
-    finally:
-        launcher.end_ahead()
-
-
-def _run_to_the_end(args: EngineArgs, settings: "ServerSettings", log_level: str) -> int:
     import asyncio
 
     import uvloop

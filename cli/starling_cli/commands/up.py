@@ -108,5 +108,5 @@ def _note_unused(display: "StatusDisplay", loaded: "LoadedService") -> None:
 
     spec = loaded.service.spec
     assert spec is not None
-    if unused := unused_here(spec.image, spec.template):
+    if unused := unused_here(spec):
         display.note(f"without meaning on one machine, so not used here: {', '.join(unused)}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from starling_agent.contract.config import CONFIG_PATH, AgentConfig
 from starling_agent.contract.identity import LEADER
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan.config import CACHE_PATH
 
 from starling_cli.local.ports import LOCALHOST
@@ -48,21 +49,21 @@ class PodPlacement:
 
 @dataclass(frozen=True)
 class Launch:
-    """The command to start, and the hashes of its configuration, one of which the agent reports."""
+    """The command to start. An agent's has its token and the hashes of its configuration, one of which the agent reports."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
-    token: str
-    config_hash: str
-    cluster_config_hash: str
-    """Hash of the configuration as the plan made it, which the plan looks for in the report."""
     grace_seconds: float
+    token: str = ""
+    config_hash: str = ""
+    cluster_config_hash: str = ""
+    """Hash of the configuration as the plan made it, which the plan looks for in the report."""
 
 
 def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, placement: PodPlacement) -> Launch:
     """`group` is the StatefulSet. Writes the pod's files. Raises LaunchError."""
     template = group["spec"]["template"]
-    container = _container(template)
+    container = container_of(template, CONTAINER)
     # Downloads are kept, also where a cluster would keep them in a claim; a folder that the user named is used as it is.
     persistent = {CACHE_PATH: placement.weights, "/tmp": placement.scratch}
     mounts = mount_all(template, container, objects, placement.maps, placement.folder, persistent)
@@ -83,7 +84,7 @@ def launch(pod: str, uid: str, group: Mapping[str, Any], objects: Objects, place
         token=_token(local_text),
         config_hash=hashlib.sha256(local_text.encode()).hexdigest(),
         cluster_config_hash=hashlib.sha256(text.encode()).hexdigest(),
-        grace_seconds=float(template["spec"].get("terminationGracePeriodSeconds") or 30),
+        grace_seconds=grace_seconds(template),
     )
 
 
@@ -92,11 +93,22 @@ def _as_this_user(variables: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name != "HOME"}
 
 
-def _container(template: Mapping[str, Any]) -> dict[str, Any]:
+def container_of(template: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Raises LaunchError where there is none of this name."""
     for container in template["spec"]["containers"]:
-        if container["name"] == CONTAINER:
+        if container["name"] == name:
             return dict(container)
-    raise LaunchError(f"spec.template: there is no container {CONTAINER!r}")
+    raise LaunchError(f"spec.template: there is no container {name!r}")
+
+
+def grace_seconds(template: Mapping[str, Any]) -> float:
+    """Returns the time from SIGTERM to SIGKILL."""
+    return float(template["spec"].get("terminationGracePeriodSeconds") or 30)
+
+
+def program(name: str) -> tuple[str, ...]:
+    """Returns the words that start a container's program here: `starling` is this installation's."""
+    return (sys.executable, "-m", "starling_cli.main") if name == "starling" else (name,)
 
 
 def _config_text(mounts: Sequence[Mount]) -> str:
@@ -119,11 +131,14 @@ def _local_config(text: str, mounts: Sequence[Mount], placement: PodPlacement) -
         "port": placement.endpoint_port,
         "service_url": placement.service_url if config.endpoint.service_url else None,
         **{name: _file(getattr(config.endpoint, name), mounts) for name in ("api_key_file", "tls_cert_file", "tls_key_file")},
+        "response_store": _folder(config.endpoint.response_store, mounts),
     }
     admin = {"host": LOCALHOST, "port": placement.admin_port, "token_file": _file(config.admin.token_file, mounts)}
     # No load balancer of this machine lags: a pod that is stopped gets no new connection.
     drain = {"accept_seconds": min(config.drain.accept_seconds, ACCEPT_SECONDS)}
-    engine = {**config.engine, **_kv_folder(config.engine, mounts)}
+    engine = config.engine
+    if "kv_fs_path" in engine:
+        engine = {**engine, "kv_fs_path": _folder(engine["kv_fs_path"], mounts)}
     parts = {
         "engine": engine,
         "drain": config.drain.model_copy(update=drain),
@@ -134,9 +149,8 @@ def _local_config(text: str, mounts: Sequence[Mount], placement: PodPlacement) -
     return config.model_copy(update=parts).model_dump_json(indent=2)
 
 
-def _kv_folder(engine: Mapping[str, Any], mounts: Sequence[Mount]) -> dict[str, str]:
-    path = engine.get("kv_fs_path")
-    return {} if path is None else {"kv_fs_path": str(local_path(path, mounts) or path)}
+def _folder(path: str | None, mounts: Sequence[Mount]) -> str | None:
+    return None if path is None else str(local_path(path, mounts) or path)
 
 
 def _source(source: str, mounts: Sequence[Mount], maps: Sequence[PathMap]) -> str:
@@ -165,9 +179,8 @@ def _token(config: str) -> str:
 def _command(container: Mapping[str, Any], mounts: Sequence[Mount], config_file: Path) -> tuple[str, ...]:
     """Returns the command with this installation's `starling`, and with the local paths of volumes."""
     words = [*(container.get("command") or ["starling", "agent", "--config", CONFIG_PATH]), *(container.get("args") or ())]
-    program = [sys.executable, "-m", "starling_cli.main"] if words[0] == "starling" else [words[0]]
     rest = [str(config_file) if word == CONFIG_PATH else str(local_path(word, mounts) or word) for word in words[1:]]
-    return (*program, *rest)
+    return (*program(words[0]), *rest)
 
 
 _IN_POD_SPEC = {
@@ -177,10 +190,11 @@ _IN_POD_SPEC = {
 _IN_CONTAINER = {"image", "resources", "securityContext", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"}
 
 
-def unused_here(image: str | None, overlay: Mapping[str, Any]) -> list[str]:
-    """Fields that the user wrote and that mean nothing to a process of this machine."""
-    pod = overlay.get("spec") or {}
-    found = ["spec.image"] if image else []
+def unused_here(spec: InferenceServiceSpec) -> list[str]:
+    """Fields that the user wrote and that mean nothing to a process of this machine. One router serves in place of several."""
+    pod, router = spec.template.get("spec") or {}, spec.router
+    found = ["spec.image"] if spec.image else []
+    found += ["spec.endpoint.route"] if spec.endpoint.route is not None else []
     found += [f"spec.template.spec.{name}" for name in sorted(_IN_POD_SPEC & set(pod))]
     for container in pod.get("containers") or ():
         name = container.get("name", "?")
@@ -188,4 +202,11 @@ def unused_here(image: str | None, overlay: Mapping[str, Any]) -> list[str]:
             found += [f"spec.template.spec.containers[agent].{field}" for field in sorted(_IN_CONTAINER & set(container))]
         else:
             found.append(f"spec.template.spec.containers[{name}]")
+    if spec.scaling.idle_seconds is not None:
+        found.append("spec.scaling.idleSeconds")
+    if spec.rollout.canary is not None:
+        found.append("spec.rollout.canary")
+    if router is not None:
+        wanted = {"replicas": router.replicas > 1, "resources": True}
+        found += [f"spec.router.{name}" for name, unused in wanted.items() if unused and name in router.model_fields_set]
     return found

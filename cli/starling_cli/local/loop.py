@@ -12,7 +12,8 @@ from starling_operator.plan.decision import Decision
 from starling_operator.plan.plan import plan
 
 from starling_cli.local.display import StatusDisplay
-from starling_cli.local.machine import Machine, MachineFolders, ManifestObjects
+from starling_cli.local.machine import Machine, ManifestObjects
+from starling_cli.local.machine_folders import MachineFolders
 from starling_cli.local.proxy import LocalProxy
 from starling_cli.local.run_folder import run_folder
 from starling_cli.local.service_file import LoadedService, WatchedFile, load_service
@@ -98,12 +99,12 @@ class LocalService:
         """Drains as if the service were deleted. A second signal ends at once, with exit status 1."""
         self._stopping = True
         self._machine.remove_all()
-        while self._machine.pods and self._signals < 2:
+        while not self._machine.is_empty and self._signals < 2:
             self._wake.clear()
             self._display_status()
             await self._sleep(RESYNC_SECONDS)
             self._machine.reconcile_pods()
-        return 1 if self._machine.pods else 0
+        return 0 if self._machine.is_empty else 1
 
     async def close(self) -> None:
         if self._ticker is not None:
@@ -164,6 +165,7 @@ class LocalService:
                 status=self._service.status,
                 wanted=0 if spec is None or spec.suspend else spec.replicas,
                 pods=self._machine.pods,
+                routers=self._machine.routers,
                 trouble=self._trouble,
                 stopping=self._stopping,
             )

@@ -1,42 +1,31 @@
 """This machine as a cluster: carries out decisions, and runs the processes that the StatefulSets want."""
 
 import asyncio
-import itertools
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from starling_agent.client.agent_client import AgentClient
+from starling_operator.plan import labels
 from starling_operator.plan.decision import Decision, Delete
-from starling_operator.plan.observed import Observed, Service, Settings
+from starling_operator.plan.observed import Manifest, Observed, Service, Settings
 
 from starling_cli.local.children import LocalChildren
 from starling_cli.local.launch import Launch, PodPlacement, launch
 from starling_cli.local.leaders import LocalLeaders
+from starling_cli.local.machine_folders import MachineFolders
 from starling_cli.local.observe import observe
 from starling_cli.local.pod import LocalPod, PodRunner
 from starling_cli.local.ports import LOCALHOST, free_ports
 from starling_cli.local.proxy import LocalProxy
 from starling_cli.local.reports import CONNECT_SECONDS, follow_reports
-from starling_cli.local.sources import PathMap
+from starling_cli.local.routers import LocalRouter, LocalRouters
 from starling_cli.local.stateful_sets import MissingPod, missing_pods, surplus_pods
 from starling_cli.local.volumes import LaunchError, Object, Objects, add_late_config_maps
 
 SETTINGS = Settings(agent_image="this installation of starling")
-
-
-@dataclass(frozen=True)
-class MachineFolders:
-    """Folders of a machine: its private one, those of logs and downloads, and the meaning of paths here."""
-
-    folder: Path
-    logs: Path
-    weights: Path
-    maps: tuple[PathMap, ...]
-    manifest: str
 
 
 @dataclass
@@ -62,15 +51,27 @@ class Machine:
         self._leader_ports: dict[str, int] = {}
         self._client = AgentClient(CONNECT_SECONDS)
         self._leaders = LocalLeaders(self._client, changed)
-        self._count = itertools.count()
+        self._routers = LocalRouters(folders, self._objects, changed)
+        self._routed = False
+        """True while clients are led to routers, and agents are told so."""
         self._key = secrets.token_bytes(32)
 
     @property
     def pods(self) -> Sequence[LocalPod]:
         return [runner.pod for runner in self._runners.values()]
 
+    @property
+    def routers(self) -> Sequence[LocalRouter]:
+        return self._routers.pods
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no process is left."""
+        return not self.pods and not self.routers
+
     def observe(self, service: Service) -> Observed:
-        seen = observe(service, self.children.objects, self.pods, SETTINGS, socket.gethostname(), time.time(), self._key)
+        children, routers = self.children.objects, len(self._routers.ready)
+        seen = observe(service, children, self.pods, routers, SETTINGS, socket.gethostname(), time.time(), self._key)
         return replace(seen, answers=self._leaders.answers)
 
     def carry_out(self, decision: Decision) -> None:
@@ -88,7 +89,10 @@ class Machine:
         self.reconcile_pods()
 
     def reconcile_pods(self) -> None:
-        """Starts and stops pods as the StatefulSets say, and sends new connections to those that are ready."""
+        """Starts and stops pods as Deployment and StatefulSets say, and sends new connections to those that are ready."""
+        # Routers first: where all is to end, they take no new request when the first group begins to.
+        self._routers.reconcile(next(iter(self.children.of_kind("Deployment").values()), None), self.pods)
+        self._set_routed(any(map(_leads_to_routers, self.children.of_kind("Service").values())))
         for name in [name for name, runner in self._runners.items() if runner.is_gone]:
             del self._runners[name]
             self._readers.pop(name).cancel()
@@ -100,15 +104,18 @@ class Machine:
         for pod in self.pods:
             if pod.group in groups:
                 add_late_config_maps(groups[pod.group]["spec"]["template"], self._objects(), pod.folder)
-        self._proxy.set_ready([(LOCALHOST, pod.endpoint_port) for pod in self.pods if _is_ready(pod)])
+        ready = self._routers.ready if self._routed else [pod for pod in self.pods if pod.is_ready]
+        self._proxy.set_ready([(LOCALHOST, pod.endpoint_port) for pod in ready])
 
     def remove_all(self) -> None:
         """Removes everything that the service owns, as its deletion would; pods drain."""
+        self._routers.end_all()
         for kind, name in list(self.children.objects):
             self.children.delete(kind, name, self.children.objects[kind, name]["metadata"]["uid"])
         self.reconcile_pods()
 
     def kill_all(self) -> None:
+        self._routers.kill_all()
         for runner in self._runners.values():
             runner.kill()
 
@@ -118,6 +125,7 @@ class Machine:
         for reader in self._readers.values():
             reader.cancel()
         await self._leaders.close()
+        await self._routers.close()
         for runner in self._runners.values():
             await runner.wait()
         await asyncio.gather(*self._readers.values(), return_exceptions=True)
@@ -132,8 +140,7 @@ class Machine:
             runner.stop(delete.grace_seconds)
 
     def _start(self, missing: MissingPod) -> None:
-        folder = self._folders.folder / "pods" / missing.name
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder, scratch, log = self._folders.of_pod(missing.name)
         pod = LocalPod(
             name=missing.name,
             group=missing.group,
@@ -141,17 +148,23 @@ class Machine:
             revision=missing.revision,
             number=missing.number,
             folder=folder,
-            scratch=self._scratch(),
-            log=self._folders.logs / f"{missing.name}.log",
+            scratch=scratch,
+            log=log,
         )
         self._runners[pod.name] = PodRunner(pod, lambda: self._prepare(pod), self._changed)
-        self._readers[pod.name] = asyncio.create_task(follow_reports(pod, self._client, self._changed))
+        self._read(pod)
 
-    def _scratch(self) -> Path:
-        """Makes a pod's /tmp. Files that a killed process leaves in it are removed with the run."""
-        folder = self._folders.folder / str(next(self._count))
-        folder.mkdir(mode=0o700)
-        return folder
+    def _set_routed(self, routed: bool) -> None:
+        """Tells agents at once whether clients are led to routers: they answer nobody else then."""
+        if routed is self._routed:
+            return
+        self._routed = routed
+        for pod in self.pods:
+            self._readers.pop(pod.name).cancel()
+            self._read(pod)
+
+    def _read(self, pod: LocalPod) -> None:
+        self._readers[pod.name] = asyncio.create_task(follow_reports(pod, self._client, self._routed, self._changed))
 
     def _prepare(self, pod: LocalPod) -> Launch:
         """Prepares each start: ports may be taken by now, and the file may have a new Secret. Raises LaunchError."""
@@ -190,5 +203,5 @@ class Machine:
         return self._leader_ports[group_uid]
 
 
-def _is_ready(pod: LocalPod) -> bool:
-    return pod.deleted_at is None and pod.pid is not None and pod.report is not None and pod.report.ready
+def _leads_to_routers(service: Manifest) -> bool:
+    return bool(service["metadata"]["labels"].get(labels.ROLE) == labels.ROUTING)

@@ -1,7 +1,9 @@
 """State of this machine as input of `plan`."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+from starling_crds.v1alpha1.scaling import ScalingSpec
 from starling_operator.plan.admin_token import token_of
 from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
 from starling_operator.plan.pod_report import with_report
@@ -14,6 +16,7 @@ def observe(
     service: Service,
     children: Mapping[tuple[str, str], Manifest],
     pods: Iterable[LocalPod],
+    ready_routers: int,
     settings: Settings,
     host: str,
     now: float,
@@ -21,13 +24,32 @@ def observe(
 ) -> Observed:
     """Returns the input of `plan`. `key` is this run's, as an operator has one for all services."""
     return Observed(
-        service=service,
-        children=dict(children),
+        service=_of_one_machine(service),
+        children={key: _with_status(child, ready_routers) for key, child in children.items()},
         pods=tuple(_with_report(pod, service.name, host, now) for pod in pods),
         settings=settings,
         now=now,
         token=token_of(key, service),
     )
+
+
+def _of_one_machine(service: Service) -> Service:
+    """Asks for no Gateway, for groups that stay, and for one router: several here would only know less of each other's requests.
+
+    Nobody asks it for reports, so a new revision replaces the old one without a canary.
+    """
+    spec = service.spec
+    if spec is None:
+        return service
+    router = None if spec.router is None else spec.router.model_copy(update={"replicas": 1})
+    endpoint = spec.endpoint.model_copy(update={"route": None})
+    rollout = spec.rollout.model_copy(update={"canary": None, "pause": False})
+    changes = {"router": router, "endpoint": endpoint, "scaling": ScalingSpec(), "rollout": rollout}
+    return replace(service, spec=spec.model_copy(update=changes))
+
+
+def _with_status(child: Manifest, ready_routers: int) -> Manifest:
+    return child | {"status": {"readyReplicas": ready_routers}} if child["kind"] == "Deployment" else child
 
 
 def _pod(pod: LocalPod, host: str) -> Pod:

@@ -53,6 +53,11 @@ class LocalPod:
     report: Report | None = None
     report_at: float | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        """True where clients may be sent here: the agent says that it is ready, and it has not been told to end."""
+        return self.deleted_at is None and self.pid is not None and self.report is not None and self.report.ready
+
 
 class PodRunner:
     """Runs the process of one pod. `changed` is called after every change of its state."""
@@ -63,18 +68,20 @@ class PodRunner:
         self._changed = changed
         self._stop = asyncio.Event()
         self._grace = 0.0
-        """Seconds between SIGTERM and SIGKILL, once `stop` was called."""
+        """Seconds between the first signal and SIGKILL, once `stop` was called."""
+        self._stop_signal = signal.SIGTERM
         self._task = asyncio.create_task(self._run(), name=pod.name)
 
     @property
     def is_gone(self) -> bool:
         return self._task.done()
 
-    def stop(self, grace_seconds: float | None = None) -> None:
-        """Sends SIGTERM, and SIGKILL after this grace, by default the template's."""
+    def stop(self, grace_seconds: float | None = None, number: signal.Signals = signal.SIGTERM) -> None:
+        """Sends the signal, and SIGKILL after this grace, by default the template's."""
         if self.pod.deleted_at is None:
             self.pod.deleted_at = time.time()
             self._grace = grace_seconds if grace_seconds is not None else self._own_grace()
+            self._stop_signal = number
             self._stop.set()
             self._end()
             self._changed()
@@ -88,7 +95,7 @@ class PodRunner:
     def _end(self) -> None:
         """Ends the process. A pod that is stopped while it starts ends as soon as it has one."""
         if self.pod.pid is not None:
-            self._signal(signal.SIGTERM if self._grace > 0 else signal.SIGKILL)
+            self._signal(self._stop_signal if self._grace > 0 else signal.SIGKILL)
             asyncio.get_running_loop().call_later(self._grace, self.kill)
 
     async def wait(self) -> None:

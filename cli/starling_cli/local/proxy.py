@@ -1,4 +1,4 @@
-"""Proxy in place of a Service: a port whose connections go to the ready agents in turn."""
+"""Proxy in place of a Service: a port whose connections go in turn to the ready agents, or to the router before them."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ _CHUNK = 64 * 1024
 _LISTEN_BACKLOG = 1024
 _ERROR = {
     "error": {
-        "message": "no agent is ready yet; see the table of `starling up`",
+        "message": "no pod is ready yet; see the table of `starling up`",
         "type": "service_unavailable",
         "param": None,
         "code": "not_ready",
@@ -26,7 +26,7 @@ def _not_ready() -> bytes:
 
 
 class LocalProxy:
-    """Passes bytes on. The only HTTP that it knows is a 503 while no agent is ready."""
+    """Passes bytes on. The only HTTP that it knows is a 503 while no pod is ready."""
 
     def __init__(self) -> None:
         self._ready: tuple[Address, ...] = ()

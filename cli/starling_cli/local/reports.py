@@ -17,10 +17,13 @@ _GRACE_SECONDS = 10.0
 _RETRY_SECONDS = 0.1
 
 
-async def follow_reports(pod: LocalPod, client: AgentClient, changed: Callable[[], None]) -> None:
-    """Keeps `pod.report` up to date until it is cancelled. While the process does not run or answer, it tries again."""
+async def follow_reports(pod: LocalPod, client: AgentClient, routed: bool, changed: Callable[[], None]) -> None:
+    """Keeps `pod.report` up to date until it is cancelled. While the process does not run or answer, it tries again.
+
+    `routed` tells the agent that clients are led to routers, and that it is to answer nobody else.
+    """
     while True:
-        report = await _poll(pod, client)
+        report = await _poll(pod, client, routed)
         if report is None:
             await asyncio.sleep(_RETRY_SECONDS)
             continue
@@ -30,14 +33,14 @@ async def follow_reports(pod: LocalPod, client: AgentClient, changed: Callable[[
             changed()
 
 
-async def _poll(pod: LocalPod, client: AgentClient) -> Report | None:
+async def _poll(pod: LocalPod, client: AgentClient, routed: bool) -> Report | None:
     launch, pid = pod.launch, pod.pid
     if launch is None or pid is None:
         return None
     address = f"{LOCALHOST}:{pod.admin_port}"
     try:
         report = await client.report(
-            address, launch.token, known=pod.report, wait=WAIT_SECONDS, seconds=WAIT_SECONDS + _GRACE_SECONDS
+            address, launch.token, known=pod.report, wait=WAIT_SECONDS, routed=routed, seconds=WAIT_SECONDS + _GRACE_SECONDS
         )
     except (NoAnswer, AgentRefusal, BadAnswer):
         return None

@@ -35,14 +35,14 @@ def load_service(file: Path, name: str | None, maps: Sequence[PathMap]) -> Loade
     return LoadedService(_checked(service, maps), objects_of_kind(documents, "Secret"), objects_of_kind(documents, "ConfigMap"))
 
 
-def service_of(document: Document) -> Service:
-    """Returns the service as the operator would see it right after `kubectl apply`."""
+def service_of(document: Document, namespace: str | None = None) -> Service:
+    """Returns the service as the operator would see it right after `kubectl apply`, which has `namespace` from its flags."""
     from starling_crds.parse import parse
 
     parsed = parse(document.body)
     return Service(
         name=document.name,
-        namespace=document.namespace or DEFAULT_NAMESPACE,
+        namespace=document.namespace or namespace or DEFAULT_NAMESPACE,
         uid=f"local-{document.name}",
         generation=1,
         resource_version="1",

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starling_agent.contract.report import Progress, Report
+from starling_agent.contract.report import Progress
 from starling_crds.v1alpha1.status import Condition, InferenceServiceStatus
 
 from starling_cli.local.pod import LocalPod
+from starling_cli.local.routers import LocalRouter
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def local_status(
     status: InferenceServiceStatus,
     wanted: int,
     pods: Sequence[LocalPod],
+    routers: Sequence[LocalRouter],
     trouble: str,
     stopping: bool,
 ) -> LocalStatus:
@@ -72,7 +74,7 @@ def local_status(
         message=(stalled if stalled.status == "True" else ready).message,
         stalled=stalled.status == "True",
         groups=f"{status.ready_replicas}/{wanted}",
-        rows=tuple(_row(pod) for pod in sorted(pods, key=lambda pod: pod.name)),
+        rows=tuple(_row(pod) for pod in sorted((*pods, *routers), key=lambda pod: pod.name)),
         trouble=trouble,
         stopping=stopping,
     )
@@ -87,9 +89,9 @@ def _row(pod: LocalPod) -> PodRow:
     report = pod.report
     return PodRow(
         pod=pod.name,
-        phase=_phase(pod, report),
+        phase=_phase(pod),
         progress=describe_progress(report.progress) if report and report.progress else "",
-        ready=report.ready if report and pod.deleted_at is None else False,
+        ready=pod.is_ready,
         restarts=pod.restarts + (report.engine_restarts if report else 0),
         streams=report.open_streams if report else 0,
         port=pod.endpoint_port,
@@ -97,11 +99,13 @@ def _row(pod: LocalPod) -> PodRow:
     )
 
 
-def _phase(pod: LocalPod, report: Report | None) -> str:
-    if report is not None:
-        return "draining" if pod.deleted_at is not None else report.phase
+def _phase(pod: LocalPod) -> str:
+    if pod.report is not None:
+        return "draining" if pod.deleted_at is not None else pod.report.phase
     if pod.deleted_at is not None:
         return "ending"
+    if pod.is_ready:
+        return "serving"
     return "starting" if pod.pid is not None else "waiting"
 
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starling_cli.local.ports import LOCALHOST
-from starling_cli.local.volumes import LaunchError, Mount, Objects, local_path
+from starling_cli.local.volumes import LaunchError, Mount, Objects, path_here
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def environment(container: dict[str, Any], fields: DownwardFields, objects: Obje
     for entry in container.get("env") or ():
         value = _value(entry, fields, objects)
         if value is not None:
-            values[entry["name"]] = _path_here(value, mounts)
+            values[entry["name"]] = path_here(value, mounts)
     return values
 
 
@@ -82,9 +81,3 @@ def _all_of(source: dict[str, Any], objects: Objects) -> dict[str, str]:
     else:
         content = objects.config_map(source["configMapRef"]["name"], "envFrom")
     return {f"{source.get('prefix', '')}{key}": value.decode() for key, value in content.items()}
-
-
-def _path_here(value: str, mounts: tuple[Mount, ...]) -> str:
-    """Returns the local path of a value that is a path in a volume, as those of caches are."""
-    found: Path | None = local_path(value, mounts) if value.startswith("/") else None
-    return str(found) if found is not None else value

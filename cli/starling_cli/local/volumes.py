@@ -70,13 +70,13 @@ def mount_all(
             mounts.append(Mount(path, persistent[path]))
             continue
         if name not in made:
-            made[name] = _materialize(volumes[name], objects, maps, folder / name)
+            made[name] = _materialize(volumes[name], template, objects, maps, folder / name)
         target = made[name] / entry["subPath"] if entry.get("subPath") else made[name]
         mounts.append(Mount(path, target))
     return tuple(mounts)
 
 
-def _materialize(volume: Object, objects: Objects, maps: Sequence[PathMap], folder: Path) -> Path:
+def _materialize(volume: Object, template: Object, objects: Objects, maps: Sequence[PathMap], folder: Path) -> Path:
     field = f"volumes[{volume['name']}]"
     if "emptyDir" in volume:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -89,6 +89,9 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[PathMap], fold
     if "secret" in volume:
         source = volume["secret"]
         return _write(folder, _selected_keys(objects.secret(source["secretName"], field), source))
+    if "projected" in volume:
+        contents = [_projected(source, template, objects, field) for source in volume["projected"]["sources"]]
+        return _write(folder, {path: data for content in contents for path, data in content.items()})
     if "hostPath" in volume:
         return _node_folder(volume["hostPath"], maps)
     if "persistentVolumeClaim" in volume:
@@ -97,7 +100,20 @@ def _materialize(volume: Object, objects: Objects, maps: Sequence[PathMap], fold
         except SourceError as error:
             raise LaunchError(f"{field}: {error}") from None
     kind = ", ".join(sorted(set(volume) - {"name"})) or "nothing"
-    raise LaunchError(f"{field}: {kind} is not possible here; emptyDir, configMap, secret and hostPath are")
+    raise LaunchError(f"{field}: {kind} is not possible here; emptyDir, configMap, secret, projected and hostPath are")
+
+
+def _projected(source: Object, template: Object, objects: Objects, field: str) -> dict[str, bytes]:
+    """Returns the files of one of a projected volume's sources: a Secret's, or annotations of the pod."""
+    if "secret" in source:
+        secret = source["secret"]
+        content = {} if secret.get("optional") and secret["name"] not in objects.secrets else objects.secret(secret["name"], field)
+        return _selected_keys(content, secret)
+    annotations = {f"metadata.annotations['{key}']": value for key, value in template["metadata"].get("annotations", {}).items()}
+    items = source.get("downwardAPI", {}).get("items") or ()
+    if not items or any(item.get("fieldRef", {}).get("fieldPath") not in annotations for item in items):
+        raise LaunchError(f"{field}: of projected sources secret, and downwardAPI of the pod's annotations, are possible here")
+    return {item["path"]: annotations[item["fieldRef"]["fieldPath"]].encode() for item in items}
 
 
 def add_late_config_maps(template: Object, objects: Objects, folder: Path) -> None:
@@ -106,7 +122,7 @@ def add_late_config_maps(template: Object, objects: Objects, folder: Path) -> No
         source = volume.get("configMap") or {}
         mounted = folder / volume["name"]
         if source.get("optional") and source["name"] in objects.config_maps and mounted.is_dir() and not any(mounted.iterdir()):
-            _materialize(volume, objects, (), mounted)
+            _materialize(volume, template, objects, (), mounted)
 
 
 def _node_folder(source: Object, maps: Sequence[PathMap]) -> Path:
@@ -141,3 +157,9 @@ def local_path(path: str, mounts: Sequence[Mount]) -> Path | None:
         return None
     mount = max(inside, key=lambda entry: len(entry.path))
     return mount.folder / path.removeprefix(mount.path).lstrip("/")
+
+
+def path_here(value: str, mounts: Sequence[Mount]) -> str:
+    """Returns the local path of a value that is a path in a volume, as those of caches are; another value as it is."""
+    found = local_path(value, mounts) if value.startswith("/") else None
+    return str(found) if found is not None else value

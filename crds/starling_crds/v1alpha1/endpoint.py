@@ -3,10 +3,11 @@
 from typing import Literal
 
 from pydantic import Field
+from starling_crds.rules import Rule
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.model import SecretKey
 from starling_crds.v1alpha1.route import RouteSpec
-from starling_crds.v1alpha1.strings import HostName, ObjectName, Origin, ParserName, Rate, Size
+from starling_crds.v1alpha1.strings import AbsolutePath, HostName, ObjectName, Origin, ParserName, Rate, Size
 
 
 class LimitsSpec(ApiModel):
@@ -34,6 +35,36 @@ class LimitsSpec(ApiModel):
             "A connection is closed with an answer once it is half to all of it old, so that clients that keep theirs come to new"
             " groups as well; no stream is cut. 0: never."
         ),
+    )
+
+
+class ResponseStoreSpec(ApiModel):
+    """Room for responses of /v1/responses: each pod's memory, or with a path or a claim a folder that pods share."""
+
+    RULES = (
+        Rule(
+            field="claim",
+            cel="!(has(self.path) && has(self.claim))",
+            holds=lambda store: store.path is None or store.claim is None,
+            message="at most one of path and claim is possible; remove path ({path}) or claim ({claim})",
+        ),
+    )
+
+    bytes: Size = Field(
+        default="64Mi",
+        description="Room in each pod's memory, or in the folder in all; older responses make room for later ones.",
+    )
+    seconds: int = Field(default=2_592_000, ge=1, le=315_360_000, description="A response is stored for so long. Default: 30 days.")
+    path: AbsolutePath | None = Field(
+        default=None,
+        description=(
+            "Absolute folder on each node, which user 65532 can write to; needs a namespace that allows hostPath volumes. Pods on"
+            " several nodes share it if it is of a file system that all nodes mount."
+        ),
+    )
+    claim: ObjectName | None = Field(
+        default=None,
+        description="Name of a PersistentVolumeClaim in this namespace; ReadWriteMany for pods on several nodes.",
     )
 
 
@@ -71,9 +102,13 @@ class EndpointSpec(ApiModel):
         default=False,
         description="A tool call is sent when it is complete, and one that was cut is not. Default: as it is written.",
     )
+    response_store: ResponseStoreSpec = Field(
+        default_factory=ResponseStoreSpec,
+        description="Responses of /v1/responses that can be fetched and continued. A folder holds them as plain text.",
+    )
     limits: LimitsSpec = Field(default_factory=LimitsSpec, description="What a client may ask of each pod.")
     route: RouteSpec | None = Field(
-        default=None, description="An HTTPRoute to the Service, where the Gateway API is installed. Default: none is created."
+        default=None, description="An HTTPRoute to this service, where the Gateway API is installed. Default: none is created."
     )
     tls_secret: ObjectName | None = Field(
         default=None, description="Name of a kubernetes.io/tls Secret; the pods then serve HTTPS."

@@ -166,8 +166,8 @@ class KVCacheSpec(ApiModel):
         description=(
             "Type of cached keys and values: auto is the model's dtype; fp8 and fp8_e4m3 are float8_e4m3fn, half of bfloat16's"
             " bytes and less exact. Scales are the checkpoint's, or else 1. On GPUs it needs compute capability 8.9. int8 and"
-            " int4 take 8.5 and 5 bits a number, with a scale for each 32 of a row; CPUs alone have them. Models that cache"
-            " latents (MLA) have auto alone."
+            " int4 take 8.5 and 5 bits a number, with a scale for each 32 of a row. Models that cache latents (MLA) have auto"
+            " alone."
         ),
     )
     tiers: Tiers = Field(default_factory=Tiers, description="Offload tiers.")

@@ -6,7 +6,7 @@ from pydantic import Field
 from starling_crds.rules import Rule, look_up
 from starling_crds.v1alpha1.base import ApiModel
 from starling_crds.v1alpha1.engine_arguments import EngineArgument
-from starling_crds.v1alpha1.strings import AbsolutePath, DataKey, ModelName, ModelSource, ObjectName, Size
+from starling_crds.v1alpha1.strings import AbsolutePath, ClassifierTokens, DataKey, ModelName, ModelSource, ObjectName, Size
 
 
 class SecretKey(ApiModel):
@@ -85,6 +85,13 @@ class ModelSpec(ApiModel):
     )
     max_length: Annotated[int | None, EngineArgument("max_model_len")] = Field(
         default=None, ge=1, le=16_777_216, description="Longest prompt plus output in tokens. Default: the model's own."
+    )
+    classifier_from_token: Annotated[ClassifierTokens | None, EngineArgument("classifier_from_token")] = Field(
+        default=None,
+        description=(
+            "Tokens whose logits are the score of a reranker that is a language model: no,yes for Qwen3-Reranker. The last one is"
+            " the positive answer, and the only one for some models. Checkpoints with sentence-transformers' files need it not."
+        ),
     )
     trust_remote_code: bool = Field(
         default=False, description="Whether code in the model's repository may run. This release runs none; true is refused."

@@ -1,5 +1,6 @@
 """`InferenceService.spec`."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,6 +14,8 @@ from starling_crds.v1alpha1.lifecycle import DrainSpec, RecoverySpec, RolloutSpe
 from starling_crds.v1alpha1.model import ModelSpec
 from starling_crds.v1alpha1.overlay import PodOverlay
 from starling_crds.v1alpha1.parallelism import Accelerators, Parallelism
+from starling_crds.v1alpha1.router import RouterSpec
+from starling_crds.v1alpha1.scaling import ScalingSpec
 from starling_crds.v1alpha1.strings import ClassName, Image
 
 _CORE_RANKS, _PER_NODE = "self.parallelism.pipeline * self.parallelism.tensor", "self.accelerators.perNode"
@@ -20,6 +23,9 @@ _DATA = (
     "(has(self.parallelism.data) ? self.parallelism.data"
     " : has(self.parallelism.expert) ? self.parallelism.expert / self.parallelism.tensor : 1)"
 )
+_GOES_TO_ZERO = "has(self.scaling) && has(self.scaling.idleSeconds)"
+_HAS_POOL = "has(self.endpoint.route) && self.endpoint.route.backend == 'InferencePool'"
+_HAS_CANARY = "has(self.rollout) && has(self.rollout.canary)"
 _TIERS = "has(self.kvCache.tiers) && (has(self.kvCache.tiers.cpu) || has(self.kvCache.tiers.filesystem))"
 
 
@@ -46,6 +52,16 @@ def _elastic_fills_nodes(bound: str) -> Rule:
             "must be a size whose ranks (data * pipeline * tensor) fill whole nodes of accelerators.perNode"
             f" ({{accelerators.perNode}}), got {{parallelism.elastic.{bound}}}"
         ),
+    )
+
+
+def _needs_router(field: str, cel: str, needs: Callable[[Any], bool], message: str) -> Rule:
+    """Requires routers for what `needs` says of a spec, and `cel` likewise."""
+    return Rule(
+        field=field,
+        cel=f"!({cel}) || has(self.router)",
+        holds=lambda spec: not needs(spec) or spec.router is not None,
+        message=message,
     )
 
 
@@ -83,6 +99,57 @@ class InferenceServiceSpec(ApiModel):
             holds=lambda spec: spec.engine.prefix_caching or not _offloads(spec.kv_cache),
             message="needs engine.prefixCaching: what is kept is found by the prefixes of prompts",
         ),
+        Rule(
+            field="endpoint.tlsSecret",
+            cel="!(has(self.router) && has(self.endpoint.tlsSecret))",
+            holds=lambda spec: spec.router is None or spec.endpoint.tls_secret is None,
+            message="is not possible with router, which serves no TLS yet; remove one of them, or end TLS at a Gateway",
+        ),
+        Rule(
+            field="endpoint.apiKeySecret",
+            cel="!(has(self.router) && has(self.router.tenantKeysSecret) && has(self.endpoint.apiKeySecret))",
+            holds=lambda spec: spec.router is None or not spec.router.tenant_keys_secret or spec.endpoint.api_key_secret is None,
+            message="is not possible with router.tenants, which have the API keys; remove it, or let its keys be those of a tenant",
+        ),
+        _needs_router(
+            "endpoint.route.backend",
+            _HAS_POOL,
+            lambda spec: spec.has_pool,
+            "must be Service without router: routers are who picks for an InferencePool",
+        ),
+        Rule(
+            field="endpoint.route.failureMode",
+            cel=(
+                "!(has(self.endpoint.route) && self.endpoint.route.failureMode == 'FailOpen')"
+                " || !(has(self.router) && has(self.router.tenantKeysSecret))"
+            ),
+            holds=lambda spec: not spec.fails_open or spec.router is None or not spec.router.tenant_keys_secret,
+            message="must be FailClose with router.tenants: their keys are the routers', and agents would refuse all requests",
+        ),
+        _needs_router(
+            "scaling.idleSeconds",
+            _GOES_TO_ZERO,
+            lambda spec: spec.scaling.idle_seconds is not None,
+            "needs router: routers know when there are no requests, and hold those that wake the service",
+        ),
+        Rule(
+            field="router.hold.requests",
+            cel=f"!({_GOES_TO_ZERO} && has(self.router)) || self.router.hold.requests > 0",
+            holds=lambda spec: spec.scaling.idle_seconds is None or spec.router is None or spec.router.hold.requests > 0,
+            message="must be above 0 with scaling.idleSeconds: it is requests that wait which wake the service",
+        ),
+        _needs_router(
+            "rollout.canary",
+            _HAS_CANARY,
+            lambda spec: spec.rollout.canary is not None,
+            "needs router: routers share requests between two revisions, and count how each fares",
+        ),
+        Rule(
+            field="rollout.canary",
+            cel=f"!({_HAS_CANARY} && has(self.parallelism.elastic))",
+            holds=lambda spec: spec.rollout.canary is None or spec.parallelism.elastic is None,
+            message="is not possible with parallelism.elastic yet; remove one of them",
+        ),
     )
 
     model: ModelSpec = Field(description="The model to serve.")
@@ -95,6 +162,10 @@ class InferenceServiceSpec(ApiModel):
         default_factory=KVCacheSpec, description="The KV cache: its type, and where it goes beyond the device."
     )
     endpoint: EndpointSpec = Field(default_factory=EndpointSpec, description="The OpenAI endpoint.")
+    router: RouterSpec | None = Field(
+        default=None, description="Routers in front of all groups; the URL stays the same. Default: connections go to any pod."
+    )
+    scaling: ScalingSpec = Field(default_factory=ScalingSpec, description="When there are fewer groups than replicas.")
     template: Annotated[dict[str, Any], ShapedBy(lambda: PodOverlay)] = Field(
         default_factory=dict,
         description=(
@@ -109,3 +180,13 @@ class InferenceServiceSpec(ApiModel):
         default=None, description="Which operator serves it: one that runs with this --class. Default: the one without a class."
     )
     suspend: bool = Field(default=False, description="True removes all pods and keeps everything else.")
+
+    @property
+    def has_pool(self) -> bool:
+        """Says whether a Gateway leads to an InferencePool."""
+        return self.endpoint.route is not None and self.endpoint.route.backend == "InferencePool"
+
+    @property
+    def fails_open(self) -> bool:
+        """Says whether a Gateway sends requests to any agent while no router picks."""
+        return self.endpoint.route is not None and self.endpoint.route.failure_mode == "FailOpen"

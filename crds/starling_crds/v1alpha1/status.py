@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 from starling_crds.v1alpha1.base import ApiModel, map_by
 
+CanaryPhase = Literal["trying", "passed", "rolledBack", "takenBack"]
 ConditionStatus = Literal["True", "False", "Unknown"]
 OperationPhase = Literal["waiting", "preparing", "committing", "releasing", "done", "failed", "cancelled", "refused"]
 
@@ -96,6 +97,46 @@ class RevisionStatus(ApiModel):
     target: str = Field(default="", description="Revision of the spec.")
 
 
+class CanaryStatus(ApiModel):
+    """A new revision that is tried on a part of the requests."""
+
+    revision: str = Field(description="The revision that is tried.")
+    stable: str = Field(description="The one that serves meanwhile, with all its groups.")
+    phase: CanaryPhase = Field(
+        default="trying",
+        description=(
+            "trying; passed: it replaces the other one now; rolledBack: it is not tried again until the spec changes;"
+            " takenBack: the spec went back to the other one, and its last pods drain."
+        ),
+    )
+    step: int = Field(
+        default=0, description="Step of spec.rollout.canary that it is at, or was at, from 1; 0: none of it served yet."
+    )
+    weight: int = Field(default=0, description="Percent of the requests that go to it.")
+    since: str = Field(default="", description="When the step began, RFC 3339.")
+    message: str = Field(default="", description="Why it was rolled back.")
+    spec_hash: str = Field(
+        default="", description="Of the spec.rollout.canary that it was rolled back with: another one is a new try."
+    )
+
+
+class RouterStatus(ApiModel):
+    """Routers of spec.router."""
+
+    replicas: int = Field(description="Routers that the spec asks for.")
+    ready: int = Field(default=0, description="Those that serve, also while no group does.")
+
+
+class ScalingStatus(ApiModel):
+    """The number of groups that spec.scaling makes of spec.replicas."""
+
+    wanted: int = Field(description="Groups that the service is to have now.")
+    message: str = Field(default="", description="Why.")
+    since: str = Field(default="", description="When the service last went to zero or was woken, RFC 3339.")
+    started_at: str = Field(default="", description="When a group first served after that, RFC 3339.")
+    start_seconds: int = Field(default=0, description="From no group to one that served, the last time; 0: not known.")
+
+
 class InferenceServiceStatus(ApiModel):
     """State that the operator saw last."""
 
@@ -113,6 +154,9 @@ class InferenceServiceStatus(ApiModel):
     url: str = Field(default="", description="Base URL of the OpenAI API inside the cluster.")
     endpoints: list[str] = Field(default_factory=list, description="Addresses of the ready pods, at most 256 of them.")
     revision: RevisionStatus = Field(default_factory=RevisionStatus, description="Where a rollout stands.")
+    canary: CanaryStatus | None = Field(default=None, description="The canary, until its revision serves alone or is given up.")
+    router: RouterStatus | None = Field(default=None, description="Routers, if the spec asks for any.")
+    scaling: ScalingStatus | None = Field(default=None, description="Number of groups, if spec.scaling.idleSeconds is set.")
     # One writer needs no keys, by which the API server would keep a second copy of all fields' names.
     groups: list[GroupStatus] = Field(default_factory=list, description="Each group.")
     gang_released_at: str = Field(

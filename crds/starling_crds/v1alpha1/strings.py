@@ -1,11 +1,13 @@
 """Strings of the API that have a form. Each says in its message what is possible, with an example."""
 
+import re
 from typing import Annotated
 
 from pydantic import Field
+from starling_crds.duration import PATTERN as DURATION
 from starling_crds.quantity import PATTERN as SIZE
 from starling_crds.rate import PATTERN as RATE
-from starling_crds.rules import must_match, must_not_match
+from starling_crds.rules import Rule, must_match, must_not_match
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -33,16 +35,33 @@ DataKey = Annotated[
     Field(min_length=1, max_length=253),
     must_match("^[-._a-zA-Z0-9]+$", "must be a key of a Secret: letters, digits, '-', '_' and '.', such as api-keys"),
 ]
+TenantName = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    must_match(f"^{_LABEL}$", "must be lowercase letters, digits and '-', with a letter or digit at both ends, such as chat"),
+]
 Size = Annotated[
     str,
     Field(max_length=32),
     must_match(SIZE, "must be bytes or a quantity such as 4Gi or 500M"),
     must_match("^.*[1-9].*$", "must be above 0"),
 ]
+Amount = Annotated[
+    str,
+    Field(max_length=32),
+    must_match(
+        r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", "must be a quantity, a number of them in quotes, such as 500m or 4Gi"
+    ),
+]
 ParserName = Annotated[
     str,
     Field(min_length=1, max_length=64),
     must_match("^[a-z0-9_]+$", "must be auto, none, or the name of a format, such as hermes"),
+]
+ClassifierTokens = Annotated[
+    str,
+    Field(max_length=128),
+    must_match("^[^,]*[^, ][^,]*(,[^,]*[^, ][^,]*)?$", "must be one token, or two with a comma between them, such as no,yes"),
 ]
 Rate = Annotated[str, Field(max_length=32), must_match(RATE, "must be a rate such as 10/s, 600/m or 100/30s")]
 AbsolutePath = Annotated[
@@ -95,6 +114,16 @@ KindName = Annotated[
     Field(min_length=1, max_length=63),
     must_match("^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", "must be a kind, such as Gateway"),
 ]
+Duration = Annotated[
+    str,
+    Field(max_length=32),
+    must_match(DURATION, "must be up to four numbers with their units h, m, s or ms, such as 30s or 1h30m"),
+]
+Cidr = Annotated[
+    str,
+    Field(max_length=64),
+    must_match("^[0-9A-Fa-f.:]+/[0-9]{1,3}$", "must be a range of addresses, such as 10.0.0.0/24 or fd00::/64"),
+]
 DeviceResource = Annotated[
     str,
     Field(min_length=1, max_length=253),
@@ -111,3 +140,10 @@ LabelValue = Annotated[
         "must be a label's value: letters, digits, '-', '_' and '.', with a letter or digit at both ends",
     ),
 ]
+_LABEL_KEY = rf"^({_SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"
+LABEL_KEYS = Rule(
+    cel=f"self.all(key, key.matches(r'{_LABEL_KEY}') && size(key.split('/')[0]) <= 253)",
+    holds=lambda labels: all(re.fullmatch(_LABEL_KEY, key) and len(key.split("/")[0]) <= 253 for key in labels),
+    message="must have labels' keys: letters, digits, '-', '_' and '.', with a domain and '/' before them or none",
+)
+"""Rule of a map of labels: the API server would refuse the object that has them."""

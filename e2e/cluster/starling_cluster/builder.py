@@ -19,6 +19,7 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 # crun does not work with every layout of cgroups, and the usual limits are above what an unprivileged machine may set.
 PODMAN_BUILD = ("podman", "build", "--network=host", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 AUTHORITY = "/run/ca.crt"
+LABEL = "dev.starling.harness=1"
 
 
 def make_base() -> str:
@@ -39,18 +40,20 @@ def build(tag: str, dockerfile: Path, arguments: list[str], context: Path = cach
     options = [f"--build-arg={argument}" for argument in arguments] + _trust()
     if runc := shutil.which("runc"):
         options.append(f"--runtime={runc}")
-    command = [*PODMAN_BUILD, *options, "--tag", tag, "--file", str(dockerfile), str(context)]
+    command = [*PODMAN_BUILD, *options, "--label", LABEL, "--tag", tag, "--file", str(dockerfile), str(context)]
     if subprocess.run(command, check=False).returncode != 0:
         raise HarnessError(f"podman could not build {dockerfile}; see its output above")
+    # What the tag named before has gigabytes, and nobody else removes it.
+    _run("podman", "image", "prune", "--force", f"--filter=label={LABEL}", check=False)
 
 
 def load(place: Place, name: str, nodes: range) -> None:
-    """Brings an image of podman's to every node."""
-    # Beside the cluster, for /tmp may be memory, and images of torch have gigabytes.
-    with tempfile.TemporaryDirectory(dir=place.directory) as scratch:
-        path = Path(scratch) / "image.tar"
-        _run("podman", "save", "--quiet", "--format=docker-archive", f"--output={path}", name)
-        images.load_archive(place, nodes, path)
+    """Brings an image of podman's to the nodes, without a file between: images of torch have gigabytes."""
+    for node in nodes:
+        with subprocess.Popen(["podman", "save", "--quiet", "--format=docker-archive", name], stdout=subprocess.PIPE) as saved:
+            images.load_stream(place, node, saved.stdout)
+        if saved.returncode != 0:
+            raise HarnessError(f"podman could not save {name}; see its output above")
 
 
 def _debootstrap(archive: Path) -> None:

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from starling_cluster import builder, cluster, enforcement, faults, go_builds, packages, place, watch
+from starling_cluster import builder, cluster, enforcement, faults, gateway_crds, go_builds, packages, place, watch
 from starling_cluster.errors import HarnessError
 from starling_cluster.network import Network
 from starling_cluster.place import Owner, Place
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add("setup", "install what nodes and images need (Debian, Ubuntu)", lambda _: packages.install())
     commands.add("build", "build Kubernetes into the cache, if it is not there", lambda _: print(go_builds.build_kube()))
     commands.add("helm", "build Helm into the cache, if it is not there; prints its path", lambda _: print(go_builds.build_helm()))
+    commands.add("crds", "download HTTPRoute's and InferencePool's CRDs; prints their paths", _print_crds)
     _add_apiserver(commands.group("apiserver", "etcd and an API server, without nodes and without root"))
     _add_nodes(commands)
     _add_images(commands.group("image", "build images and bring them to nodes"))
@@ -59,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     enforcing.add_argument("network", metavar="INDEX", type=int, help="the number of its network")
     enforcing.add_argument("nodes", metavar="COUNT", type=int)
     return parser
+
+
+def _print_crds(_: Namespace) -> None:
+    print(*gateway_crds.download(), sep="\n")
 
 
 def _add_apiserver(commands: _Group) -> None:

@@ -55,9 +55,13 @@ def build_helm() -> Path:
     return Path(done.stdout.strip())
 
 
-def _compile(output: Path) -> None:
+def need_go() -> None:
     if shutil.which("go") is None:
         raise HarnessError("go is not on the PATH; install Go 1.24 or newer, or give the tests a cluster of your own")
+
+
+def _compile(output: Path) -> None:
+    need_go()
     version = kubernetes_version()
     major, minor = version.removeprefix("v").split(".")[:2]
     names = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}

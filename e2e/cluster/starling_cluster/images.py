@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from starling_cluster import archive, cache, mounts
 from starling_cluster.archive import Image
@@ -40,17 +41,23 @@ def load_own(place: Place, nodes: range) -> None:
 
 
 def load_archive(place: Place, nodes: range, path: Path) -> None:
-    """Brings what `podman save --format docker-archive` wrote to all nodes at once."""
+    """Brings a Docker archive to all nodes at once."""
+
+    def load(node: int) -> None:
+        with path.open("rb") as stream:
+            load_stream(place, node, stream)
+
     with ThreadPoolExecutor(len(nodes)) as pool:
-        list(pool.map(lambda node: _import(place, node, path), nodes))
+        list(pool.map(load, nodes))
 
 
-def _import(place: Place, node: int, path: Path) -> None:
+def load_stream(place: Place, node: int, stream: IO[bytes] | None) -> None:
+    """Brings what `podman save --format docker-archive` writes to a node."""
     socket = place.node(node) / "containerd.sock"
-    command = ["ctr", "-a", str(socket), "-n", "k8s.io", "images", "import", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["ctr", "-a", str(socket), "-n", "k8s.io", "images", "import", "-"]
+    done = subprocess.run(command, stdin=stream, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise HarnessError(f"node {node} did not take {path}: {done.stderr.strip()}")
+        raise HarnessError(f"node {node} did not take an image: {done.stderr.strip()}")
 
 
 def _own() -> list[Image]:
@@ -91,7 +98,7 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
 
 
 def _environment() -> list[str]:
-    packages = ":".join(str(mounts.CHECKOUT / room) for room in ("crds", "engine", "agent", "operator", "cli"))
+    packages = ":".join(str(mounts.CHECKOUT / room) for room in ("crds", "engine", "agent", "operator", "router", "cli"))
     return [
         f"PATH=/opt/starling/bin:{mounts.ENVIRONMENT}/bin:/usr/local/bin:/usr/bin:/bin",
         f"PYTHONPATH={packages}",

@@ -56,5 +56,4 @@ def _configuration(place: Place, net: Network, number: int) -> dict[str, object]
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "nodeStatusUpdateFrequency": "1s",
         "nodeLeaseDurationSeconds": 8,
-        "syncFrequency": "5s",
     }

@@ -13,8 +13,10 @@ class AttentionWeights:
     """Parameters of one attention layer except its linear layers.
 
     cos_sin [max_position, rotary_dim] fp32 (cosines in the first half, sines in the second; half-split rotation);
-    q_norm, k_norm [head_dim] weights of a per-head RMSNorm before rotation, or None;
-    key_scale, value_scale: a cache of float8_e4m3fn holds keys and values divided by them.
+    q_norm, k_norm [head_dim] weights of a per-head RMSNorm before rotation, or None; fp32 where the result is rounded only once;
+    key_scale, value_scale: a cache of float8_e4m3fn holds keys and values divided by them;
+    sinks [num_heads] fp32, or None: one more score for each query of a head, learnt and without a value. It takes part in the
+    softmax's denominator alone, so that a query may attend to nothing.
     """
 
     num_heads: int
@@ -29,6 +31,7 @@ class AttentionWeights:
     norm_eps: float
     key_scale: float = 1.0
     value_scale: float = 1.0
+    sinks: torch.Tensor | None = None
 
 
 class AttentionBackend(Protocol):

@@ -37,5 +37,6 @@ class NativeAttention:
             layer.window,
             layer.soft_cap,
             *scales,
+            layer.sinks,
         )
         return out.view(out.shape[0], -1)

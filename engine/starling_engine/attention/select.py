@@ -13,6 +13,7 @@ from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.config import CacheType
 from starling_engine.errors import ConfigError
+from starling_engine.kernels.attention_plan import MAX_GROUP
 from starling_engine.platforms.base import Platform
 from starling_engine.platforms.triton_support import why_not_triton
 
@@ -30,18 +31,30 @@ logger = logging.getLogger("starling.attention")
 
 
 def select_attention(
-    name: str, platform: Platform, dtype: torch.dtype, head_dim: int, *, latent: bool = False, cache: CacheType | None = None
+    name: str,
+    platform: Platform,
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    group: int = 1,
+    latent: bool = False,
+    sinks: bool = False,
+    cache: CacheType | None = None,
 ) -> tuple[Backend, str]:
     """Returns the backend and why it was taken. "auto" takes the first of the platform's backends that can serve the model.
 
-    `latent` is for a model whose cache holds latents (MLA); all others have grouped-query attention. With `cache` keys and values
-    are cached in that, not in `dtype`. Raises ConfigError when `name` cannot serve the model; it lists those that can.
+    `group` query heads share a key-value head. `latent` is for a model whose cache holds latents (MLA); all others have
+    grouped-query attention, maybe with `sinks`. With `cache` keys and values are cached in that, not in `dtype`. Raises ConfigError
+    when `name` cannot serve the model; it lists those that can.
     """
     offered = platform.attention_backends()
-    refused = {other: why for other in offered if (why := _why_not(other, platform, dtype, head_dim, latent, cache))}
+    refused = {other: why for other in offered if (why := _why_not(other, platform, dtype, head_dim, group, latent, sinks, cache))}
     possible = [other for other in offered if other not in refused]
     if name == "auto":
-        chosen = next(other for other in possible if other not in BY_NAME_ONLY)
+        chosen = next((other for other in possible if other not in BY_NAME_ONLY), "")
+        if not chosen:
+            why = "; ".join(f"{other}: {why}" for other, why in refused.items())
+            raise ConfigError(f"no backend can serve this model ({why})", "attention_backend")
         better = [other for other in offered[: offered.index(chosen)] if other not in BY_NAME_ONLY]
         reason = "; ".join(f"not {other}: {refused[other]}" for other in better) or "the fastest here"
     elif name in possible:
@@ -53,13 +66,24 @@ def select_attention(
     return _make(chosen, latent), reason
 
 
-def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, latent: bool, cache: CacheType | None) -> str | None:
+def _why_not(
+    name: str,
+    platform: Platform,
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    latent: bool,
+    sinks: bool,
+    cache: CacheType | None,
+) -> str | None:
     """Returns why the backend cannot serve the model; None when it can."""
     assert not (latent and cache), "refused with the arguments"
     if name in ("torch", "sdpa"):
         return None
-    if cache and name in (BY_NAME_ONLY if cache == "fp8" else (*BY_NAME_ONLY, "triton")):
+    if cache and name in BY_NAME_ONLY:
         return f"it reads no cache in {cache}"
+    if sinks and name in BY_NAME_ONLY:
+        return "it has no attention sinks, and this model has"
     if latent and name == "triton":
         return why_not_triton(platform.device) or _why_unsupported(dtype, 0, TRITON_DTYPES)
     if latent:
@@ -67,6 +91,8 @@ def _why_not(name: str, platform: Platform, dtype: torch.dtype, head_dim: int, l
     match name:
         case "native":
             return _why_not_native(dtype, head_dim)
+        case "triton" if group > MAX_GROUP:
+            return f"{group} query heads share a key-value head, above {MAX_GROUP}"
         case "triton":
             return why_not_triton(platform.device) or _why_unsupported(dtype, head_dim, TRITON_DTYPES)
     if importlib.util.find_spec(name) is None:

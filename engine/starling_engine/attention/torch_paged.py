@@ -35,7 +35,10 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return x if weight is None else F.rms_norm(x, (x.shape[-1],), weight, eps)
+    if weight is None:
+        return x
+    # Weights in fp32 beside rounded rows are multiplied before rows are rounded again.
+    return F.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
 def _store(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -86,19 +89,25 @@ def _mask(queries: int, length: int, seen_from: int, window: int, device: torch.
 def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, layer: AttentionWeights) -> torch.Tensor:
     """q [M, H, D], k and v [KVH, N, D] -> [M, H, D]."""
     q, scale = q.transpose(0, 1), layer.scale * layer.key_scale
-    if layer.soft_cap:
-        out = _soft_capped(q, k, v, mask, scale, layer.soft_cap)
+    if layer.soft_cap or layer.sinks is not None:
+        out = _written_out(q, k, v, mask, scale, layer)
     else:
         grouped = q.shape[0] != k.shape[0]
         out = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale, enable_gqa=grouped)[0]
     return out.transpose(0, 1) * layer.value_scale
 
 
-def _soft_capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, cap: float) -> torch.Tensor:
-    """Attends with scores of cap * tanh(score / cap) (Gemma 2), which torch's fused kernel does not have."""
+def _written_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, layer: AttentionWeights
+) -> torch.Tensor:
+    """Attends with what torch's fused kernel does not have: scores of cap * tanh(score / cap) (Gemma 2), and sinks (gpt-oss)."""
     group = q.shape[0] // k.shape[0]
     keys, values = k.repeat_interleave(group, 0).float(), v.repeat_interleave(group, 0).float()
     scores = q.float() @ keys.transpose(1, 2) * scale
-    scores = cap * torch.tanh(scores / cap)
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    if layer.soft_cap:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if layer.sinks is not None:
+        scores = torch.cat([scores, layer.sinks.view(-1, 1, 1).expand(-1, len(mask), 1)], -1)
+    weights = scores.softmax(-1)[..., : mask.shape[1]]
     return (weights @ values).to(q.dtype)

@@ -10,9 +10,10 @@ from starling_engine.kernels.store import qk_norm_rope_store
 
 
 class TritonAttention:
-    """bf16, fp16 or fp32, a cache of that or of fp8, heads of at most 256 elements; see `AttentionBackend`. Needs `triton_runs`.
+    """bf16, fp16 or fp32, a cache of that or of fewer bits, heads of at most 256 elements; see `AttentionBackend`.
 
-    Does not wait for the device. Its launches depend on shapes, max_query_len and shared_blocks alone, so a step can be captured.
+    Needs `triton_runs`. Does not wait for the device. Its launches depend on shapes, max_query_len and shared_blocks alone, so a
+    step can be captured.
     """
 
     name = "triton"
@@ -34,6 +35,7 @@ class TritonAttention:
             scale=layer.scale,
             window=layer.window,
             soft_cap=layer.soft_cap,
+            sinks=layer.sinks,
             **scales,
         )
         shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]

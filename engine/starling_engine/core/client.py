@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import math
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -16,20 +18,24 @@ from starling_engine.core.messages import (
     Abort,
     Add,
     Answer,
+    CacheNotice,
     Call,
     CoreCommand,
     CoreReply,
     Deltas,
     EpochNotice,
+    FollowCache,
     FromCore,
     FromFrontend,
     Hello,
+    LeaveCache,
     Loading,
     Ping,
     Pong,
 )
 from starling_engine.delta import MOVED, Delta, Stats
 from starling_engine.errors import EngineDead, EpochFailed, InvalidRequest, PeerLost, SleepFailed, SleepRefused
+from starling_engine.kv.changes import CacheChanges
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import Mode, Sleep, SleepCommand, SleepState, Slept, Tag, WakeUp
 from starling_engine.topology.epoch import Abandon, Commit, EpochPlan, Prepare, Prepared, Rearranged, Switched, Unprepared
@@ -45,6 +51,8 @@ CAUSE_SECONDS = 2.0
 CAUSE_LOOK_SECONDS = 0.05
 
 DeltaSink = Callable[[Delta], None]
+CacheSink = Callable[[CacheChanges | None], None]
+"""Gets what a core has cached and what changes; None: no more comes."""
 
 _decode = msgspec.msgpack.Decoder(FromCore).decode
 
@@ -99,6 +107,8 @@ class CoreClient:
         self._numbers = itertools.count(1)
         self._calls: dict[int, PendingCommand] = {}
         """Calls that were not answered yet, by number."""
+        self._followers: dict[int, CacheSink] = {}
+        """Listeners to what the core has cached, by number."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unanswered = 0
         self._stalled = 0
@@ -124,13 +134,11 @@ class CoreClient:
     async def connect(self, on_phase: Callable[[Loading], None] | None = None) -> Hello:
         """Waits until the core is ready. Raises the error that ended its loading, or EngineDead when it does not answer."""
         last: Loading | None = None
-        began = answered = time.monotonic()
         while self.hello is None:
             await self.send(Ping())
-            await asyncio.sleep(LOADING_PING_SECONDS)
-            if await self._socket.poll(0):
-                message = _decode(await self._socket.recv())
-                answered = time.monotonic()
+            self._unanswered += 1
+            next_ping = time.monotonic() + LOADING_PING_SECONDS
+            while self.hello is None and (message := await self._receive_until(next_ping)) is not None:
                 if isinstance(message, Loading) and message != last:
                     last = message
                     if on_phase is not None:
@@ -138,12 +146,20 @@ class CoreClient:
                 self._handle(message)
             if self._process is not None and self._process.exit_reason() is not None:
                 raise self._process.error(self.name)
-            if last is not None and time.monotonic() - answered > max(self._progress_timeout, SILENCE_SECONDS):
+            silence = self._unanswered * LOADING_PING_SECONDS  # pings, not seconds, as in `_watch`
+            if last is not None and silence > max(self._progress_timeout, SILENCE_SECONDS):
                 raise EngineDead(f"{self.name} stopped answering while it loaded")
-            if self._process is None and last is None and time.monotonic() - began > SILENCE_SECONDS:
+            if self._process is None and last is None and silence > SILENCE_SECONDS:
                 raise EngineDead(f"no engine core answers (waited {SILENCE_SECONDS:g} s)")
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
         return self.hello
+
+    async def _receive_until(self, end: float) -> FromCore | None:
+        """Returns the next message, None when none comes before the time `end`."""
+        if not await self._socket.poll(math.ceil(1000 * max(0.0, end - time.monotonic()))):
+            return None
+        message: FromCore = _decode(await self._socket.recv())
+        return message
 
     async def send(self, message: FromFrontend) -> None:
         await self._socket.send(self._encode(message))
@@ -161,10 +177,29 @@ class CoreClient:
     def abort(self, ids: list[str]) -> None:
         """Ends requests, without waiting; those that have ended are ignored."""
         wire_ids = [closed.wire_id for i in ids if (closed := self._open.pop(i, None)) is not None]
-        if wire_ids and self.failure is None:
-            sent = asyncio.ensure_future(self.send(Abort(wire_ids)))
+        if wire_ids:
+            self._send_soon(Abort(wire_ids))
+
+    def _send_soon(self, message: FromFrontend) -> None:
+        """Sends to a core that has not failed, without waiting."""
+        if self.failure is None and not self._socket.closed:
+            sent = asyncio.ensure_future(self.send(message))
             self._sends.add(sent)
             sent.add_done_callback(self._sends.discard)
+
+    @contextmanager
+    def following(self, sink: CacheSink) -> Iterator[None]:
+        """Has `sink` told what the core has cached, and then what changes. Raises EngineDead."""
+        self.check()
+        number = next(self._numbers)
+        self._followers[number] = sink
+        self._send_soon(FollowCache(number))
+        try:
+            yield
+        finally:
+            self._followers.pop(number, None)
+            if not self._followers:
+                self._send_soon(LeaveCache())
 
     def check(self) -> None:
         """Raises EngineDead with the cause when the core has failed."""
@@ -223,6 +258,7 @@ class CoreClient:
         """Ends the connection; open requests end with an error, and so do calls, except a coordinator's, which it ends itself."""
         reason = f"the connection to {self.name} was closed"
         self._end_all(reason)
+        self._end_following()
         self._fail([call for call in self._calls.values() if isinstance(call.command, Sleep | WakeUp)], reason)
         for task in self._tasks:
             task.cancel()
@@ -250,6 +286,7 @@ class CoreClient:
             case Hello():
                 if self.hello is not None:  # it had dropped this frontend, and its requests with it
                     self._end_all(f"{self.name} lost touch with this frontend and dropped its requests")
+                    self._end_following()
                 self.hello, self.stats, self.taking = message, message.stats, message.taking
                 self.sleep_state = message.sleep
             case EpochNotice(membership, taking):
@@ -262,6 +299,10 @@ class CoreClient:
                     call.reply.set_result(reply)
             case SleepState():
                 self.sleep_state = message
+            case CacheNotice(changes, listener):
+                for number, sink in self._followers.items():
+                    if listener in (0, number):
+                        sink(changes)
             case Rearranged(epoch, _, layers):
                 self.rearranged = {epoch: {**self.rearranged.get(epoch, {}), **layers}}
             case Loading():
@@ -327,11 +368,17 @@ class CoreClient:
         self.failure = reason
         self._fail(self._calls.values(), reason)
         self._end_all(reason)
+        self._end_following()
 
     def _fail(self, calls: Iterable[PendingCommand], reason: str) -> None:
         for call in calls:
             if not call.reply.done():
                 call.reply.set_exception(EngineDead(reason))
+
+    def _end_following(self) -> None:
+        followers, self._followers = self._followers, {}
+        for sink in followers.values():
+            sink(None)
 
     def _end_all(self, reason: str | None) -> None:
         """Ends open requests. Without a reason they are only at the wrong core, and are moved."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from starling_engine.config import EngineConfig
 from starling_engine.core.epochs import CoreEpochs
+from starling_engine.core.followers import Followers
 from starling_engine.core.messages import CoreCommand, FrontendCall, Outbox
 from starling_engine.core.sleeper import CoreSleeper
 from starling_engine.delta import MOVED, Delta
@@ -52,20 +53,19 @@ class EngineCore:
         # With several stages a stream has a token when each of the steps in flight has run.
         steps = self.depth if settings.stages > 1 else 1
         settings = replace(settings, step_target_ms=-(-target // steps), depth=self.depth, own_drafts=report.makes_drafts)
-        self.events = EventLog(report.groups) if config.kv_events is not None else None
-        """Log of blocks that were cached and removed, where events are published."""
         kv = KVManager(
             report.groups,
             report.ledger.num_blocks,
             prefix_caching=settings.prefix_caching,
             max_in_flight=self.depth * settings.max_num_batched_tokens,
-            events=self.events,
+            events=EventLog(report.groups, published=config.kv_events is not None),
         )
         self.wakeup = Wakeup()
         """Called when something has come for the core that is no message."""
         grammars = GrammarBuilds(config.vocabulary, self.wakeup.set)
         self.scheduler = Scheduler(settings, kv, membership.epoch, _offload(config, kv), grammars=grammars)
         self.outbox = Outbox()
+        self.followers = Followers(kv, self.scheduler.offload, self.outbox)
         self._dp_sync = config.worker.dp_sync
         self.epochs = CoreEpochs(membership, self.scheduler, executor, self.outbox, taking=not self._dp_sync)
         self.sleeper = CoreSleeper(self.scheduler, executor, self.outbox, lambda: self.uses_device)

@@ -18,11 +18,15 @@ from starling_engine.ipc.log_lines import EXIT_LOGGER, parse_line
 
 
 class CoreStart(msgspec.Struct):
-    """All that a core's process has to know, one line of JSON on its standard input; `host` as for `CoreHandle`."""
+    """All that a core's process has to know, one line of JSON on its standard input.
+
+    `host` is as for `CoreHandle`. `log_level` is that of the core's loggers: a process that is started ahead cannot know it.
+    """
 
     address: str
     host: str | None
     config: EngineConfig
+    log_level: int
 
 
 AHEAD = "ahead"
@@ -68,13 +72,15 @@ class CoreHandle:
         """Starts the process. With `host`, an address of this machine, it also listens there (see `Hello.address`)."""
         self._folder = Path(tempfile.mkdtemp(prefix="starling-"))
         self.address = f"ipc://{self._folder}/core"
+        self.rank = config.data_parallel_rank
         self._process = _next_process()
         self._cause: str | None = None
         self._last_line = "it left no message"
         assert self._process.stdin is not None
         # Left open: the core ends itself when this process, and with it the pipe, is gone.
         with suppress(BrokenPipeError):  # `exit_reason` says why it ended
-            self._process.stdin.write(msgspec.json.encode(CoreStart(self.address, host, config)) + b"\n")
+            start = CoreStart(self.address, host, config, child.log_level())
+            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             self._process.stdin.flush()
         self._relay = threading.Thread(target=self._relay_messages, daemon=True)
         self._relay.start()

@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from starling_engine.delta import Delta, Stats
+from starling_engine.kv.changes import CacheChanges
 from starling_engine.ledger import Ledger
 from starling_engine.request import EngineRequest
 from starling_engine.sleep import SleepCommand, SleepState, Slept
@@ -57,6 +58,16 @@ CoreCommand = EpochCommand | SleepCommand
 CoreReply = EpochReply | Slept
 
 
+class FollowCache(msgspec.Struct, tag="follow"):
+    """Asks for all that the core has cached, and from now on for what changes. `listener` is new among those of the frontend."""
+
+    listener: int
+
+
+class LeaveCache(msgspec.Struct, tag="leave"):
+    """Ends following: nobody at this frontend wants to be told any more."""
+
+
 class Call(msgspec.Struct, tag="call"):
     """A command, with a number that is new among those of the frontend."""
 
@@ -71,7 +82,7 @@ class Answer(msgspec.Struct, tag="answer"):
     reply: CoreReply
 
 
-FromFrontend = Add | Abort | Ping | ShutdownCore | ResetPrefixCache | Call
+FromFrontend = Add | Abort | Ping | ShutdownCore | ResetPrefixCache | FollowCache | LeaveCache | Call
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
@@ -129,7 +140,14 @@ class EpochNotice(msgspec.Struct, tag="epoch"):
     taking: bool
 
 
-FromCore = Deltas | Hello | Pong | Loading | Answer | EpochNotice | SleepState | Rearranged
+class CacheNotice(msgspec.Struct, tag="cache"):
+    """Tells what is cached: to one listener of a frontend, or (0) to all that have been told all."""
+
+    changes: CacheChanges
+    listener: int = 0
+
+
+FromCore = Deltas | Hello | Pong | Loading | Answer | EpochNotice | SleepState | Rearranged | CacheNotice
 
 
 # ---- messages of a core, which its process sends ----
@@ -149,7 +167,7 @@ class Outgoing(NamedTuple):
     """`frontend` is None for a notice, which all get."""
 
     frontend: bytes | None
-    message: Answer | Notice
+    message: Answer | Notice | CacheNotice
 
 
 class Outbox:
@@ -163,6 +181,9 @@ class Outbox:
 
     def answer(self, caller: FrontendCall, reply: CoreReply) -> None:
         self._messages.append(Outgoing(caller.frontend, Answer(caller.call, reply)))
+
+    def send(self, frontend: bytes, notice: CacheNotice) -> None:
+        self._messages.append(Outgoing(frontend, notice))
 
     def take(self) -> list[Outgoing]:
         messages, self._messages = self._messages, []

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,12 @@ from starling_engine.core.messages import (
     Add,
     Call,
     Deltas,
+    FollowCache,
     FromCore,
     FromFrontend,
     FrontendCall,
     Hello,
+    LeaveCache,
     Loading,
     Ping,
     Pong,
@@ -38,6 +41,7 @@ from starling_engine.delta import Delta, Stats
 from starling_engine.errors import StarlingError
 from starling_engine.executor.base import Executor, has_gpu, make_executor
 from starling_engine.ipc.child import import_for_good, live_with_parent
+from starling_engine.ipc.collection import freeze_heap
 from starling_engine.ipc.listening import listen
 from starling_engine.ipc.log_lines import EXIT_LOGGER
 from starling_engine.kv.publisher import EventPublisher
@@ -63,12 +67,20 @@ FRONTEND_TIMEOUT = 15.0
 class CoreProcess:
     """Answers frontends and steps the core. One thread does both: a frontend waits for an answer at most COLLECT_SECONDS."""
 
-    def __init__(self, config: EngineConfig, address: str, executor: Executor, host: str | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        address: str,
+        executor: Executor,
+        host: str | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
         self.config = config
         self.executor = executor
         self.core: EngineCore | None = None
         self.incarnation = uuid.uuid4().hex
         self.stopping = False
+        self._on_ready = on_ready
         self._owners: dict[str, bytes] = {}
         """The frontend of each request."""
         self._last_message: dict[bytes, float] = {}
@@ -98,6 +110,7 @@ class CoreProcess:
                 if (report := self.executor.ready(timeout=0.0001)) is not None:
                     self.core = EngineCore(self.config, self.executor, report)
                     self._poller.register(self.core.wakeup.fd, zmq.POLLIN)
+                    self._on_ready()
                     logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
             while not self.stopping:
                 assert self.core is not None
@@ -173,6 +186,11 @@ class CoreProcess:
                 self._send_deltas(deltas)
             case ResetPrefixCache():
                 self.core.scheduler.reset_prefix_cache()
+            case FollowCache(listener):
+                self._publish(self.core)  # first: what has changed until now is part of all that is cached
+                self.core.followers.add(FrontendCall(identity, listener))
+            case LeaveCache():
+                self.core.followers.remove(identity)
 
     def _add(self, core: EngineCore, identity: bytes, request: EngineRequest) -> None:
         answer = core.add(request) if core.sleeper.state.taking else _refused(request)
@@ -216,8 +234,10 @@ class CoreProcess:
         return self.core.scheduler.snapshot()
 
     def _publish(self, core: EngineCore) -> None:
-        if self._publisher is not None and core.events is not None and (events := core.events.take()):
-            self._publisher.publish(events)
+        if events := core.scheduler.kv.events.take():
+            core.followers.publish(events)
+            if self._publisher is not None:
+                self._publisher.publish(events)
 
     def _send_outbox(self, core: EngineCore) -> None:
         for frontend, message in core.outbox.take():
@@ -257,6 +277,8 @@ class CoreProcess:
     def _drop_frontend(self, identity: bytes) -> None:
         self._last_message.pop(identity, None)
         self._greeted.discard(identity)
+        if self.core is not None:
+            self.core.followers.remove(identity)
         for request_id in [r for r, owner in self._owners.items() if owner == identity]:
             self._abort(request_id)
 
@@ -278,11 +300,11 @@ def main() -> None:
     if not line:  # the parent ended before it had a config
         os._exit(0)
     start = msgspec.json.decode(line, type=CoreStart)
-    live_with_parent()
+    live_with_parent(start.log_level)
     try:
         # Next to the core's own socket, in a folder that the parent removes.
         executor = make_executor(start.config, Path(start.address.removeprefix("ipc://")).parent, start.host)
-        CoreProcess(start.config, start.address, executor, start.host).run()
+        CoreProcess(start.config, start.address, executor, start.host, freeze_heap).run()
     except Exception as error:  # noqa: BLE001 - whatever it is, the frontend reads of it in the log
         if not isinstance(error, StarlingError):
             logger.error("the engine core ends:\n%s", traceback.format_exc())

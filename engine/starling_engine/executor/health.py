@@ -16,6 +16,26 @@ from starling_engine.worker.messages import heartbeat_identity
 LAST_WORD_SECONDS = 2.0
 """Time that the last message of a process which has ended may need to come."""
 LOOK_SECONDS = 0.05
+LONGEST_LOOK = 1.0
+"""Seconds between two looks that count; health is looked at several times a second."""
+
+
+class AwakeClock:
+    """A clock of the time in which this process looked, for the patience with others.
+
+    A process that was held up must not mistake that for their silence: on a machine that stood still, so did they.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._looked = time.monotonic()
+
+    def __call__(self) -> float:
+        """Returns seconds that only count up."""
+        now = time.monotonic()
+        self._now += min(now - self._looked, LONGEST_LOOK)
+        self._looked = now
+        return self._now
 
 
 class RemoteRanks:
@@ -28,6 +48,7 @@ class RemoteRanks:
         self.ranks = ranks
         self._socket = socket
         self._patience = patience
+        self._clock = AwakeClock()
         self._hosts: dict[int, str] = {}
         self._counts: dict[int, ProgressCount] = {}
         self._last_heartbeat: dict[int, float] = {}
@@ -45,11 +66,11 @@ class RemoteRanks:
 
     def on_heartbeat(self, rank: int, count: ProgressCount) -> None:
         self._counts[rank] = count
-        self._last_heartbeat[rank] = time.monotonic()
+        self._last_heartbeat[rank] = self._clock()
 
     def check(self) -> None:
         """Raises RankLost, naming the rank and its node."""
-        now = time.monotonic()
+        now = self._clock()
         for rank, last in self._last_heartbeat.items():
             name = f"rank {rank} on {self._hosts.get(rank, 'another node')}"
             if not self._is_connected(rank):
@@ -95,7 +116,8 @@ class ExecutorHealth:
         self._dp_sync = dp_sync
         self._gave_up: set[int] = set()
         """Ranks that ended because they missed another."""
-        self._seen: tuple[list[ProgressCount], float] = ([], time.monotonic())
+        self._clock = AwakeClock()
+        self._seen: tuple[list[ProgressCount], float] = ([], self._clock())
 
     def counts(self) -> list[ProgressCount]:
         """Returns the progress of each rank; of a rank on another node as its last heartbeat had it."""
@@ -104,7 +126,7 @@ class ExecutorHealth:
 
     def begin(self) -> None:
         """Starts the clock: ranks that had nothing to do get something."""
-        self._seen = (self.counts(), time.monotonic())
+        self._seen = (self.counts(), self._clock())
 
     def failure(self, rank: int, kind: str, text: str) -> StarlingError:
         """Returns the error for a rank's last message. A rank that lost another may not know which; processes may show it."""
@@ -139,7 +161,7 @@ class ExecutorHealth:
     def check_progress(self, *, stepping: bool, awaiting: bool) -> None:
         """Raises RankLost where nothing moves though steps are in flight, or a reply is awaited."""
         counts = self.counts()
-        now, (last, since) = time.monotonic(), self._seen
+        now, (last, since) = self._clock(), self._seen
         if stepping:  # progress beside a step does not count
             moved = any((new.steps, new.ticks) != (old.steps, old.ticks) for new, old in zip(counts, last, strict=True))
         else:

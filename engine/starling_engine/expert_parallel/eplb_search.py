@@ -9,7 +9,7 @@ import numpy as np
 
 from starling_engine.expert_parallel.eplb import rebalance
 from starling_engine.expert_parallel.load import Ints, as_holds, balancedness, rank_loads
-from starling_engine.platforms.thread_priority import lower_priority
+from starling_engine.ipc.priority import lower_priority
 from starling_engine.topology.placement import Placement
 
 logger = logging.getLogger("starling.parallel")

@@ -16,11 +16,11 @@ from torch.distributed import DistError
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import EpochFailed, PeerLost, RankLost
 from starling_engine.expert_parallel.peers import ExpertPublisher
+from starling_engine.ipc.priority import lower_priority
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
 from starling_engine.parallel.nccl import join_nccl
 from starling_engine.parallel.ranks import with_shared_memory
-from starling_engine.platforms.thread_priority import lower_priority
 from starling_engine.topology.epoch import EpochPlan
 from starling_engine.topology.layout import Coordinates, ParallelLayout
 from starling_engine.topology.rendezvous import Rendezvous

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import Store
 
 from starling_engine.config import WorkerConfig
 from starling_engine.ipc.listening import listen
+from starling_engine.ipc.priority import lower_priority
 from starling_engine.layers.experts import Experts
 from starling_engine.parallel.gloo import join_store
-from starling_engine.platforms.thread_priority import lower_priority
 from starling_engine.topology.epoch import EpochPlan
 
 logger = logging.getLogger("starling.parallel")

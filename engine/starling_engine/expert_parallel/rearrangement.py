@@ -11,9 +11,9 @@ from starling_engine.errors import EpochFailed
 from starling_engine.expert_parallel.peers import FindPeers
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.expert_parallel.sources import CheckpointSource, ExpertSource, FastestSource, PeerSource, SourceSpeeds
+from starling_engine.ipc.priority import lower_priority
 from starling_engine.layers.experts import Experts
 from starling_engine.parallel.communicator import Communicator
-from starling_engine.platforms.thread_priority import lower_priority
 from starling_engine.topology.epoch import ExpertLoads
 from starling_engine.topology.placement import Placement
 from starling_engine.weights.weight_slot import WeightSource

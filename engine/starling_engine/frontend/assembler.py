@@ -11,6 +11,8 @@ from starling_engine.outputs import (
     REPETITION_DETECTED,
     CompletionOutput,
     DraftCount,
+    EarlierOutput,
+    EarlierRun,
     FinishReason,
     Logprob,
     OutputDelta,
@@ -53,6 +55,21 @@ class Assembler:
     @property
     def finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self._sequences)
+
+    def replay(self, earlier: EarlierRun) -> StreamDelta | None:
+        """Begins with what an earlier run had, as one push of each sequence. Returns it, or None if that is nothing."""
+        for index, output in enumerate(earlier.outputs):
+            self._sequences[index].push(_replayed(output))
+        if earlier.outputs[0].token_ids:  # it came with the first delta of the first sequence
+            self._cached_tokens = earlier.num_cached_tokens
+        self._drafts = earlier.drafts
+        gains = self.take()
+        if gains is not None:
+            gains.num_cached_tokens, gains.replayed = earlier.num_cached_tokens, True
+        return gains
+
+    def is_finished(self, index: int) -> bool:
+        return self._sequences[index].finish_reason is not None
 
     def push(self, index: int, delta: Delta) -> bool:
         """Adds a delta of sequence `index`. Returns True when the core must abort it, because a stop string ended it here.
@@ -201,6 +218,18 @@ class _Sequence:
         self._dropped_chars += len(self._text)
         self._text, self._token_ids = "", []
         self._logprobs = None if self._logprobs is None else []
+
+
+def _replayed(output: EarlierOutput) -> Delta:
+    """Returns an earlier output as a core's delta. Log probabilities are not known any more, and nobody gets them again."""
+    return Delta(
+        id="",
+        tokens=output.token_ids,
+        logprobs=[LogprobRow([token], [0.0], 1) for token in output.token_ids],
+        finish_reason=output.finish_reason,
+        stop_token=output.stop_reason if isinstance(output.stop_reason, int) else None,
+        last_is_text=isinstance(output.stop_reason, str),
+    )
 
 
 def with_texts(row: LogprobRow, tokenizer: Tokenizer | None) -> TokenLogprobs:

@@ -4,12 +4,12 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
 
-from starling_engine.args import EngineArgs
+from starling_engine.args import EngineArgs, classifier_of
 from starling_engine.config import EngineConfig
 from starling_engine.core.messages import Loading
 from starling_engine.delta import MOVED, Delta, Stats
@@ -19,16 +19,21 @@ from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong, R
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.beam import beam_search
 from starling_engine.frontend.beam_requests import BeamRequests, beam_output
+from starling_engine.frontend.classifier import with_classifier
 from starling_engine.frontend.cores import CoreClients
+from starling_engine.frontend.following import follow_caches
 from starling_engine.frontend.grammars import GrammarCompiler
 from starling_engine.frontend.request_progress import RequestProgress, raise_failure
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.kv.changes import CoreChanges
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
+from starling_engine.model_config.pooler import PoolerConfig
+from starling_engine.outputs import EarlierOutput, EarlierRun, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
 from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
-from starling_engine.request import EngineRequest
+from starling_engine.request import EngineRequest, ReasoningLimit
 from starling_engine.sleep import check_level, check_mode, check_tags
+from starling_engine.structured_output.forms import field_of
 from starling_engine.topology.layout import NodePlacement
 
 Prompt = str | list[int]
@@ -57,14 +62,12 @@ class AsyncEngine:
 
         Raises ConfigError or ModelError.
         """
-        folder, model_config, config = await asyncio.to_thread(resolve, args, node)
-        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
+        engine = await cls._without_cores(args, node)
         ranks = range(args.data_parallel_size) if node is None else node.cores
-        engine = cls(tokenizer, model_config, config, node.host if node is not None else None)
         # While the cores load: whoever reads prompts wants to know it.
-        measuring = asyncio.create_task(asyncio.to_thread(lambda: tokenizer.longest_token))
+        measuring = asyncio.create_task(asyncio.to_thread(lambda: engine.tokenizer.longest_token))
         try:
-            if config.worker.dp_sync and node is None:
+            if engine.config.worker.dp_sync and node is None:
                 await engine._start_first_epoch(args.data_parallel_size)
             else:
                 await engine.cores.local.start(ranks, on_phase, alone=args.data_parallel_size == 1)
@@ -73,6 +76,15 @@ class AsyncEngine:
             await engine.shutdown()
             raise
         return engine
+
+    @classmethod
+    async def _without_cores(cls, args: EngineArgs, node: NodePlacement | None = None) -> "AsyncEngine":
+        """Reads configs and tokenizer. Raises ConfigError or ModelError."""
+        folder, model_config, config = await asyncio.to_thread(resolve, args, node)
+        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
+        tokenizer.check_fits(model_config.vocab_size)
+        model_config = with_classifier(model_config, classifier_of(args), tokenizer)
+        return cls(tokenizer, model_config, config, node.host if node is not None else None)
 
     async def _start_first_epoch(self, data: int) -> None:
         """Starts the first epoch of cores that share the experts."""
@@ -83,9 +95,7 @@ class AsyncEngine:
     @classmethod
     async def attach(cls, args: EngineArgs, addresses: Sequence[str]) -> "AsyncEngine":
         """Connects another frontend to cores that run already. Raises EngineDead when one does not answer."""
-        folder, model_config, config = await asyncio.to_thread(resolve, args)
-        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
-        engine = cls(tokenizer, model_config, config)
+        engine = await cls._without_cores(args)
         try:
             await engine.cores.attach(addresses)
         except BaseException:
@@ -124,13 +134,17 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         prediction: list[int] | None = None,
+        earlier: EarlierRun | None = None,
     ) -> AsyncIterator[StreamDelta]:
         """Yields what the request gains, merged when the reader is slow. Closing the iterator aborts the request.
 
         `prediction` has the token ids that the output is expected to be; it makes the request faster, and changes nothing else.
+        `earlier` is what the same request, with the same seed, had on another engine: its gains come first, marked as replayed.
         Raises InvalidRequest, PromptTooLong or QueueFull before the first item; RequestFailed or EngineDead at any time.
         """
-        with await self._submit(prompt, params, request_id, priority, cache_salt, prediction, cumulative=False) as progress:
+        with await self._submit(
+            prompt, params, request_id, priority, cache_salt, prediction, earlier, cumulative=False
+        ) as progress:
             while (gains := await progress.next()) is not None:
                 yield gains
 
@@ -200,14 +214,16 @@ class AsyncEngine:
         request_id = request_id or new_request_id()
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
+        pooling = _resolved(params, self.model_config.pooler)
         delta = await self._pool(
-            EngineRequest(id=request_id, prompt_ids=ids, pooling=params, arrival=time.time(), cache_salt=cache_salt)
+            EngineRequest(id=request_id, prompt_ids=ids, pooling=pooling, arrival=time.time(), cache_salt=cache_salt)
         )
         raise_failure(delta)
         if delta.finish_reason == "abort":
             raise RequestFailed("the engine was put to sleep before the prompt was read")
         assert delta.pooled is not None
-        return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled))
+        cached = delta.cached_tokens or 0
+        return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled), num_cached_tokens=cached)
 
     async def _pool(self, request: EngineRequest) -> Delta:
         """Returns the last delta of a request without output tokens. Raises EngineDead."""
@@ -237,11 +253,16 @@ class AsyncEngine:
             self._check_prompt(prompt, room=0 if isinstance(params, PoolingParams) else 1)
 
     async def check_structured_outputs(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
-        """Raises InvalidRequest for a form that cannot be enforced behind one of the prompts; nothing is sent."""
+        """Raises InvalidRequest for a form or a budget that cannot be enforced behind one of the prompts; nothing is sent."""
         for prompt in prompts:
-            await self.grammar_of(prompt, params)
+            self._reasoning_limit(prompt, params)
+            await self._grammar_of(prompt, params)
 
-    async def grammar_of(self, prompt: list[int], params: SamplingParams) -> str:
+    def _reasoning_limit(self, prompt: list[int], params: SamplingParams) -> ReasoningLimit | None:
+        budget = params.thinking_token_budget
+        return None if budget is None else self.grammars.reasoning_limit(prompt, budget)
+
+    async def _grammar_of(self, prompt: list[int], params: SamplingParams) -> str:
         """Returns the grammar of the form that a request wants, empty if it wants none. Its parameters are valid.
 
         Raises as `GrammarCompiler.compile` does.
@@ -252,12 +273,17 @@ class AsyncEngine:
         return await self.grammars.compile(params.structured_outputs, reasoning_open=is_open)
 
     def _check_params(self, params: SamplingParams | PoolingParams | BeamSearchParams) -> None:
-        if isinstance(params, SamplingParams):
-            params.validate(self.model_config.vocab_size, self.model_config.eos_token_ids)
+        model = self.model_config
+        if isinstance(params, PoolingParams):
+            params.validate(model.hidden_size, model.vocab_size, model.pooler.dimensions)
         elif isinstance(params, BeamSearchParams):
-            params.validate(len(self.model_config.eos_token_ids))
+            params.validate(len(model.eos_token_ids))
         else:
-            params.validate()
+            params.validate(model.vocab_size, model.eos_token_ids)
+        if model.pooler.fault is not None and isinstance(params, PoolingParams) and params.logit_token_ids is None:
+            raise InvalidRequest(f"this model makes no vectors here: {model.pooler.fault}", "model")
+        if not model.has_lm_head and (not isinstance(params, PoolingParams) or params.logit_token_ids is not None):
+            raise InvalidRequest("this model makes vectors alone: its checkpoint has no head that gives tokens", "model")
 
     async def _submit(
         self,
@@ -267,23 +293,26 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
         prediction: list[int] | None,
+        earlier: EarlierRun | None = None,
         *,
         cumulative: bool,
     ) -> RequestProgress:
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=1)
-        grammar = await self.grammar_of(ids, params)
+        grammar = await self._grammar_of(ids, params)
         request_id = request_id or new_request_id()
         text = prompt if isinstance(prompt, str) else None
         assembler = Assembler(request_id, text, ids, params, self.tokenizer, cumulative=cumulative)
         progress = RequestProgress(lambda: self.cores.choose(ids, cache_salt), assembler)
-        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        seed = self.draw_seed() if params.seed is None else params.seed
         first = EngineRequest(
             id=f"{request_id}/0",
             prompt_ids=ids,
             # A core has no use for the form.
             params=msgspec.structs.replace(params, structured_outputs=None),
             grammar=grammar,
+            grammar_field=None if params.structured_outputs is None else field_of(params.structured_outputs),
+            reasoning_limit=self._reasoning_limit(ids, params),
             seed=_as_int64(seed),
             priority=priority,
             cache_salt=cache_salt,
@@ -291,12 +320,19 @@ class AsyncEngine:
             prediction_ids=prediction or [],
         )
         try:
+            if earlier is not None:
+                progress.replay(earlier)
             for index, record in enumerate(_with_forks(first)):
-                await progress.add(index, record)
+                if not assembler.is_finished(index):
+                    await progress.add(index, record if earlier is None else _continued(record, earlier.outputs[index]))
         except BaseException:
             progress.close()
             raise
         return progress
+
+    def draw_seed(self) -> int:
+        """Returns the seed of a request that has none."""
+        return self._seeds.getrandbits(63)
 
     async def _prompt_ids(self, prompt: Prompt, room: int) -> list[int]:
         if isinstance(prompt, str):
@@ -373,6 +409,10 @@ class AsyncEngine:
     async def reset_prefix_cache(self) -> None:
         await self.cores.reset_prefix_cache()
 
+    def follow_caches(self) -> AsyncGenerator[Sequence[CoreChanges]]:
+        """Returns as `following.follow_caches` does. Raises EngineDead at the first item."""
+        return follow_caches(self.cores)
+
 
 def _with_forks(first: EngineRequest) -> Iterator[EngineRequest]:
     """Yields the `n` sequences of a request: the first, and forks that share its prompt. Only the first has prompt logprobs."""
@@ -383,6 +423,19 @@ def _with_forks(first: EngineRequest) -> Iterator[EngineRequest]:
         yield msgspec.structs.replace(
             first, id=request_id, params=fork_params, seed=_as_int64(first.seed + index), fork_of=first.id, output_ids=[]
         )
+
+
+def _continued(record: EngineRequest, output: EarlierOutput) -> EngineRequest:
+    """Returns the record of a sequence that ran elsewhere. It was accepted there, as its attempt says."""
+    return msgspec.structs.replace(record, output_ids=list(output.token_ids), attempt=1)
+
+
+def _resolved(params: PoolingParams, pooler: PoolerConfig) -> PoolingParams:
+    """Returns the parameters with the model's defaults. Logits are those behind the last token, whatever its vectors are."""
+    if params.logit_token_ids is not None:
+        return PoolingParams(pooling="last", normalize=False, logit_token_ids=params.logit_token_ids)
+    normalize = pooler.normalize if params.normalize is None else params.normalize
+    return msgspec.structs.replace(params, pooling=params.pooling or pooler.pooling, normalize=normalize)
 
 
 def new_request_id() -> str:

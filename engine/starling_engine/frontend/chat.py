@@ -20,9 +20,6 @@ Message = dict[str, Any]
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Ends in a space, which shows whether a template trims its messages."""
 
-_TEXTS_OF_USERS = ("messages", "tools", "documents")
-"""Variables with texts of users. A control token in any other variable is meant as it is."""
-
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -119,12 +116,13 @@ class ChatRenderer:
         given = {"tools": None, "documents": None, **self.named_tokens, **_plain(variables, "chat_template_kwargs")}
         given["messages"] = [_prepare(message, index, chosen) for index, message in enumerate(messages)]
         given["add_generation_prompt"] = add_generation_prompt
-        return self._render(chosen, given, _rendered_to_continue if continue_final_message else _rendered)
+        render = _rendered_to_continue if continue_final_message else _rendered
+        return self._render(chosen, given, ("messages", *variables), render)
 
-    def _render(self, template: CompiledTemplate, given: dict[str, Any], render: "_Render") -> ChatPrompt:
-        """Renders messages that could spell control tokens twice, with and without sentinels: the texts differ only if they do."""
+    def _render(self, template: CompiledTemplate, given: dict[str, Any], texts: Sequence[str], render: "_Render") -> ChatPrompt:
+        """Renders texts of users that could spell control tokens twice, with and without sentinels: they differ only if they do."""
         sentinel = draw_sentinel()
-        marked = given | {name: self.control.marked(given[name], sentinel, template.sought) for name in _TEXTS_OF_USERS}
+        marked = given | {name: self.control.marked(given[name], sentinel, template.sought) for name in texts}
         could_spell = marked != given
         prompt = ChatPrompt(render(template, given))
         if not could_spell:

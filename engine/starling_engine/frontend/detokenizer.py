@@ -48,10 +48,17 @@ class IncrementalDetokenizer:
         """
         self.kept = len(token_ids)
         if not self._stops:
-            feed = self._feed
-            text = "".join([feed(token_id) for token_id in token_ids])
+            text = self._text(token_ids)
             return (text + self._stream.finish() if finished else text), None
         return self._push_watching(token_ids, finished)
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        if not self._shown.keys().isdisjoint(token_ids):
+            return "".join([self._feed_locating(token_id) for token_id in token_ids])
+        feed = self._stream.feed
+        text = "".join([feed(token_id) for token_id in token_ids])
+        self._fed += len(text)
+        return text
 
     def _push_watching(self, token_ids: Sequence[int], finished: bool) -> tuple[str, str | None]:
         shown: list[str] = []

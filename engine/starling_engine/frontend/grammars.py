@@ -14,8 +14,9 @@ from starling_engine.errors import InvalidRequest
 from starling_engine.ipc.limited_child import ProcessLimits
 from starling_engine.ipc.limited_process import JobWords, LimitedProcess
 from starling_engine.params import StructuredOutputsParams
+from starling_engine.request import ReasoningLimit
 from starling_engine.structured_output.forms import FIELD, field_of
-from starling_engine.structured_output.special_tokens import ReasoningMarks
+from starling_engine.structured_output.special_tokens import NO_MARKS, ReasoningMarks
 from starling_engine.structured_output.vocabulary import NO_VOCABULARY
 
 GRAMMAR_LIMITS = ProcessLimits(seconds=0.5, answer_seconds=10.0, memory_bytes=256 << 20)
@@ -60,6 +61,12 @@ class GrammarCompiler:
     def has_opened_reasoning(self, prompt: Sequence[int]) -> bool:
         """Returns whether the last turn of a prompt has begun to reason."""
         return self._marks is not None and self._marks.have_opened(prompt, self._ends)
+
+    def reasoning_limit(self, prompt: Sequence[int], tokens: int) -> ReasoningLimit:
+        """Returns the limit of reasoning behind a prompt. Raises InvalidRequest where nothing marks reasoning."""
+        if self._marks is None or self._process is None:
+            raise InvalidRequest(NO_MARKS, "thinking_token_budget")
+        return ReasoningLimit(self._marks.start, self._marks.end, tokens, self.has_opened_reasoning(prompt))
 
     async def compile(self, wanted: StructuredOutputsParams, *, reasoning_open: bool) -> str:
         """Returns the library's grammar for a form whose types are right; `reasoning_open` where the prompt has begun to reason.

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any, NoReturn, TypeVar
 
 from tqdm import tqdm
 
@@ -17,12 +17,25 @@ from starling_engine.frontend.async_engine import AsyncEngine
 from starling_engine.frontend.beam import BeamSearchOutput, BeamSearchSequence
 from starling_engine.frontend.beam_requests import hides_last
 from starling_engine.frontend.chat import Message
+from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
+from starling_engine.frontend.pairs import Side, answer_scores, check_compared, check_sides, cosines
+from starling_engine.frontend.pooled_texts import PooledTexts, truncation_to
+from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
+from starling_engine.frontend.reranker import Reranker
 from starling_engine.frontend.tokenizer import Tokenizer
-from starling_engine.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
+from starling_engine.outputs import (
+    CompletionOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
 
 T = TypeVar("T")
@@ -132,13 +145,77 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Returns one vector for each prompt."""
+        """Returns one vector for each prompt: fp32, of the model's hidden size or of the parameters' `dimensions`.
+
+        Texts are read as the checkpoint's authors mean it: behind the checkpoint's prompt of that name, or its default prompt,
+        and through its chat template if its config says so. Token ids are taken as they are. `truncate_prompt_tokens` keeps the
+        first tokens of a longer prompt; -1 keeps as many as the model takes.
+        """
         parsed = parse_prompts(prompts)
         each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
-        checked = self._check(parsed, each)
-        calls = [partial(self.engine.embed, ids, params) for ids, params in zip(checked, each, strict=True)]
-        return self._run_all(calls, 1, max(map(len, checked), default=1), use_tqdm)
+        checked = self._thread.run(self._pooled(parsed, each, prompt_name, truncate_prompt_tokens))
+        return self._embed(checked, each, use_tqdm)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        pooling_task: str = "embed",
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Returns the vectors of `embed`, each as `outputs.data`. Raises InvalidRequest for a `pooling_task` but "embed"."""
+        if pooling_task != "embed":
+            raise InvalidRequest(f"possible: 'embed'; scores are those of LLM.score, got {pooling_task!r}", "pooling_task")
+        found = self.embed(
+            prompts, pooling_params, use_tqdm, prompt_name=prompt_name, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        return [
+            PoolingRequestOutput(
+                one.request_id,
+                one.prompt_token_ids,
+                PoolingOutput(one.outputs.embedding),
+                num_cached_tokens=one.num_cached_tokens,
+            )
+            for one in found
+        ]
+
+    def classify(self, prompts: Prompt | Sequence[Prompt]) -> NoReturn:  # noqa: ARG002 (vLLM's form)
+        """Raises InvalidRequest: the models that are served have no such head."""
+        raise InvalidRequest("this model has no classification head", "model")
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        use_tqdm: bool = True,
+        *,
+        instruction: str | None = None,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Returns the score of each document with its query, or with the one query of all, in the documents' order.
+
+        A reranker's score is the probability of "yes" in [0, 1], or with `use_activation` False the difference of the logits. That
+        of any other model is the cosine in [-1, 1] of the vectors that `embed` has. A reranker's prompt is cut at its document's
+        end. Raises InvalidRequest or PromptTooLong, naming the argument.
+        """
+        first, second = Side("queries", _listed(queries)), Side("documents", _listed(documents))
+        check_sides(first, second)
+        if self._reranker is None:
+            check_compared(instruction, use_activation)
+            return self._compare(first, second, truncate_prompt_tokens, use_tqdm)
+        params = PoolingParams(logit_token_ids=list(self.engine.model_config.pooler.classifier_tokens))
+        prompts = self._thread.run(self._pairs(self._reranker, first, second, params, instruction, truncate_prompt_tokens))
+        found = self._embed(prompts, [params] * len(prompts), use_tqdm)
+        scores = answer_scores([one.outputs.embedding for one in found], use_activation)
+        return [_scored(score, one) for score, one in zip(scores, found, strict=True)]
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
@@ -165,6 +242,77 @@ class LLM:
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Restores "weights", "kv_cache" or both. See `AsyncEngine.wake_up`."""
         self._thread.run(self.engine.wake_up(tags))
+
+    # ---- vectors and scores ----
+
+    @cached_property
+    def _encoder(self) -> PromptEncoder:
+        return PromptEncoder(self.get_tokenizer(), self.engine.config.scheduler.max_model_len)
+
+    @cached_property
+    def _texts(self) -> PooledTexts:
+        return PooledTexts(self._encoder, self._render, self.engine.model_config.pooler)
+
+    @cached_property
+    def _reranker(self) -> Reranker | None:
+        pooler = self.engine.model_config.pooler
+        return Reranker(self._encoder, self._render, pooler) if pooler.classifier_tokens else None
+
+    async def _render(self, **job: Any) -> ChatPrompt:
+        """Renders here: a script trusts its checkpoint, and nobody waits behind it."""
+        return self.get_tokenizer().renderer.render(**job)
+
+    def _form(self, special: bool, prefix: str, truncate: int | None) -> PromptForm:
+        least = self.get_tokenizer().num_around(special) + 1
+        truncation = truncation_to(truncate, None, least, self.engine.cores.longest_request)
+        return PromptForm(special, prefix, truncation, room=0)
+
+    async def _pooled(
+        self, prompts: Sequence[ParsedPrompt], params: Sequence[PoolingParams], prompt_name: str | None, truncate: int | None
+    ) -> list[list[int]]:
+        """Returns the token ids of each prompt. Raises InvalidRequest if the engine would refuse one."""
+        form = self._form(self._texts.special_tokens, self._texts.prompt(prompt_name), truncate)
+        checked = []
+        for index, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
+            with _noting(index, len(prompts)):
+                if prompt.ids is None:
+                    assert prompt.text is not None
+                    ids = await self._texts.ids(prompt.text, "prompt", form)
+                elif prompt_name is not None:
+                    raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
+                else:
+                    ids = form.truncation.cut(prompt.ids) if form.truncation else prompt.ids
+                self.engine.validate([ids], prompt_params)
+                checked.append(ids)
+        return checked
+
+    async def _pairs(
+        self, reranker: Reranker, first: Side, second: Side, params: PoolingParams, instruction: str | None, truncate: int | None
+    ) -> list[list[int]]:
+        truncation = self._form(False, "", truncate).truncation
+        pairs = zip(first.of(len(second.texts)), second.texts, strict=True)
+        prompts = []
+        for index, (query, document) in enumerate(pairs):
+            with _noting(index, len(second.texts)):
+                ids = await reranker.prompt(query, document, instruction, truncation, f"{second.field}[{index}]")
+                self.engine.validate([ids], params)
+                prompts.append(ids)
+        return prompts
+
+    def _compare(self, first: Side, second: Side, truncate: int | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
+        """Scores by cosines. A query that is for all documents is computed once."""
+        params, count = PoolingParams(normalize=True), len(first.texts)
+        texts = [ParsedPrompt(text) for text in (*first.texts, *second.texts)]
+        prompts = self._thread.run(self._pooled(texts, [params] * len(texts), None, truncate))
+        found = self._embed(prompts, [params] * len(prompts), use_tqdm)
+        queries, documents = found[:count], found[count:]
+        scores = cosines([one.outputs.embedding for one in queries], [one.outputs.embedding for one in documents])
+        each = queries if count == len(documents) else queries * len(documents)
+        return [_scored(*row) for row in zip(scores, documents, each, strict=True)]
+
+    def _embed(self, prompts: list[list[int]], params: Sequence[PoolingParams], use_tqdm: bool) -> list[EmbeddingRequestOutput]:
+        calls = [partial(self.engine.embed, ids, each) for ids, each in zip(prompts, params, strict=True)]
+        return self._run_all(calls, 1, max(map(len, prompts), default=1), use_tqdm)
 
     # ---- one request ----
 
@@ -196,7 +344,7 @@ class LLM:
     async def _check_forms(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> None:
         for index, (ids, prompt_params) in enumerate(zip(prompts, params, strict=True)):
             with _noting(index, len(prompts)):
-                await self.engine.grammar_of(ids, prompt_params)
+                await self.engine.check_structured_outputs([ids], prompt_params)
 
     def _ids(self, prompt: ParsedPrompt) -> list[int]:
         if prompt.ids is not None:
@@ -259,6 +407,16 @@ async def _gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once
         return result
 
     return await gather_or_cancel(run(call) for call in calls)
+
+
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _scored(score: float, document: EmbeddingRequestOutput, query: EmbeddingRequestOutput | None = None) -> ScoringRequestOutput:
+    ids = [*query.prompt_token_ids, *document.prompt_token_ids] if query else document.prompt_token_ids
+    cached = document.num_cached_tokens + (query.num_cached_tokens if query else 0)
+    return ScoringRequestOutput(document.request_id, ids, ScoringOutput(score), num_cached_tokens=cached)
 
 
 def _width(jobs: Sequence[_Job]) -> int:

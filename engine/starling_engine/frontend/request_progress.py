@@ -10,7 +10,7 @@ from starling_engine.core.client import CoreClient
 from starling_engine.delta import MOVED, Delta
 from starling_engine.errors import RETRY_AFTER, EngineAsleep, InvalidRequest, QueueFull, RequestFailed, StarlingError
 from starling_engine.frontend.assembler import Assembler
-from starling_engine.outputs import RequestOutput, StreamDelta
+from starling_engine.outputs import EarlierRun, RequestOutput, StreamDelta
 from starling_engine.request import EngineRequest
 
 logger = logging.getLogger("starling.frontend")
@@ -29,6 +29,7 @@ class RequestProgress:
         self._resends: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._failure: Delta | None = None
+        self._replayed: StreamDelta | None = None
         self._end_taken = False
 
     def __enter__(self) -> "RequestProgress":
@@ -36,6 +37,10 @@ class RequestProgress:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def replay(self, earlier: EarlierRun) -> None:
+        """Begins with what an earlier run had; the first gains are these alone. Called before any sequence is added."""
+        self._replayed = self.assembler.replay(earlier)
 
     async def add(self, index: int, record: EngineRequest) -> None:
         """Sends a sequence to the core. Raises EngineDead, or InvalidRequest for an id that is in use."""
@@ -96,6 +101,9 @@ class RequestProgress:
 
     async def next(self) -> StreamDelta | None:
         """Waits for the request's next gains; None after the last ones. Raises the error that ended it."""
+        if (replayed := self._replayed) is not None:
+            self._replayed, self._end_taken = None, replayed.finished
+            return replayed
         # Ends by the gains, not by the assembler: that may finish while the reader is busy with earlier gains.
         while not self._end_taken:
             await self._wait()

@@ -77,10 +77,9 @@ def compile_template(source: str) -> CompiledTemplate:
 def template_variables(source: str) -> frozenset[str]:
     """Returns the names that a template expects to be given; none for a source that cannot be compiled."""
     try:
-        tree = _environment().parse(source)
+        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
     except _COMPILE_ERRORS:
         return frozenset()
-    return frozenset(meta.find_undeclared_variables(tree))
 
 
 def _bounded(pieces: Iterable[str]) -> Iterator[str]:

@@ -2,18 +2,30 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
-from starling_engine.errors import InvalidRequest
+from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.chat import ChatRenderer, ChatTemplates, Message
 from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens
 from starling_engine.frontend.escaping_tokenizer import EscapingTokenizer
 from starling_engine.frontend.token_bytes import Spelling, spelling_of
 from starling_engine.tokenizer_files import read_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Keeps at most `tokens` of a prompt, of which it cuts those on a side: on the right it keeps the first ones."""
+
+    tokens: int
+    side: Literal["left", "right"] = "right"
+
+    def cut(self, ids: list[int]) -> list[int]:
+        return ids[: self.tokens] if self.side == "right" else ids[-self.tokens :]
 
 
 class Tokenizer:
@@ -37,7 +49,10 @@ class Tokenizer:
         self.spelling: Spelling | None = spelling_of(_decoder_section(backend))
         self.added_tokens: Mapping[str, int] = {token.content: id_ for id_, token in added.items()}
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
-        self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(id_ + 1 for id_ in added)])
+        listed = backend.get_vocab(with_added_tokens=False).values()
+        self.vocab_size = 1 + max([*listed, *added], default=-1)
+        # The vocabulary of some checkpoints lists added tokens, too, and ids may have gaps.
+        self._last_plain_id = max((id_ for id_ in listed if id_ not in added), default=-1)
         self.bos_token_id = self._id_of(named_tokens.get("bos_token"))
         self.eos_token_id = self._id_of(named_tokens.get("eos_token"))
         special = frozenset(token.content for token in added.values() if token.special)
@@ -52,19 +67,43 @@ class Tokenizer:
         files = read_tokenizer(folder)
         return cls(files.backend, files.named_tokens, ChatTemplates.load(folder, files.config), files.config)
 
-    def encode(self, prompt: str | ChatPrompt, add_special_tokens: bool = True) -> list[int]:
+    def check_fits(self, vocab_size: int) -> None:
+        """Raises ModelError for a model without embeddings of tokens that are no added ones: prompts could not be computed."""
+        if self._last_plain_id >= vocab_size:
+            token = f"the tokenizer has token {self._last_plain_id}"
+            raise ModelError(f"config.json: vocab_size: {token}, the model has {vocab_size} embeddings")
+
+    def encode(self, prompt: str | ChatPrompt, add_special_tokens: bool = True, truncation: Truncation | None = None) -> list[int]:
         """Returns token ids. `add_special_tokens` adds the checkpoint's tokens around a plain prompt (mostly a BOS token).
 
-        Control tokens that a text spells are control tokens; those that a chat's messages spell are text.
+        Control tokens that a text spells are control tokens; those that a chat's messages spell are text. Only a plain prompt can
+        be truncated; the tokens around it stay, and count.
         """
         try:
             if isinstance(prompt, ChatPrompt) and prompt.control is not None:
                 return self._escaping.encode(prompt, add_special_tokens)
             text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
+            if truncation is not None:
+                return self._truncated(text, add_special_tokens, truncation)
             # Faster than encode(): it computes no offsets, and other threads run meanwhile.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:  # half a surrogate pair, as JSON can hold one
             raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", "prompt") from error
+
+    def num_around(self, add_special_tokens: bool) -> int:
+        """Returns how many tokens `encode` puts around a plain prompt."""
+        return int(self.backend.num_special_tokens_to_add(is_pair=False)) if add_special_tokens else 0
+
+    def _truncated(self, text: str, add_special_tokens: bool, truncation: Truncation) -> list[int]:
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        encoding.truncate(truncation.tokens - self.num_around(add_special_tokens), direction=truncation.side)
+        ids: list[int] = self.backend.post_process(encoding, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def first_tokens(self, text: str, count: int) -> str:
+        """Returns the beginning of the text that its first `count` tokens are."""
+        offsets = self.backend.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= count else text[: offsets[count][0]]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -3,7 +3,7 @@
 import math
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.reader import GgufFile
@@ -13,6 +13,9 @@ DEFAULT_THETA = 10000.0
 ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_LENGTH = 1.0, 4.0, 8192
 """The band of Llama 3.1's scaling, which the file has only as the factors that follow from it."""
+
+_POOLING: dict[Any, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: "last"}
+"""Numbers of llama.cpp, which has some for other kinds of models besides."""
 
 Config = dict[str, Any]
 
@@ -29,6 +32,11 @@ def read_config(file: GgufFile) -> tuple[Config, Config]:
         raise UnsupportedModel(f"{file.path}: a model in several files is not supported; merge them (llama-gguf-split --merge)")
     config = _ARCHITECTURES[file.architecture](_Keys(file))
     return config, {"eos_token_id": end_token_ids(file), **_generation_defaults(file)}
+
+
+def read_pooling(file: GgufFile) -> Literal["mean", "cls", "last"] | None:
+    """Returns how hidden states become a vector, if the file says so: mean, cls or last."""
+    return _POOLING.get(file.get(f"{file.architecture}.pooling_type"))
 
 
 class _Keys:

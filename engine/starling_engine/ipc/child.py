@@ -23,7 +23,7 @@ have their own.
 """
 
 LOG_LEVEL = "STARLING_CHILD_LOG_LEVEL"
-"""Variable with the level that a child's own loggers have: the parent's, but at least its info lines explain how it ended."""
+"""Variable with the level that a child's own loggers have, see `log_level`."""
 
 
 def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
@@ -32,8 +32,13 @@ def start(module: str, *arguments: str, stderr: int | None = None) -> subprocess
     Ctrl-C goes to a terminal's whole process group: in a session of its own the child lives on until its parent has drained.
     """
     command = [sys.executable, "-m", module, *arguments]
-    environment = YIELDING | os.environ | {LOG_LEVEL: str(min(logging.INFO, logging.getLogger("starling").getEffectiveLevel()))}
+    environment = YIELDING | os.environ | {LOG_LEVEL: str(log_level())}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True)
+
+
+def log_level() -> int:
+    """Returns the level for a child's loggers: this process's, but at least its info lines explain how it ended."""
+    return min(logging.INFO, logging.getLogger("starling").getEffectiveLevel())
 
 
 def import_for_good(name: str) -> ModuleType:
@@ -53,15 +58,16 @@ def import_for_good(name: str) -> ModuleType:
         gc.enable()
 
 
-def live_with_parent() -> None:
+def live_with_parent(level: int | None = None) -> None:
     """Ends this process when its standard input ends, for then the parent is gone; call it when the input has been read.
 
-    Interrupts are ignored: the parent drains first, then ends this process.
+    Interrupts are ignored: the parent drains first, then ends this process. `level` is that of its own loggers, by default the
+    parent's when it started this process.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogLineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("starling").setLevel(int(os.environ.get(LOG_LEVEL, logging.INFO)))
+    logging.getLogger("starling").setLevel(int(os.environ.get(LOG_LEVEL, logging.INFO)) if level is None else level)
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()

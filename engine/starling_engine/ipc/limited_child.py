@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NoReturn, Protocol
 
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.ipc.child import die_with_parent
+from starling_engine.ipc.priority import lower_priority
 
 Answer = dict[str, Any]
 Work = Callable[[Any], Any]
@@ -67,6 +68,7 @@ def serve(prepare: Callable[[Any], Work], runner: type[JobRunner]) -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent drains first
         signal.signal(ignored, signal.SIG_IGN)
     die_with_parent()
+    lower_priority()
     with suppress(EOFError, BrokenPipeError):
         _serve(prepare, runner, sys.stdin.buffer, sys.stdout.buffer)
 

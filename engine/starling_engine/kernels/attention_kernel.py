@@ -7,6 +7,8 @@ block sees, with the softmax of FlashAttention-2 (arXiv 2307.08691), in powers o
 import triton
 import triton.language as tl
 
+from starling_engine.kernels.coded_rows import load_coded, load_tile
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -27,19 +29,18 @@ def _sequence_of(query_block, query_start, sequences, BLOCK_Q: tl.constexpr):
 @triton.jit
 def _rows_of(cache, at, dims, here, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
     """Loads [KEYS, PADDED_DIM] of the cache; 0 past the head, and past the keys that are `here`: their blocks may hold anything."""
-    pointers = cache + at[:, None] + dims[None, :]
-    if MASKED:
-        return tl.load(pointers, mask=here[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-    if dims.shape[0] != HEAD_DIM:
-        return tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    return tl.load(pointers)
+    if cache.dtype.element_ty.is_int():
+        found = load_coded(cache + at, here, HEAD_DIM, dims.shape[0], MASKED)
+    else:
+        found = load_tile(cache + at[:, None] + dims[None, :], here, dims < HEAD_DIM, MASKED, dims.shape[0] != HEAD_DIM)
+    return found
 
 
 @triton.jit
 def _attend(
-    acc, total, top, q, keys, values, table, stride_block, stride_offset, row_at, seen_from, seen_to, first, last, scale, soft_cap,
+    acc, total, top, q, keys, values, table, stride_block, row_at, seen_from, seen_to, first, last, scale, soft_cap,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROW_SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds the tiles `first` to `last` of the keys to (acc, total, top). `top` is the largest score so far, as a power of two.
 
@@ -54,7 +55,7 @@ def _attend(
             block = tl.load(table + key_at // BLOCK_SIZE, mask=here, other=0)
         else:
             block = tl.load(table + key_at // BLOCK_SIZE)
-        at = block.to(tl.int64) * stride_block + (key_at % BLOCK_SIZE) * stride_offset
+        at = block.to(tl.int64) * stride_block + (key_at % BLOCK_SIZE) * ROW_SIZE
         k = _rows_of(keys, at, dims, here, HEAD_DIM, MASKED).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if CAPPED:
@@ -81,20 +82,25 @@ def _attend(
     return acc, total, top
 
 
-@triton.jit(do_not_specialize=["sequences", "blocks", "shortest", "longest", "prefix", "suffix", "segment_base"])
+@triton.jit(
+    do_not_specialize=["sequences", "blocks", "shortest", "longest", "prefix", "suffix", "segment_base", "all_segments", "room"]
+)
 def attention_kernel(
-    q, kv, block_tables, query_start, context_lens, out, partial_out, partial_lse, sequences, blocks, shortest, longest, prefix,
-    suffix, segment_base, scale, value_scale, soft_cap, stride_q_token, stride_block, stride_value, stride_head, stride_offset,
-    stride_table,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENTS: tl.constexpr,
-    ALL_SEGMENTS: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
+    q, kv, block_tables, query_start, context_lens, sinks, out, partial_out, partial_lse, sequences, blocks, shortest, longest,
+    prefix, suffix, segment_base, all_segments, room, scale, value_scale, soft_cap, stride_q_token, stride_block, stride_value,
+    stride_head, stride_table,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROW_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    SPLIT: tl.constexpr, PARTIAL: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (query block, key-value head, segment). See `paged_attention`.
 
     PREFIX: all tokens attend to the first `prefix` keys of sequence 0's table, none hidden. Else sequences with `shortest` to
     `longest` queries attend to their keys from `suffix` on. SHORT: each sequence has room for `blocks` query blocks.
-    ALL_SEGMENTS > 0: writes partial results, at `segment_base` plus the segment.
+    SPLIT: keys are split over the segments. PARTIAL: writes results of `all_segments`, at `segment_base` plus the segment. Their
+    number is no constant, so that one kernel serves all of them. `room`: as in `Partial`. `sinks` come in where they are merged.
+    ROW_SIZE: elements of a cached row, known when this is compiled. A row of codes is no multiple of 16 bytes, and yet is read in
+    more than one.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     # The last blocks of a sequence see the most keys, so they go first.
@@ -151,8 +157,8 @@ def attention_kernel(
 
     first = seen_from // KEYS
     last = tl.maximum(tl.cdiv(seen_to, KEYS), first)
-    if SEGMENTS > 1:
-        share = tl.cdiv(last - first, SEGMENTS)
+    if SPLIT:
+        share = tl.cdiv(last - first, tl.num_programs(2))
         first = first + tl.program_id(2) * share
         last = tl.minimum(first + share, last)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
@@ -164,33 +170,41 @@ def attention_kernel(
     if SHORT:
         # Bound by memory, with one or two tiles of keys to mask: a second loop would only wait for its first loads.
         acc, total, top = _attend(
-            acc, total, top, queries_here, keys, values, table, stride_block, stride_offset, row_at, seen_from, seen_to, first,
-            last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, PRECISION,
+            acc, total, top, queries_here, keys, values, table, stride_block, row_at, seen_from, seen_to, first,
+            last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, ROW_SIZE, PRECISION,
         )  # fmt: skip
     else:
         all_first = tl.minimum(tl.maximum(tl.cdiv(all_from, KEYS), first), last)
         all_last = tl.minimum(tl.maximum(all_to // KEYS, all_first), last)
         if not PREFIX:
             acc, total, top = _attend(
-                acc, total, top, queries_here, keys, values, table, stride_block, stride_offset, row_at, seen_from, seen_to, first,
-                all_first, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, PRECISION,
+                acc, total, top, queries_here, keys, values, table, stride_block, row_at, seen_from, seen_to, first,
+                all_first, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, ROW_SIZE, PRECISION,
             )  # fmt: skip
         acc, total, top = _attend(
-            acc, total, top, queries_here, keys, values, table, stride_block, stride_offset, row_at, seen_from, seen_to, all_first,
-            all_last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, False, KEYS, BLOCK_SIZE, HEAD_DIM, PRECISION,
+            acc, total, top, queries_here, keys, values, table, stride_block, row_at, seen_from, seen_to, all_first,
+            all_last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, False, KEYS, BLOCK_SIZE, HEAD_DIM, ROW_SIZE, PRECISION,
         )  # fmt: skip
         acc, total, top = _attend(
-            acc, total, top, queries_here, keys, values, table, stride_block, stride_offset, row_at, seen_from, seen_to, all_last,
-            last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, PRECISION,
+            acc, total, top, queries_here, keys, values, table, stride_block, row_at, seen_from, seen_to, all_last,
+            last, scale, soft_cap, WINDOW, CAPPED, not PREFIX, True, KEYS, BLOCK_SIZE, HEAD_DIM, ROW_SIZE, PRECISION,
         )  # fmt: skip
 
+    if not PARTIAL and sinks is not None:
+        # One score more, whose value is 0.
+        sink = tl.load(sinks + head, mask=real, other=0.0) * LOG2_E
+        new_top = tl.maximum(top, sink)
+        shrink = tl.exp2(top - new_top)
+        acc = acc * shrink[:, None]
+        total = total * shrink + tl.exp2(sink - new_top)
     # A row that sees no key, as padding may, is 0.
     acc = acc * (value_scale / tl.where(total > 0, total, 1.0))[:, None]
-    place = at.to(tl.int64) * HEADS + head
-    if ALL_SEGMENTS > 0:
-        place = place * ALL_SEGMENTS + segment_base + tl.program_id(2)
+    if PARTIAL:
+        token_place = tl.where(room > 0, sequence * room, begin) + own
+        place = (token_place.to(tl.int64) * HEADS + head) * all_segments + segment_base + tl.program_id(2)
         lse = tl.where(total > 0, top + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
         tl.store(partial_lse + place, lse, mask=real)
         tl.store(partial_out + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=whole)
     else:
+        place = at.to(tl.int64) * HEADS + head
         tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty), mask=whole)

@@ -20,7 +20,8 @@ multiplies while the other is at its softmax. With 64 keys, heads of 128 take 20
 
 Decode, with up to 7 drafts or without: entries of the block table are loaded ahead of their keys, so 5 stages are two tiles of
 keys and values in flight. That is up to 64 KB a CTA; the memory's latency needs about 30 KB an SM. A cache in fp8 has the same
-tiles. There decode takes up to 248 registers for the conversion, which leaves two CTAs an SM with 32 KB in flight each.
+tiles. There decode takes up to 248 registers for the conversion, which leaves two CTAs an SM with 32 KB in flight each. In int8
+and int4 it takes up to 255, and prompts have up to 32 bytes of stack.
 
 fp32 is exact, without tensor cores: its tiles are small, so that they do not spill.
 """
@@ -44,6 +45,9 @@ MIN_ROWS = 16
 
 MAX_DECODE_ROWS, MAX_DECODE_ROWS_FP32 = 64, 32
 """Most rows of a query block in the tiles for decode."""
+
+MAX_GROUP = 32
+"""Most query heads of a key-value head: a token of theirs is in one query block, of 32 rows where it is least."""
 
 MAX_DECODE_TOKENS = 8
 """Tokens of a sequence that is bound by memory in any case: a decode with at most 7 drafts."""
@@ -96,7 +100,7 @@ def prefill_tiles(head_dim: int, itemsize: int) -> AttentionTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """Sizes of a step for one layer. `itemsize` is of queries, in bytes; `kv_itemsize` is the KV cache's, if it differs."""
+    """Sizes of a step for one layer. `itemsize` is of queries, in bytes; `row_bytes` is of a cached row, if its type differs."""
 
     tokens: int
     sequences: int
@@ -104,7 +108,7 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     itemsize: int
-    kv_itemsize: int | None = None
+    row_bytes: int | None = None
 
     @property
     def group(self) -> int:
@@ -126,13 +130,15 @@ def prefix_segments(shape: AttentionShape, prefix_len: int, sms: int) -> int:
 
 
 def _segments(programs: int, longest: int, wanted: int) -> int:
-    """Returns the power of two that turns `programs` into `wanted`, or fewer where there are not enough keys.
+    """Returns the largest power of two that turns `programs` into `wanted` at most, or fewer where there are not enough keys.
+
+    With more than `wanted`, the last of them would run when the others are done, and partial results have to be merged for nothing.
 
     The longest possible context decides, not the step's own: a captured graph serves both. A segment finds its bounds on the
     device.
     """
     segments = 1
-    while segments < MAX_SEGMENTS and programs * segments < wanted and longest >= 2 * segments * SEGMENT_KEYS:
+    while segments < MAX_SEGMENTS and 2 * programs * segments <= wanted and longest >= 2 * segments * SEGMENT_KEYS:
         segments *= 2
     return segments
 
@@ -162,7 +168,7 @@ def cascade_pays(shape: AttentionShape, prefix_len: int, sms: int) -> bool:
     """
     if not prefix_len or shape.sequences < 2:
         return False
-    token_bytes = 2 * shape.kv_heads * shape.head_dim * (shape.kv_itemsize or shape.itemsize)
+    token_bytes = 2 * shape.kv_heads * (shape.row_bytes or shape.head_dim * shape.itemsize)
     saved = prefix_len * token_bytes * (shape.sequences - _prefix_blocks(shape))
     partial = 2 * shape.tokens * shape.heads * shape.head_dim * 4 * (prefix_segments(shape, prefix_len, sms) + 1)
     return saved > partial + CASCADE_BYTES

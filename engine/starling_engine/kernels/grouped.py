@@ -6,6 +6,7 @@ right are the operands of a matmul, K is DEPTH and N is WIDTH. Matrices are plai
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import triton
@@ -13,6 +14,7 @@ import triton.language as tl
 
 from starling_engine.kernels.coded_weight import CodedWeight, dot_codes
 from starling_engine.kernels.grouping import Blocks, sort_into_blocks
+from starling_engine.model_config.moe import ClampedSwiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,13 @@ CODED_MANY_ROWS = ExpertTiles(64, ProgramTile(64, 128, 8, 2), ProgramTile(64, 12
 Weight = torch.Tensor | CodedWeight
 
 
+class Biases(Protocol):
+    """The biases of all slots: gates before ups [S, 2 I], and downs [S, H]."""
+
+    gate_ups: torch.Tensor
+    downs: torch.Tensor
+
+
 def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype, *, coded: bool = False) -> ExpertTiles:
     """Chooses tiles by the rows that an expert gets on average.
 
@@ -79,8 +88,12 @@ def experts(
     gate_up: Weight,
     down: Weight,
     tiles: ExpertTiles,
+    biases: Biases | None = None,
+    gate: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
     """Does what `ExpertsMethod.apply` does, with gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype or as codes.
+
+    `biases` are in x's dtype; without a `gate` it is SiLU times up.
 
     Sums of products are fp32. Values between the matrices, and each expert's result, are rounded to x's dtype. Each token's sum is
     fp32 again, in the order of its experts. A single token needs no sorting: each of its pairs is a block.
@@ -92,8 +105,12 @@ def experts(
     activated = x.new_empty(pairs, _depth(down))
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
-    _launch(_gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, x.stride(0), TOP_K=top_k)
-    _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, topk_weights)
+    gate_ups, downs = (None, None) if biases is None else (biases.gate_ups, biases.downs)
+    form = {"ALPHA": 0.0, "LIMIT": 0.0} if gate is None else {"ALPHA": gate.alpha, "LIMIT": gate.limit}
+    _launch(
+        _gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, gate_ups, x.stride(0), TOP_K=top_k, **form
+    )
+    _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, downs, topk_weights)
     columns = min(1024, triton.next_power_of_2(hidden))
     _sum[(tokens, triton.cdiv(hidden, columns))](parts, expert_slots, out, slots, TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
     return out
@@ -121,8 +138,8 @@ def _launch(
     blocks: Blocks,
     block_rows: int,
     tile: ProgramTile,
-    *more: torch.Tensor | int,
-    **constants: int,
+    *more: torch.Tensor | int | None,
+    **constants: float,
 ) -> None:
     """Starts programs for all blocks of pairs and all columns of `out`; `more` and `constants` are the kernel's own arguments."""
     width = out.shape[1]
@@ -170,8 +187,11 @@ def _gate_up(
     used,
     most_blocks,
     num_slots,
+    biases,
     x_stride,
     TOP_K: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
     SINGLE: tl.constexpr,
@@ -215,7 +235,16 @@ def _gate_up(
                 up, rows_at, live[:, None], weight, scales, minima, table, gate_row + WIDTH, first, DEPTH, TILE_DEPTH, KIND,
                 PAIRED, UNIT, GROUP, ZERO,
             )  # fmt: skip
-    activated = gate * tl.sigmoid(gate) * up
+    if biases is not None:
+        biases_at = biases + slot.to(tl.int64) * (2 * WIDTH) + real
+        gate += tl.load(biases_at).to(tl.float32)[None, :]
+        up += tl.load(biases_at + WIDTH).to(tl.float32)[None, :]
+    if LIMIT > 0:
+        gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        activated = (up + 1) * gate * tl.sigmoid(ALPHA * gate)
+    else:
+        activated = gate * tl.sigmoid(gate) * up
     out_at = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(out_at, activated.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])
 
@@ -234,6 +263,7 @@ def _down(
     used,
     most_blocks,
     num_slots,
+    biases,
     topk_weights,
     DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -269,6 +299,8 @@ def _down(
                 sums, rows_at, live[:, None], weight, scales, minima, table, slot * WIDTH + real, first, DEPTH, TILE_DEPTH, KIND,
                 PAIRED, UNIT, GROUP, ZERO,
             )  # fmt: skip
+    if biases is not None:
+        sums += tl.load(biases + slot.to(tl.int64) * WIDTH + real).to(tl.float32)[None, :]
     sums *= tl.load(topk_weights + pair, mask=live, other=0.0)[:, None]
     out_at = out + pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=live[:, None] & (column < WIDTH)[None, :])

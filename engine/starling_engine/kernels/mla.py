@@ -123,7 +123,7 @@ def attend(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _attend(
     q_latent,
     q_rope,
@@ -223,7 +223,7 @@ def _sequence(block, query_start, num_rows, TOKENS: tl.constexpr, DECODE: tl.con
     return low, start + (block - start // TOKENS - low) * TOKENS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _join(partial, lse, out, rows, RANK: tl.constexpr, LANES: tl.constexpr, SEGMENTS: tl.constexpr):
     """Joins partial results [SEGMENTS, rows, RANK], with the log2 of each one's weight -> out [rows, RANK]."""
     row, lane, segment = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, SEGMENTS)

@@ -58,7 +58,7 @@ def attend(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries", "context"])
 def _attend(
     q_nope,
     q_rope,

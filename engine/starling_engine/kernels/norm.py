@@ -27,15 +27,15 @@ def _rms_norm_rows(
     wide = values.to(tl.float32)
     mean = tl.sum(wide * wide, axis=1) / SIZE
     scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
-    normal = (wide * scale[:, None]).to(values.dtype).to(tl.float32)
+    normal = (wide * scale[:, None]).to(weight.dtype.element_ty).to(tl.float32)
     weights = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
     tl.store(out + at, (normal * weights[None, :]).to(values.dtype), mask=here)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x. fp32, fp16 or bf16; sums in fp32. See `native.reference`.
+    """x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x. fp32, fp16 or bf16, the weight that or fp32; sums in fp32.
 
-    Moves 2 T K elements.
+    See `native.reference`. Moves 2 T K elements.
     """
     _launch(x, None, weight, eps, out)
 
@@ -51,7 +51,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
     rows, size = x.shape
-    assert x.dtype in (torch.float32, torch.float16, torch.bfloat16) and x.dtype == weight.dtype == out.dtype
+    assert x.dtype in (torch.float32, torch.float16, torch.bfloat16) and x.dtype == out.dtype
+    assert weight.dtype in (x.dtype, torch.float32)
     assert x.shape == out.shape and weight.shape == (size,)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     if rows == 0:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from starling_engine.kernels.attention_kernel import attention_kernel
 from starling_engine.kernels.attention_plan import (
+    MAX_GROUP,
     AttentionShape,
     AttentionTiles,
     decode_segments,
@@ -20,11 +21,11 @@ from starling_engine.kernels.attention_plan import (
     prefill_tiles,
     prefix_segments,
 )
-from starling_engine.kernels.split_attention import Partial, merge
+from starling_engine.kernels.split_attention import Partial, merge, merge_short
+from starling_engine.native.cache_rows import columns
+from starling_engine.platforms import triton_support
 
 NO_LIMIT = 1 << 30
-MAX_GROUP = 32
-SMS_OF_H200 = 132
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +42,15 @@ class AttentionCall:
     soft_cap: float = 0.0
     key_scale: float = 1.0
     value_scale: float = 1.0
+    sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         heads, dim = self.q.shape[1:]
-        if self.group > MAX_GROUP:
-            raise ValueError(f"{self.group} query heads share a key-value head; Triton's kernels take {MAX_GROUP} at most")
-        assert self.scale > 0 and heads % self.kv.shape[2] == 0 and dim == self.kv.shape[4]
-        assert self.q.stride()[1:] == (dim, 1) and self.kv.stride(4) == 1 and self.block_tables.stride(1) == 1
+        assert self.group <= MAX_GROUP, "another backend is selected"
+        assert self.scale > 0 and heads % self.kv.shape[2] == 0 and dim == columns(self.kv)
+        assert self.sinks is None or (self.sinks.shape == (heads,) and self.sinks.is_contiguous())
+        assert self.q.stride()[1:] == (dim, 1) and self.block_tables.stride(1) == 1
+        assert self.kv.stride()[3:] == (self.kv.shape[4], 1)
 
     @property
     def sequences(self) -> int:
@@ -68,7 +71,7 @@ class AttentionCall:
             kv_heads=self.kv.shape[2],
             head_dim=dim,
             itemsize=self.q.itemsize,
-            kv_itemsize=self.kv.itemsize,
+            row_bytes=self.kv.shape[4] * self.kv.itemsize,
         )
 
     @property
@@ -107,12 +110,14 @@ def paged_attention(
     max_query_len: int | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attends causally from q [T, H, D] to kv [num_blocks, 2, KVH, block_size, D] -> [T, H, D] of q's dtype, summed in fp32.
 
     block_tables [S, max_blocks], query_start [S + 1] and context_lens [S] int32, as in `AttentionMetadata`; scale > 0. Keys and
-    values of float8_e4m3fn are multiplied by key_scale and value_scale. Launches depend on shapes alone, and on max_query_len,
-    whose default is T. Rows of tokens without a sequence are undefined.
+    values of float8_e4m3fn are multiplied by key_scale and value_scale; a cache of int8 or uint8 has rows of `cache_rows` in place
+    of D elements. sinks [H] as in `AttentionWeights`. Launches depend on shapes alone, and on max_query_len, whose default is T.
+    Rows of tokens without a sequence are undefined.
     """
     call = AttentionCall(
         q=q,
@@ -125,6 +130,7 @@ def paged_attention(
         soft_cap=soft_cap,
         key_scale=key_scale,
         value_scale=value_scale,
+        sinks=sinks,
     )
     return attend(call, len(q) if max_query_len is None else max_query_len)
 
@@ -148,19 +154,30 @@ def _attend_short(call: AttentionCall, tiles: AttentionTiles, max_query_len: int
         return out
     partial = Partial.empty(call.q, segments)
     launch(call, part, tiles, partial, segments)
-    return merge(partial, call.q.dtype)
+    return merge(partial, call.q.dtype, call.sinks)
 
 
 def _attend_mixed(call: AttentionCall) -> Tensor:
-    """Attends in two launches: long queries in tiles for prefill, and sequences that fit in one small block in tiles for decode."""
+    """Attends in two launches: long queries in tiles for prefill, and sequences that fit in one small block in tiles for decode.
+
+    Their contexts are split as in a step of decodes: the second launch waits for the first, so that it has the device alone.
+    """
     dim, itemsize = call.q.shape[2], call.q.itemsize
     out = torch.empty_like(call.q)
     small = decode_tiles(dim, itemsize, call.group, 1)
     assert small is not None
     short = small.tokens(call.group) if call.sequences > 1 else 0
     launch(call, AttentionScope(shortest=short + 1), prefill_tiles(dim, itemsize), out)
-    if short:
-        launch(call, AttentionScope(blocks=1, longest=short), small, out)
+    if not short:
+        return out
+    part = AttentionScope(blocks=1, longest=short)
+    segments = decode_segments(call.shape, call.longest, sms(call.q.device))
+    if segments == 1:
+        launch(call, part, small, out)
+        return out
+    partial = Partial.empty(call.q, segments, sequences=call.sequences, room=short)
+    launch(call, part, small, partial, segments)
+    merge_short(partial, call.query_start, out, call.sinks)
     return out
 
 
@@ -180,7 +197,7 @@ def cascade_attention(call: AttentionCall, shared: int, max_query_len: int) -> T
     launch(call, AttentionScope(prefix=shared), wide, partial, first)
     blocks = 0 if narrow is None else narrow.blocks(max_query_len, call.group)
     launch(call, AttentionScope(blocks=blocks, suffix=shared), narrow or wide, partial, rest, segment_base=first)
-    return merge(partial, call.q.dtype)
+    return merge(partial, call.q.dtype, call.sinks)
 
 
 def launch(
@@ -207,6 +224,7 @@ def launch(
         call.block_tables,
         call.query_start,
         call.context_lens,
+        call.sinks,
         final,
         partial and partial.out,
         partial and partial.lse,
@@ -217,23 +235,26 @@ def launch(
         part.prefix,
         part.suffix,
         segment_base,
+        partial.segments if partial else 0,
+        partial.room if partial else 0,
         call.scale * call.key_scale,
         call.value_scale,
         call.soft_cap,
         call.q.stride(0),
-        *call.kv.stride()[:4],
+        *call.kv.stride()[:3],
         call.block_tables.stride(0),
         HEADS=heads,
         GROUP=call.group,
         HEAD_DIM=dim,
         PADDED_DIM=triton.next_power_of_2(dim),
+        ROW_SIZE=call.kv.shape[4],
         BLOCK_SIZE=block_size,
         WINDOW=call.window,
         CAPPED=call.soft_cap > 0,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
-        SEGMENTS=segments,
-        ALL_SEGMENTS=partial.segments if partial else 0,
+        SPLIT=segments > 1,
+        PARTIAL=partial is not None,
         SHORT=part.blocks > 0,
         PREFIX=part.prefix > 0,
         PRECISION="ieee" if call.q.dtype == torch.float32 else "tf32",
@@ -245,5 +266,7 @@ def launch(
 
 @functools.cache
 def sms(device: torch.device) -> int:
-    """Returns the number of streaming multiprocessors of the device; an H200's where it is no GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else SMS_OF_H200
+    """Returns the number of streaming multiprocessors of the device; an H200's where it is no GPU and stands in for none."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return (triton_support.stand_in or triton_support.H200).processors

@@ -11,59 +11,97 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from starling_engine.kernels.attention_kernel import LOG2_E
+
 
 @dataclass(frozen=True)
 class Partial:
-    """Partial results: out [T, H, segments, D], and lse [T, H, segments] to the base 2, both fp32. Without keys an lse is -inf."""
+    """Partial results: out [T, H, segments, D], and lse [T, H, segments] to the base 2, both fp32. Without keys an lse is -inf.
+
+    With `room`, T is that for each sequence, and only those of at most so many tokens have results: a prompt beside them has none.
+    """
 
     out: Tensor
     lse: Tensor
+    room: int = 0
 
     @staticmethod
-    def empty(q: Tensor, segments: int) -> "Partial":
-        """Allocates the results of q [T, H, D]."""
-        tokens, heads, dim = q.shape
-        lse = torch.empty(tokens, heads, segments, dtype=torch.float32, device=q.device)
-        return Partial(lse.new_empty(tokens, heads, segments, dim), lse)
+    def empty(q: Tensor, segments: int, *, sequences: int = 0, room: int = 0) -> "Partial":
+        """Allocates the results of q [T, H, D], or of so many sequences with `room` for each."""
+        heads, dim = q.shape[1:]
+        lse = torch.empty(sequences * room or len(q), heads, segments, dtype=torch.float32, device=q.device)
+        return Partial(lse.new_empty(*lse.shape, dim), lse, room)
 
     @property
     def segments(self) -> int:
         return self.lse.shape[2]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "room"])
 def _merge(
-    partial_out, partial_lse, out, SEGMENTS: tl.constexpr, PADDED_SEGMENTS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    partial_out, partial_lse, sinks, query_start, out, count, room, PADDED_SEGMENTS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Program (row of T * H)."""
-    row = tl.program_id(0).to(tl.int64)
+    """Program (token, head), of `count` segments. With `query_start`, (token of a sequence that has `room` for them, head)."""
+    token = tl.program_id(0)
+    row = token.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    if query_start is not None:
+        sequence = token // room
+        begin = tl.load(query_start + sequence)
+        queries = tl.load(query_start + sequence + 1) - begin
+        own = token % room
+        if (own >= queries) | (queries > room):
+            return
+        token = begin + own
+    to = token.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     segments = tl.arange(0, PADDED_SEGMENTS)
     dims = tl.arange(0, PADDED_DIM)
-    lse = tl.load(partial_lse + row * SEGMENTS + segments, mask=segments < SEGMENTS, other=float("-inf"))
+    lse = tl.load(partial_lse + row * count + segments, mask=segments < count, other=float("-inf"))
     # A segment without keys was never written, and is not read.
     some = lse > float("-inf")
     top = tl.max(lse, 0)
+    if sinks is not None:
+        sink = tl.load(sinks + tl.program_id(1)) * LOG2_E
+        top = tl.maximum(top, sink)
     weight = tl.exp2(lse - tl.where(top > float("-inf"), top, 0.0))
-    pointers = partial_out + (row * SEGMENTS + segments)[:, None] * HEAD_DIM + dims[None, :]
+    pointers = partial_out + (row * count + segments)[:, None] * HEAD_DIM + dims[None, :]
     parts = tl.load(pointers, mask=some[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
     total = tl.sum(weight, 0)
+    if sinks is not None:
+        total += tl.exp2(sink - top)
     merged = tl.sum(parts * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + row * HEAD_DIM + dims, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(out + to * HEAD_DIM + dims, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
-def merge(partial: Partial, dtype: torch.dtype) -> Tensor:
-    """Returns the attention [T, H, D] over all segments."""
-    tokens, heads, segments, dim = partial.out.shape
+def merge(partial: Partial, dtype: torch.dtype, sinks: Tensor | None = None) -> Tensor:
+    """Returns the attention [T, H, D] over all segments, and over the `sinks` [H] of `AttentionWeights`."""
+    tokens, heads, _, dim = partial.out.shape
     out = partial.out.new_empty(tokens, heads, dim, dtype=dtype)
-    _merge[(tokens * heads,)](
+    _launch(partial, out, sinks)
+    return out
+
+
+def merge_short(partial: Partial, query_start: Tensor, out: Tensor, sinks: Tensor | None) -> None:
+    """Writes the attention of sequences that `partial` has room for to their tokens of out [T, H, D], and to no others.
+
+    `sinks` as for `merge`.
+    """
+    assert partial.room
+    _launch(partial, out, sinks, query_start)
+
+
+def _launch(partial: Partial, out: Tensor, sinks: Tensor | None, query_start: Tensor | None = None) -> None:
+    places, heads, segments, dim = partial.out.shape
+    _merge[places, heads](
         partial.out,
         partial.lse,
+        sinks,
+        query_start,
         out,
-        SEGMENTS=segments,
+        segments,
+        partial.room,
         PADDED_SEGMENTS=triton.next_power_of_2(segments),
         HEAD_DIM=dim,
         PADDED_DIM=triton.next_power_of_2(dim),
         num_warps=4,
     )
-    return out

@@ -4,6 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from starling_engine.kernels.coded_rows import store_coded
+from starling_engine.native.cache_rows import columns
+
 HEADS_AT_ONCE = 16
 """Heads of a program. With 128 elements and 4 warps that is two loads of 16 bytes a thread; one token still fills several SMs."""
 
@@ -16,11 +19,13 @@ def _normalised(low, high, rest, w_low, w_high, w_rest, eps, HEAD_DIM: tl.conste
     """Divides each row's three parts by the root of its mean square, rounded to the input's type before and after the weight."""
     squares = tl.sum(low * low, 1) + tl.sum(high * high, 1) + tl.sum(rest * rest, 1)
     inverse = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-    kind: tl.constexpr = w_low.dtype
-    low = ((low * inverse).to(kind).to(tl.float32) * w_low.to(tl.float32)).to(kind).to(tl.float32)
-    high = ((high * inverse).to(kind).to(tl.float32) * w_high.to(tl.float32)).to(kind).to(tl.float32)
-    rest = ((rest * inverse).to(kind).to(tl.float32) * w_rest.to(tl.float32)).to(kind).to(tl.float32)
-    return low, high, rest
+    return _weighted(low, inverse, w_low), _weighted(high, inverse, w_high), _weighted(rest, inverse, w_rest)
+
+
+@triton.jit
+def _weighted(x, inverse, weight):
+    kind: tl.constexpr = weight.dtype
+    return ((x * inverse).to(kind).to(tl.float32) * weight.to(tl.float32)).to(kind).to(tl.float32)
 
 
 @triton.jit
@@ -33,22 +38,54 @@ def _weights(q_norm, k_norm, at, real, is_key):
 
 @triton.jit
 def _put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
-    """Stores rows x at the elements `at`: queries to q_out, keys and values to kv_out, both pointers [heads]."""
+    """Stores rows x at the elements `at`: queries to q_out, keys and values to kv_out, both pointers [heads].
+
+    Rows of codes are stored whole, by `_whole_rows`.
+    """
     mask = real[None, :]
     tl.store(q_out[:, None] + at[None, :], x.to(q_out.dtype.element_ty), mask=mask & is_query[:, None])
-    if kv_out.dtype.element_ty == tl.float8e4nv:
-        # NaN stays NaN, so that it shows where it is read.
-        x = tl.maximum(x * inverse_scale[:, None], -FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-        x = tl.minimum(x, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(kv_out[:, None] + at[None, :], x.to(kv_out.dtype.element_ty), mask=mask & is_cached[:, None])
+    if not kv_out.dtype.element_ty.is_int():
+        if kv_out.dtype.element_ty == tl.float8e4nv:
+            # NaN stays NaN, so that it shows where it is read.
+            x = tl.maximum(x * inverse_scale[:, None], -FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+            x = tl.minimum(x, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(kv_out[:, None] + at[None, :], x.to(kv_out.dtype.element_ty), mask=mask & is_cached[:, None])
+
+
+@triton.jit
+def _whole_rows(
+    rows, table, k_norm, exists, is_value, eps, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HALF: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """Returns keys and values [heads, PADDED_DIM] fp32 as they are cached, rounded to the input's type.
+
+    Columns of a row share scales whether or not they rotate, so each is loaded with the one that it rotates with.
+    """
+    at = tl.arange(0, PADDED_DIM)
+    real = at < HEAD_DIM
+    turns = at < 2 * HALF
+    partner = tl.where(turns, tl.where(at < HALF, at + HALF, at - HALF), at)
+    x = tl.load(rows + at[None, :], mask=exists[:, None] & real[None, :], other=0.0)
+    kind: tl.constexpr = x.dtype
+    x = x.to(tl.float32)
+    other = tl.load(rows + partner[None, :], mask=exists[:, None] & real[None, :], other=0.0).to(tl.float32)
+    key = x
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        key = _weighted(x, inverse, tl.load(k_norm + at, mask=real, other=0.0)[None, :])
+        other = _weighted(other, inverse, tl.load(k_norm + partner, mask=real, other=0.0)[None, :])
+    cosine = tl.load(table + at % HALF, mask=turns, other=1.0)
+    sine = tl.load(table + HALF + at % HALF, mask=turns, other=0.0)
+    key = key * cosine[None, :] + other * tl.where(at < HALF, -sine, sine)[None, :]
+    return tl.where(is_value[:, None], x, key).to(kind).to(tl.float32)
 
 
 @triton.jit
 def _qk_norm_rope_store(
     qkv, positions, cos_sin, q_norm, k_norm, eps, kv, slot_mapping, out, key_scale, value_scale, stride_token, stride_block,
     stride_value, stride_head, stride_offset,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
-    PADDED_REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, AT_ONCE: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr, PADDED_REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, AT_ONCE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (token, AT_ONCE heads). A head has three parts: two halves that rotate with one another, and the rest."""
     token = tl.program_id(0).to(tl.int64)
@@ -92,6 +129,10 @@ def _qk_norm_rope_store(
     _put(new_low, q_out, kv_out, half, turns, is_query, is_cached, inverse_scale)
     _put(new_high, q_out, kv_out, HALF + half, turns, is_query, is_cached, inverse_scale)
     _put(new_rest, q_out, kv_out, rest_at, stays, is_query, is_cached, inverse_scale)
+    if kv.dtype.element_ty.is_int():  # noqa: SIM102 - known when this is compiled, the other condition when it runs
+        if (tl.program_id(1) + 1) * AT_ONCE > HEADS:
+            whole = _whole_rows(rows, table, k_norm, exists, is_value, eps, HEAD_DIM, PADDED_DIM, HALF, NORM)
+            store_coded(whole, kv_out, is_cached, HEAD_DIM)
 
 
 def qk_norm_rope_store(
@@ -112,10 +153,11 @@ def qk_norm_rope_store(
     positions [T] and slot_mapping [T], of which -1 stores nothing. cos_sin [max_position, rotary_dim] fp32 and the norms [D], or
     None, as in `AttentionWeights`; both norms or neither. Norm and rotation are in fp32, rounded as in `native.reference`.
 
-    A cache of float8_e4m3fn gets keys and values divided by key_scale and value_scale, clamped to its largest number.
+    A cache of float8_e4m3fn gets keys and values divided by key_scale and value_scale, clamped to its largest number. One of int8
+    or uint8 has rows in place of D elements, as `cache_rows` makes them.
     """
     tokens, width = qkv.shape
-    kv_heads, block_size, dim = kv.shape[2:]
+    kv_heads, block_size, dim = *kv.shape[2:4], columns(kv)
     heads, half = width // dim - 2 * kv_heads, cos_sin.shape[1] // 2
     assert (q_norm is None) == (k_norm is None) and qkv.stride(1) == 1 and kv.stride(4) == 1
     out = qkv.new_empty(tokens, heads, dim)
@@ -136,6 +178,7 @@ def qk_norm_rope_store(
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=dim,
+        PADDED_DIM=triton.next_power_of_2(dim),
         HALF=half,
         PADDED_HALF=triton.next_power_of_2(half),
         PADDED_REST=triton.next_power_of_2(max(dim - 2 * half, 1)),

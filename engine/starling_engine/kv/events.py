@@ -25,7 +25,7 @@ Medium = Literal["GPU", "CPU"]
 class BlockSpan(msgspec.Struct, gc=False):
     """Consecutive blocks of a prefix, after the block `parent` (None: they begin it).
 
-    `tokens` are the tokens of all of them, empty without listeners. `salt` is the prefix's cache salt.
+    `tokens` are the tokens of all of them, empty unless events are published. `salt` is the prefix's cache salt.
     """
 
     hashes: list[bytes]
@@ -57,7 +57,7 @@ class BlockStored(KVCacheEvent):
     token_ids: list[int]
     block_size: int
     lora_id: int | None
-    medium: str | None
+    medium: Medium
     lora_name: str | None
     extra_keys: list[tuple[str, ...] | None] | None = None
     group_idx: int | None = None
@@ -67,7 +67,7 @@ class BlockStored(KVCacheEvent):
 
 class BlockRemoved(KVCacheEvent):
     block_hashes: list[int]
-    medium: str | None
+    medium: Medium
     group_idx: int | None = None
 
 
@@ -84,9 +84,14 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 
 class EventLog:
-    """Events since the last `take`. The very first is AllBlocksCleared: a listener may know an earlier engine at this address."""
+    """Events since the last `take`, while it is open: without anybody who listens, nothing is noted.
 
-    def __init__(self, groups: Sequence[KVGroup]) -> None:
+    One that is `published` is open all the time, and its events have tokens. The very first is AllBlocksCleared: a listener may
+    know an earlier engine at this address.
+    """
+
+    def __init__(self, groups: Sequence[KVGroup], *, published: bool = True) -> None:
+        self.published = self.is_open = published
         self._specs = [group.spec for group in groups]
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
         self._growing: dict[tuple[Medium, int], BlockStored] = {}
@@ -95,8 +100,18 @@ class EventLog:
         """Blocks that listeners know as stored, each once for every medium and group."""
         self.emptied()
 
+    def open(self, num_stored: int) -> None:
+        """Begins to note events. Listeners know of so many blocks, each once for every medium and group."""
+        self.is_open, self._num_stored = True, num_stored
+
+    def close(self) -> None:
+        """Notes nothing any more, unless it is published."""
+        self.is_open = self.published
+        if not self.is_open:
+            self.take()
+
     def stored(self, group: int, span: BlockSpan, medium: Medium = "GPU") -> None:
-        """Reports blocks that were stored now."""
+        """Reports blocks that were stored now. Callers ask `is_open` first: a span has its cost."""
         self._num_stored += len(span.hashes)
         parent = None if span.parent is None else event_hash(span.parent)
         event = self._growing.get((medium, group))
@@ -127,6 +142,8 @@ class EventLog:
 
     def removed(self, group: int, hashes: Sequence[bytes], medium: Medium = "GPU") -> None:
         """Reports blocks that were removed now."""
+        if not self.is_open:
+            return
         self._num_stored -= len(hashes)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and (last.medium, last.group_idx) == (medium, group):
@@ -137,7 +154,7 @@ class EventLog:
 
     def emptied(self) -> None:
         """Called when a medium was cleared. With no block left in any medium, earlier events are dropped."""
-        if not self._num_stored:
+        if self.is_open and not self._num_stored:
             self._events = [AllBlocksCleared()]
             self._growing.clear()
 

@@ -73,9 +73,9 @@ class KVManager:
         self.block_size = groups[0].spec.block_size
         assert all(g.spec.block_size == self.block_size for g in groups), "hits of groups meet at one block size"
         self.prefix_caching = prefix_caching
-        self.pool = BlockPool(num_blocks, len(groups), events)
-        self.events = events
-        """Takes what is stored and removed, for listeners; None without any."""
+        self.events = EventLog(groups, published=False) if events is None else events
+        """Takes what is stored and removed, for listeners."""
+        self.pool = BlockPool(num_blocks, len(groups), self.events)
         self.reserved = 0
         self._max_in_flight = max_in_flight
         self.max_tokens = self._longest_sequence()
@@ -267,7 +267,7 @@ class KVManager:
             for group, table in enumerate(sequence.tables):
                 if table[index] != NULL_BLOCK:
                     new = self.pool.cache_block(group, sequence.chain.hashes[index], table[index])
-                    if new and self.events is not None:
+                    if new and self.events.is_open:
                         self.events.stored(group, self.span(sequence, tokens, index, 1))
         sequence.cached_blocks = full
 
@@ -275,7 +275,7 @@ class KVManager:
         """Returns the span of `count` hashed blocks from the `first`-th on; tokens are packed, because the CPU tier stores them."""
         hashes, end = sequence.chain.hashes, first + count
         parent = hashes[first - 1] if first else None
-        packed = array("I", tokens[first * self.block_size : end * self.block_size]) if self.events is not None else ()
+        packed = array("I", tokens[first * self.block_size : end * self.block_size]) if self.events.published else ()
         return BlockSpan(hashes[first:end], parent, packed, sequence.salt)
 
     def release(self, sequence: SequenceBlocks) -> None:

@@ -1,6 +1,7 @@
 """The pool of blocks that all KV groups share: reference counts, an LRU free list, and the hashes of cached blocks."""
 
 from collections import OrderedDict
+from collections.abc import Collection
 from itertools import takewhile
 
 from starling_engine.kv.events import EventLog
@@ -33,7 +34,7 @@ class BlockPool:
         self._hash_of: list[tuple[int, bytes] | None] = [None] * num_blocks
         self.version = 0
         """Grows with each change of the cache: search results hold while it stays the same."""
-        self._events = events
+        self._events = EventLog((), published=False) if events is None else events
         self._cached: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
 
     @property
@@ -83,6 +84,10 @@ class BlockPool:
     def find(self, group: int, block_hash: bytes) -> int | None:
         return self._cached[group].get(block_hash)
 
+    def cached(self, group: int) -> Collection[bytes]:
+        """Returns the hashes of a group's cached blocks; they change with the cache."""
+        return self._cached[group].keys()
+
     def is_free(self, block: int) -> bool:
         return self.refs[block] == 0
 
@@ -113,8 +118,7 @@ class BlockPool:
         for block in self._free:
             self._evict(block)
         self.num_blank = len(self._free)
-        if self._events is not None:
-            self._events.emptied()
+        self._events.emptied()
 
     def _evict(self, block: int) -> None:
         key = self._hash_of[block]
@@ -122,8 +126,7 @@ class BlockPool:
             del self._cached[key[0]][key[1]]
             self._hash_of[block] = None
             self.version += 1
-            if self._events is not None:
-                self._events.removed(key[0], [key[1]])
+            self._events.removed(key[0], [key[1]])
 
     def check_integrity(self, tables: list[list[int]]) -> None:
         """Asserts that reference counts match `tables`, all block tables in use. For idle moments and tests."""

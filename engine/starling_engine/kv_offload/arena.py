@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from starling_engine.errors import ConfigError
+from starling_engine.ipc.priority import lower_priority
 from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.native import ops, reference
 from starling_engine.native.build import load
 from starling_engine.platforms.host_memory import anonymous, pin
-from starling_engine.platforms.thread_priority import lower_priority
 
 
 class Arena:

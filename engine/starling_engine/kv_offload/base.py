@@ -17,9 +17,10 @@ The verbs are those of vLLM's OffloadingManager. Nothing here waits: orders are 
 and their outcome comes back through `complete`. A request that waits for chunks has a closed gate (`request_state.Gate`).
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from starling_engine.delta import TierStats
+from starling_engine.kv.events import EventLog
 from starling_engine.kv_offload.orders import TierStatus, TransferDone, TransferOrder
 from starling_engine.request_state import RequestState
 
@@ -101,6 +102,13 @@ class OffloadManager:
 
     def reset(self) -> None:
         """Forgets all that the primary tier holds."""
+
+    def publish(self, log: EventLog | None) -> Collection[tuple[int, bytes]]:  # noqa: ARG002
+        """Reports from now on what comes to the primary tier and leaves it; with None nothing any more.
+
+        Returns the blocks that are there, by KV group and hash: none where nothing is reported.
+        """
+        return ()
 
     # ---- reports ----
 

@@ -8,10 +8,11 @@ when the device runs out of blocks that nobody would miss. A request whose chunk
 promoted, and again while they are loaded; others run meanwhile. Whatever fails or comes late is computed as if it were not there.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from starling_engine.config import PreemptionMode, TiersConfig
 from starling_engine.delta import TierStats
+from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.base import OffloadManager
 from starling_engine.kv_offload.chunks import ChunkMap
@@ -20,7 +21,7 @@ from starling_engine.kv_offload.jobs import TransferJobs
 from starling_engine.kv_offload.orders import TierStatus, TransferDone, TransferOrder
 from starling_engine.kv_offload.pin_quota import PinQuota
 from starling_engine.kv_offload.policies import LookupPolicy, SwapPolicy, TransferCosts, WriteBackBudget
-from starling_engine.kv_offload.primary import KVEventMirror, PrimaryIndex
+from starling_engine.kv_offload.primary import PrimaryIndex
 from starling_engine.kv_offload.promotions import Promotions
 from starling_engine.kv_offload.stats import OffloadStats
 from starling_engine.kv_offload.write_back import WriteBack
@@ -34,8 +35,9 @@ class TieredOffload(OffloadManager):
     """
 
     def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: PreemptionMode) -> None:
-        mirror = KVEventMirror(kv.events) if kv.events is not None else None
-        chunks, primary = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy, mirror)
+        chunks, primary = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy)
+        if kv.events.published:
+            primary.publish(kv.events)
         stats, enabled = OffloadStats(config, primary, chunk_bytes), config.has_secondary
         jobs = TransferJobs(primary, kv.pool)
         self._stats = stats
@@ -122,6 +124,9 @@ class TieredOffload(OffloadManager):
         self.primary.clear()
         self.device.clear()
         self.write_back.clear()
+
+    def publish(self, log: EventLog | None) -> Collection[tuple[int, bytes]]:
+        return self.primary.publish(log)
 
     # ---- reports ----
 

@@ -1,7 +1,7 @@
 """The primary tier as the scheduler sees it: which chunk lies in which slot of the ranks' host memory."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from starling_engine.config import EvictionPolicy
 from starling_engine.kv.events import BlockSpan, EventLog
@@ -12,10 +12,10 @@ from starling_engine.kv_offload.secondary.base import Chunk
 class PrimaryIndex:
     """Slots 0 .. num_slots - 1, the same on every rank. A slot that is read or written is pinned, and not evicted meanwhile.
 
-    `mirror` publishes what is there (`has`), where somebody listens.
+    What is there (`has`) is published where somebody listens.
     """
 
-    def __init__(self, num_slots: int, policy: EvictionPolicy, mirror: "KVEventMirror | None" = None) -> None:
+    def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
         self.num_slots = num_slots
         self.write_back_slots = 1 + num_slots // 4
         """Slots that may be pinned to be written back, however long that takes."""
@@ -31,7 +31,15 @@ class PrimaryIndex:
         """Chunks to be dropped as soon as they are not pinned any more."""
         self._pins: dict[Chunk, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
-        self._mirror = mirror
+        self._mirror: KVEventMirror | None = None
+
+    def publish(self, log: EventLog | None) -> Collection[tuple[int, bytes]]:
+        """Does as OffloadManager.publish says."""
+        self._mirror = None if log is None else KVEventMirror(log, self._there())
+        return () if self._mirror is None else self._mirror.blocks
+
+    def _there(self) -> dict[Chunk, BlockSpan]:
+        return {chunk: span for chunk, span in self._spans.items() if self.has(chunk)}
 
     def __len__(self) -> int:
         """Number of chunks that have arrived."""
@@ -162,7 +170,7 @@ class PrimaryIndex:
         assert self._spans.keys() == self._slots.keys()
         assert self._coming <= self._pins.keys() <= self._slots.keys()
         if self._mirror is not None:
-            self._mirror.check_integrity({chunk: span for chunk, span in self._spans.items() if self.has(chunk)})
+            self._mirror.check_integrity(self._there())
 
 
 class KVEventMirror:
@@ -172,10 +180,16 @@ class KVEventMirror:
     those chunks, and as removed with the last one. A listener counts nothing.
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, there: Mapping[Chunk, BlockSpan]) -> None:
+        """Listeners know of the chunks that are `there`."""
         self._log = log
-        self._chunks: Counter[tuple[int, bytes]] = Counter()
+        self._chunks = _count_blocks(there)
         """Chunks that hold each published block, by its KV group and hash."""
+
+    @property
+    def blocks(self) -> Collection[tuple[int, bytes]]:
+        """Returns the blocks that are published; they change with the tier."""
+        return self._chunks.keys()
 
     def arrived(self, group: int, span: BlockSpan) -> None:
         known = sum(1 for name in span.hashes if self._chunks[group, name])  # the first ones, as a name is of all before
@@ -196,4 +210,8 @@ class KVEventMirror:
 
     def check_integrity(self, there: Mapping[Chunk, BlockSpan]) -> None:
         """Asserts that these chunks are published, and no others."""
-        assert self._chunks == Counter((group, name) for (group, _), span in there.items() for name in span.hashes)
+        assert self._chunks == _count_blocks(there)
+
+
+def _count_blocks(chunks: Mapping[Chunk, BlockSpan]) -> Counter[tuple[int, bytes]]:
+    return Counter((group, name) for (group, _), span in chunks.items() for name in span.hashes)

@@ -11,6 +11,7 @@ import torch
 
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
+from starling_engine.ipc.priority import lower_priority
 from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.arena import Arena, CopyStream, GroupPages, copy_chunk, group_pages
 from starling_engine.kv_offload.orders import ChunkSlot, TierStatus, TransferDone, TransferKind, TransferOrder
@@ -18,7 +19,6 @@ from starling_engine.kv_offload.secondary.base import Chunk
 from starling_engine.kv_offload.secondary.tiers import SecondaryTiers, open_secondary
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.platforms.thread_priority import lower_priority
 
 logger = logging.getLogger("starling.worker")
 

@@ -1,4 +1,4 @@
-"""The activation of a gated MLP: SiLU of the gate, times up."""
+"""The activation of a gated MLP: SiLU or GELU of the gate, times up."""
 
 from collections.abc import Callable
 
@@ -19,6 +19,12 @@ def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Te
         case "native":
             return ops.silu_mul
     return _silu_and_mul
+
+
+def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2 * size], gate then up -> gelu(gate) * up [T, size], by GELU's approximation with tanh, in torch."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:

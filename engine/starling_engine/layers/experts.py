@@ -11,6 +11,7 @@ import torch
 
 from starling_engine import native
 from starling_engine.errors import ConfigError
+from starling_engine.model_config.moe import ClampedSwiglu
 from starling_engine.native import routing_ops
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
@@ -24,13 +25,16 @@ class ExpertsShape:
     """Gated MLPs, each [hidden_size] -> [intermediate_size] -> [hidden_size].
 
     A layer has `num_experts`, and this rank has `num_slots` expert slots for one of them each. It has the share `intermediate` of
-    every expert; if that is less than all, its output is one of several parts of a sum.
+    every expert; if that is less than all, its output is one of several parts of a sum. With `bias` each matrix has one. Without a
+    `gate` it is SiLU times up.
     """
 
     num_experts: int
     num_slots: int
     hidden_size: int
     intermediate: Share
+    bias: bool = False
+    gate: ClampedSwiglu | None = None
 
     @property
     def intermediate_size(self) -> int:
@@ -42,10 +46,16 @@ class ExpertsShape:
         hidden = Share.all(self.hidden_size)
         return (hidden, self.intermediate) if projection == "down" else (self.intermediate, hidden)
 
+    def bias_share(self, projection: Projection) -> Share:
+        """Returns this rank's share of a bias. Of ranks that have some columns of a matrix each, the first one adds it."""
+        if projection != "down":
+            return self.intermediate
+        return Share.all(self.hidden_size) if self.intermediate.start == 0 else Share(0, 0, self.hidden_size)
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """One tensor that a method loads for each expert: matrix `projection`, named `name` after the module ("weight").
+    """One tensor that a method loads for each expert: of matrix `projection`, named `name` after the module ("weight", "bias").
 
     `shares`, `element_bytes` and `codes` as in `LinearPart`.
     """
@@ -111,11 +121,13 @@ class ExpertNames:
 
     prefix   expert n is the module `prefix`.n, and `projections` are its gate, up and down
     fused    the module in which transformers keeps all of them as two tensors: gate and up [E, 2 I, H], down [E, H, I]
+    alternating  these are [E, H, 2 I] and [E, I, H], and gate and up take turns (gpt-oss)
     """
 
     prefix: str
     projections: tuple[str, str, str]
     fused: str
+    alternating: bool = False
 
     def weight(self, expert: int, projection: Projection, kind: str = "weight") -> str:
         """Returns the name of an expert's tensor."""
@@ -235,6 +247,8 @@ class Experts:
 
     def _alias(self, expert: int, part: ExpertPart) -> Alias:
         shape, fused = self.shape, self._names.fused
+        if self._names.alternating:
+            return _alternating(f"{fused}.{'down' if part.projection == 'down' else 'gate_up'}_proj", shape, expert, part)
         experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
         if part.projection == "down":
             return Alias(f"{fused}.down_proj", (experts, hidden, share.whole), (expert, slice(None), share.slice))
@@ -256,6 +270,18 @@ class Experts:
             self.mark_loaded(expert)
 
 
+def _alternating(tensor: str, shape: ExpertsShape, expert: int, part: ExpertPart) -> Alias:
+    """Returns the place of a part where matrices lie with columns first, and gate and up take turns."""
+    experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
+    width, columns = hidden, part.shares[0].slice
+    if part.projection != "down":
+        first = 2 * share.start + (part.projection == "up")
+        width, columns = 2 * share.whole, slice(first, 2 * (share.start + share.size), 2)
+    if part.name == "bias":
+        return Alias(f"{tensor}_bias", (experts, width), (expert, columns))
+    return Alias(tensor, (experts, part.shares[1].whole, width), (expert, part.shares[1].slice, columns), transposed=True)
+
+
 def _as_bytes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Views the same memory as flat bytes."""
     return [tensor.view(-1).view(torch.uint8) for tensor in tensors]
@@ -264,7 +290,9 @@ def _as_bytes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 def plain_parts(shape: ExpertsShape) -> list[ExpertPart]:
     """Returns the parts of a method that takes every matrix as it is in the checkpoint."""
     projections: tuple[Projection, ...] = ("gate", "up", "down")
-    return [ExpertPart(projection, "weight", shape.shares(projection)) for projection in projections]
+    weights = [ExpertPart(projection, "weight", shape.shares(projection)) for projection in projections]
+    biases = [ExpertPart(projection, "bias", (shape.bias_share(projection),)) for projection in projections if shape.bias]
+    return weights + biases
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,21 @@
 """Experts as plain tensors and torch's own matrix products. Works for every dtype on every device."""
 
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from starling_engine.kernels.matmul import linear
 from starling_engine.layers.activation import silu_and_mul
+from starling_engine.layers.expert_biases import ExpertBiases
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
+from starling_engine.native.reference import clamped_swiglu
 
 
 class StackedExperts:
-    """Storage of an `ExpertsMethod`: all slots' gates and ups in one tensor [S, 2 I, H], their downs in another one [S, H, I]."""
+    """Storage of an `ExpertsMethod`: all slots' gates and ups in one tensor [S, 2 I, H], their downs in another one [S, H, I].
+
+    Biases lie likewise, where experts have some.
+    """
 
     shape: ExpertsShape
     loaded = False
@@ -18,9 +23,13 @@ class StackedExperts:
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         self.shape, self._dtype, self._device = shape, dtype, device
+        self.biases = ExpertBiases.of(shape, dtype, device)
         return plain_parts(shape)
 
     def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
+        if self.biases is not None and part.name == "bias":
+            self.biases.load(slot, part, tensor)
+            return
         self._memory_of(slot, part).copy_(tensor)
         self.loaded = True
 
@@ -29,7 +38,7 @@ class StackedExperts:
 
     def memory(self, slot: int) -> list[torch.Tensor]:
         self.loaded = True  # the caller may write to it
-        return [self.gate_ups[slot], self.downs[slot]]
+        return [self.gate_ups[slot], self.downs[slot], *(self.biases.memory(slot) if self.biases is not None else ())]
 
     @cached_property
     def gate_ups(self) -> torch.Tensor:
@@ -57,7 +66,8 @@ class DenseExperts(StackedExperts):
     capturable = False
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
-        self._activation = silu_and_mul(dtype, device)
+        gate = shape.gate
+        self._activation = silu_and_mul(dtype, device) if gate is None else partial(clamped_swiglu, gate=gate)
         return super().create(shape, dtype, device)
 
     def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -68,6 +78,7 @@ class DenseExperts(StackedExperts):
             assert self.loaded, "applied before it was loaded"
             pairs = slice(starts[slot], starts[slot + 1])
             tokens = groups.tokens[pairs]
-            activated = self._activation(linear(x[tokens], self.gate_ups[slot]))
-            out.index_add_(0, tokens, linear(activated, self.downs[slot]) * weights[pairs])
+            gate_up, down = (None, None) if self.biases is None else (self.biases.gate_ups[slot], self.biases.downs[slot])
+            activated = self._activation(linear(x[tokens], self.gate_ups[slot], gate_up))
+            out.index_add_(0, tokens, linear(activated, self.downs[slot], down) * weights[pairs])
         return out.to(x.dtype)

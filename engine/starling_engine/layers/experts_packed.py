@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from starling_engine.layers.expert_biases import ExpertBiases
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, plain_parts
 from starling_engine.native import ops, routing_ops
 from starling_engine.native.reference import PackedExperts
@@ -42,10 +43,13 @@ class NativeExperts(GroupedExperts):
         assert dtype == torch.bfloat16 and device.type == "cpu"
         self._shape = shape
         self._staged: dict[int, torch.Tensor] = {}
+        self._biases = ExpertBiases.of(shape, dtype, device)
         return plain_parts(shape)
 
     def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        if part.projection == "down":
+        if self._biases is not None and part.name == "bias":
+            self._biases.load(slot, part, tensor)
+        elif part.projection == "down":
             self._load_down(slot, tensor)
         else:
             self._load_half(slot, part, tensor)
@@ -54,15 +58,17 @@ class NativeExperts(GroupedExperts):
         self._staged.pop(slot, None)
 
     def memory(self, slot: int) -> list[torch.Tensor]:
-        return [self._gate_ups().data[slot], self._downs().data[slot]]
+        biases = () if self._biases is None else self._biases.memory(slot)
+        return [self._gate_ups().data[slot], self._downs().data[slot], *biases]
 
     @property
     def loaded(self) -> bool:
         return self._gate_up is not None and self._down is not None
 
     def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        activated = ops.grouped_linear(x, tokens, starts, self._gate_ups())
-        return ops.grouped_sum(activated, tokens, weights, starts, self._downs(), len(x))
+        gate_ups, downs = (None, None) if self._biases is None else (self._biases.gate_ups, self._biases.downs)
+        activated = ops.grouped_linear(x, tokens, starts, self._gate_ups(), gate_ups, self._shape.gate)
+        return ops.grouped_sum(activated, tokens, weights, starts, self._downs(), len(x), downs)
 
     def _load_down(self, slot: int, tensor: torch.Tensor) -> None:
         ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._downs(), slot)

@@ -6,6 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from starling_engine.layers.expert_biases import ExpertBiases
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, Projection, plain_parts
 from starling_engine.layers.experts_packed import GroupedExperts
 from starling_engine.native import quantized_ops as ops
@@ -34,14 +35,20 @@ class CodedExperts(ABC, Generic[M]):
         self._formats: dict[Projection, Format] = {"gate": gate_up, "up": gate_up, "down": down}
         self._online = online
 
-    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:  # noqa: ARG002
+    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         self._shape, self._device = shape, device
+        self._biases = ExpertBiases.of(shape, dtype, device)
         return [
-            replace(part, element_bytes=self.element_bytes(self._formats[part.projection]), codes=not self._online)
+            part
+            if part.name == "bias"
+            else replace(part, element_bytes=self.element_bytes(self._formats[part.projection]), codes=not self._online)
             for part in plain_parts(shape)
         ]
 
     def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
+        if self._biases is not None and part.name == "bias":
+            self._biases.load(slot, part, tensor)
+            return
         self.load_codes(slot, part, quantize(tensor.to(self._device), self._formats[part.projection]))
 
     @abstractmethod
@@ -57,7 +64,8 @@ class CodedExperts(ABC, Generic[M]):
         """Reserves memory for matrices [n, k] of all slots; its pages are taken as they are written."""
 
     def memory(self, slot: int) -> list[torch.Tensor]:
-        return [each[slot] for matrices in (self.gate_ups(), self.downs()) for each in matrices.tensors]
+        weights = [each[slot] for matrices in (self.gate_ups(), self.downs()) for each in matrices.tensors]
+        return weights if self._biases is None else weights + self._biases.memory(slot)
 
     @property
     def loaded(self) -> bool:
@@ -108,5 +116,6 @@ class QuantizedExperts(CodedExperts[PackedQuantized], GroupedExperts):
             self._waiting.pop((slot, projection), None)
 
     def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        activated = ops.grouped_quantized_linear(x, tokens, starts, self.gate_ups())
-        return ops.grouped_quantized_sum(activated, tokens, weights, starts, self.downs(), len(x))
+        gate_ups, downs = (None, None) if self._biases is None else (self._biases.gate_ups, self._biases.downs)
+        activated = ops.grouped_quantized_linear(x, tokens, starts, self.gate_ups(), gate_ups, self._shape.gate)
+        return ops.grouped_quantized_sum(activated, tokens, weights, starts, self.downs(), len(x), downs)

@@ -80,7 +80,7 @@ def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str
     if len(gate_up) == len(downs) == 1:
         (gate,), (down,) = gate_up, downs
         gate, down = gate and gate.cut(0, shape.hidden_size), down and down.cut(share.start, share.size)
-        if gate and down:
+        if gate and down and not (gate.gathered or down.gathered):
             return gate, down
     logger.warning(
         "dequantized, since their forms or a rank's columns do not suit the kernels: experts %s (%d x %d)",

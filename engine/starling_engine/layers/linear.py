@@ -13,7 +13,7 @@ import torch
 
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
-from starling_engine.weights.weight_slot import WeightSlot, part_slot
+from starling_engine.weights.weight_slot import Alias, WeightSlot, part_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class LinearShape:
     """A matrix [sum(out_sizes), in_size] whose rows come from several checkpoint modules, stacked: q, k, v or gate, up.
 
     names   the modules, as the checkpoint calls them
+    fused   a module in which a checkpoint may hold all of them, one behind the other; empty where none may
     outs    the rows of each that this rank holds
     ins     the columns that this rank holds: if not all, its product is one of several that have to be added up
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
@@ -37,6 +38,7 @@ class LinearShape:
     gated: bool = False
     exact: bool = False
     only_lookup: bool = False
+    fused: str = ""
 
     @property
     def out_sizes(self) -> tuple[int, ...]:
@@ -138,7 +140,19 @@ class Linear:
 
     def _slot(self, part: LinearPart) -> WeightSlot:
         load, load_codes = partial(self._load, part), partial(self._load_codes, part) if part.codes else None
-        return part_slot(part.shares, load, element_bytes=part.element_bytes, load_codes=load_codes)
+        return part_slot(part.shares, load, self._alias(part), part.element_bytes, load_codes)
+
+    def _alias(self, part: LinearPart) -> Alias | None:
+        """Returns the place of the part in the tensor that a checkpoint may have for all modules."""
+        if not self.shape.fused:
+            return None
+        before = sum(share.whole for share in self.shape.outs[: part.module])
+        rows, *columns = part.shares
+        return Alias(
+            f"{self.shape.fused}.{part.name}",
+            (sum(share.whole for share in self.shape.outs), *(share.whole for share in columns)),
+            (slice(before + rows.start, before + rows.start + rows.size), *(share.slice for share in columns)),
+        )
 
     def _name(self, part: LinearPart) -> str:
         return f"{self.shape.names[part.module]}.{part.name}"
@@ -172,9 +186,10 @@ def stacked(
     gated: bool = False,
     exact: bool = False,
     only_lookup: bool = False,
+    fused: str = "",
 ) -> LinearShape:
     """Makes a shape. A plain number is a dimension that this rank holds whole."""
-    return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated, exact, only_lookup)
+    return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated, exact, only_lookup, fused)
 
 
 def _share(size: int | Share) -> Share:

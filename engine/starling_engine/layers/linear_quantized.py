@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,7 +48,10 @@ class OnlineQuantizedLinear(StackedMethod):
 
 
 class QuantizedLinear:
-    """Keeps the codes of a checkpoint. Modules of one format are one matrix; others, of one layer, are matrices side by side."""
+    """Keeps the codes of a checkpoint. Modules of one format are one matrix; others, of one layer, are matrices side by side.
+
+    Modules whose columns lie in an order of their own are one matrix where they have one order.
+    """
 
     name = "quantized"
 
@@ -57,14 +60,13 @@ class QuantizedLinear:
         self._forms = list(forms)
         self._kernels = kernels
         self._matrices: list[GroupQuantized | None] = [None] * len(self._forms)
-        self._pieces: list[tuple[Any, torch.Tensor | None]] = []
-        """Matrices in the kernels' form, with their biases."""
+        self._pieces: list[_Piece] = []
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
         # The kernel's gate takes blocks of eight rows of two matrices of one format.
         self._gated = self._kernels.gates and shape.gated and len(set(self._forms)) == 1 and shape.out_size % 16 == 0
-        self._dtype = dtype
-        self._activation = silu_and_mul(dtype, device) if shape.gated and not self._gated else None
+        self._dtype, self._device = dtype, device
+        self._activation = silu_and_mul(dtype, device) if shape.gated else None
         self._staged = StackedWeights(shape, dtype, device)
         return [
             replace(part, element_bytes=self._kernels.element_bytes(self._forms[part.module]), codes=True)
@@ -81,22 +83,45 @@ class QuantizedLinear:
 
     def finish(self) -> None:
         bias, row = self._staged.bias, 0
-        for _, found in groupby(self._matrices, lambda matrix: matrix.format if matrix else None):
-            matrix = stacked([each for each in found if each is not None])
+        alike = [list(found) for _, found in groupby((each for each in self._matrices if each is not None), _layout)]
+        self._gated = self._gated and len(alike) == 1
+        for found in alike:
+            order, matrix = found[0].order, stacked([each.in_order for each in found])
             rows = slice(row, row := row + matrix.codes.shape[0])
-            self._pieces.append((self._kernels.pack(matrix, self._gated), None if bias is None else bias[rows]))
+            self._pieces.append(
+                _Piece(
+                    self._kernels.pack(matrix, self._gated),
+                    None if bias is None else bias[rows],
+                    None if order is None else order.to(self._device),
+                )
+            )
         self._matrices.clear()
         self._staged.bias = None
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         dtype = out_dtype or self._dtype
-        widths = [self._kernels.width(weight) for weight, _ in self._pieces]
+        widths = [self._kernels.width(piece.weight) for piece in self._pieces]
         out, column = torch.empty(x.shape[0], sum(widths), dtype=dtype, device=x.device), 0
-        for (weight, bias), width in zip(self._pieces, widths, strict=True):
-            self._kernels.linear(x, weight, bias, dtype, out[:, column : column + width])
+        for piece, width in zip(self._pieces, widths, strict=True):
+            rows = x if piece.order is None else self._kernels.gather(x, piece.order)
+            self._kernels.linear(rows, piece.weight, piece.bias, dtype, out[:, column : column + width])
             column += width
-        return out if self._activation is None else self._activation(out)
+        return out if self._gated or self._activation is None else self._activation(out)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        ((weight, _),) = self._pieces
-        return self._kernels.lookup(ids, weight)
+        (piece,) = self._pieces
+        assert piece.order is None, "its columns lie in another order"
+        return self._kernels.lookup(ids, piece.weight)
+
+
+class _Piece(NamedTuple):
+    """A matrix in the kernels' form, its bias, and the order of its columns where that is not x's."""
+
+    weight: Any
+    bias: torch.Tensor | None
+    order: torch.Tensor | None
+
+
+def _layout(matrix: GroupQuantized) -> tuple[Format, bytes | None]:
+    """Returns what matrices have in common that can be one."""
+    return matrix.format, None if matrix.order is None else matrix.order.numpy().tobytes()

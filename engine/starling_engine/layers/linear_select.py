@@ -56,13 +56,17 @@ def _select_stored(
     logger.info("quantized matrices are multiplied as they are")
 
     def select(shape: LinearShape) -> LinearMethod:
-        forms = [form for name in shape.names if (form := stored.get(f"{name}.weight")) is not None]
+        fused = stored.get(f"{shape.fused}.weight")
+        forms = [form for name in shape.names if (form := stored.get(f"{name}.weight", fused)) is not None]
         if shape.exact or not forms:
             return otherwise(shape)
         if len(forms) < len(shape.names):
             logger.warning("dequantized, since not all of a layer's matrices are quantized: %s", ", ".join(shape.names))
             return otherwise(shape)
         cut = [part for form in forms if (part := form.cut(shape.ins.start, shape.in_size)) is not None]
+        if (shape.lookup or shape.only_lookup) and any(form.gathered for form in forms):
+            logger.warning("dequantized, since rows are looked up whose columns lie in another order: %s", ", ".join(shape.names))
+            return otherwise(shape)
         if len(cut) < len(forms):
             logger.warning("dequantized, since a rank's columns are no whole groups: %s", ", ".join(shape.names))
             return otherwise(shape)

@@ -1,5 +1,7 @@
-"""RMSNorm, which also adds the residual."""
+"""The norms of a decoder, which also add the residual."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -7,7 +9,7 @@ from torch.nn import functional as F
 
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import ops
-from starling_engine.weights.weight_slot import WeightSlot, copy_slot
+from starling_engine.weights.weight_slot import WeightSlot, copy_slot, plus_one_slot
 
 
 class NormKernels(Protocol):
@@ -20,27 +22,46 @@ class NormKernels(Protocol):
     ) -> None: ...
 
 
-class RMSNorm:
-    """y = x / rms(x) * weight, in fp32 inside (arXiv 1910.07467)."""
+Normalise = Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+"""(x, residual) -> (norm of their sum, the sum), all [T, size]. With a residual of None nothing is added.
 
-    def __init__(self, name: str, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(size, dtype=dtype, device=device)
+Both inputs may be overwritten, so the caller must use the results only.
+"""
+
+
+class Norm(Protocol):
+    """A norm of hidden states."""
+
+    @property
+    def forward(self) -> Normalise: ...
+
+    def weight_slots(self) -> dict[str, WeightSlot]: ...
+
+
+class RMSNorm:
+    """y = x / rms(x) * weight, in fp32 inside, rounded before the weight (arXiv 1910.07467). See `Normalise`.
+
+    With `plus_one` it is multiplied by 1 + weight, and rounded once (Gemma). The sum is kept in fp32: near 1 the steps of bfloat16
+    are 1/128.
+    """
+
+    def __init__(
+        self, name: str, size: int, eps: float, dtype: torch.dtype, device: torch.device, *, plus_one: bool = False
+    ) -> None:
+        self.weight = torch.empty(size, dtype=torch.float32 if plus_one else dtype, device=device)
         self._name = name
         self._eps = eps
         self._size = (size,)
+        self._plus_one = plus_one
         self._kernels = _kernels(dtype, device)
-        self.forward = self._fused if self._kernels is not None else self._torch
-        """(x, residual) -> (norm of their sum, the sum), all [T, size]. With a residual of None nothing is added.
-
-        Both inputs may be overwritten, so the caller must use the results only.
-        """
+        self.forward: Normalise = self._fused if self._kernels is not None else self._torch
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        return {f"{self._name}.weight": copy_slot(self.weight)}
+        return {f"{self._name}.weight": plus_one_slot(self.weight) if self._plus_one else copy_slot(self.weight)}
 
     def _torch(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         total = x if residual is None else x.add_(residual)
-        return F.rms_norm(total, self._size, self.weight, self._eps), total
+        return F.rms_norm(total.to(self.weight.dtype), self._size, self.weight, self._eps).to(x.dtype), total
 
     def _fused(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._kernels is not None
@@ -50,6 +71,30 @@ class RMSNorm:
             return out, x
         self._kernels.add_rms_norm(x, residual, self.weight, self._eps, x)
         return x, residual
+
+
+class LayerNorm:
+    """y = (x - mean(x)) / std(x) * weight, in fp32, rounded once (Cohere). In torch. See `Normalise`."""
+
+    def __init__(self, name: str, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        self._weight = torch.empty(size, dtype=dtype, device=device)
+        self._name = name
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else x.add_(residual)
+        return F.layer_norm(total.float(), self._weight.shape, self._weight.float(), None, self._eps).to(x.dtype), total
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        return {f"{self._name}.weight": copy_slot(self._weight)}
+
+
+NORMS: dict[str, Callable[[str, int, float, torch.dtype, torch.device], Norm]] = {
+    "weight": RMSNorm,
+    "one plus weight": partial(RMSNorm, plus_one=True),
+    "layer": LayerNorm,
+}
+"""Norms by `Traits.norm`."""
 
 
 def _kernels(dtype: torch.dtype, device: torch.device) -> NormKernels | None:

@@ -20,6 +20,7 @@ class QuantizedKernels:
 
     pack    makes it of a matrix [N, K]; with `gates`, one of gates above as many ups
     linear  x [M, K], packed, bias [N] or None, dtype of the result, out [M, width] or None -> [M, width]
+    gather  x [M, K], order [K'] int32 on the device -> [M, K']; see `group_quantized.gather_columns`
     lookup  ids [T] int64, packed -> rows [T, K]
     width   columns of the product
     gates   whether the product of gates and ups can be silu of the one times the other
@@ -27,6 +28,7 @@ class QuantizedKernels:
 
     pack: Callable[[GroupQuantized, bool], Any]
     linear: Callable[[Tensor, Any, Tensor | None, torch.dtype, Tensor | None], Tensor]
+    gather: Callable[[Tensor, Tensor], Tensor]
     lookup: Callable[[Tensor, Any], Tensor]
     width: Callable[[Any], int]
     element_bytes: Callable[[Format], float]
@@ -36,6 +38,7 @@ class QuantizedKernels:
 NATIVE = QuantizedKernels(
     pack=lambda matrix, gated: ops.pack_quantized(matrix, gated=gated),
     linear=ops.quantized_linear,
+    gather=ops.gather_columns,
     lookup=ops.embedding_quantized,
     width=lambda weight: weight.width,
     element_bytes=lambda form: form.element_bytes,
@@ -51,11 +54,12 @@ def quantized_kernels(dtype: torch.dtype, device: torch.device) -> QuantizedKern
 
 
 def triton_kernels(dtype: torch.dtype, device: torch.device) -> QuantizedKernels:
-    from starling_engine.kernels import coded_weight, quantized_linear
+    from starling_engine.kernels import coded_weight, gather_columns, quantized_linear
 
     return QuantizedKernels(
         pack=lambda matrix, _gated: coded_weight.pack_codes(matrix, device),
         linear=quantized_linear.quantized_linear,
+        gather=gather_columns.gather_columns,
         lookup=partial(coded_weight.dequantized_rows, dtype=dtype),
         width=lambda weight: weight.n,
         element_bytes=coded_weight.element_bytes,

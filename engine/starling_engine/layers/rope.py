@@ -1,15 +1,36 @@
 """Tables of cosines and sines for the rotary embedding, with every scaling that `model_config/rope.py` reads."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 
-from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, YarnScaling
+
+Rotations = Mapping[int | None, torch.Tensor]
+"""Tables by the index of their rotary embedding (`LayerConfig.rope`). None's is of layers that rotate nothing."""
+
+
+def build_rotations(config: ModelConfig, max_position: int, device: torch.device) -> Rotations:
+    """Returns the table of each rotary embedding that a layer of the model names."""
+    named = {layer.rope for layer in config.layers}
+    return {
+        at: no_rotation(max_position, device)
+        if at is None
+        else build_cos_sin(config.ropes[at], config.rotary_dims[at], max_position, device)
+        for at in named
+    }
+
+
+def no_rotation(max_position: int, device: torch.device) -> torch.Tensor:
+    """Returns a table [max_position, 2] that leaves all elements as they are: kernels turn the first two by an angle of 0."""
+    return torch.tensor([1.0, 0.0], device=device).repeat(max_position, 1)
 
 
 def build_cos_sin(rope: RopeConfig, rotary_dim: int, max_position: int, device: torch.device) -> torch.Tensor:
     """Returns [max_position, rotary_dim] fp32 for half-split rotation: cosines in the first half, sines in the second."""
-    inv_freq, attention_factor = rotary_inv_freq(rope, rotary_dim)
+    inv_freq, attention_factor = rotary_inv_freq(rope, rotary_dim, max_position)
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
     table = torch.empty(max_position, rotary_dim, dtype=torch.float32)
     torch.cos(angles, out=table[:, : rotary_dim // 2])
@@ -17,7 +38,14 @@ def build_cos_sin(rope: RopeConfig, rotary_dim: int, max_position: int, device: 
     return table.mul_(attention_factor).to(device)
 
 
-def rotary_inv_freq(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
+def halves_of_pairs(rows: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
+    """Returns the order [rows] int64 in which rows of heads whose first `rotary_dim` rotate in pairs are those of halves."""
+    heads = torch.arange(rows).view(-1, head_dim)
+    pairs = heads[:, :rotary_dim].view(len(heads), -1, 2).transpose(1, 2).flatten(1)
+    return torch.cat([pairs, heads[:, rotary_dim:]], dim=1).flatten()
+
+
+def rotary_inv_freq(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[torch.Tensor, float]:
     """Returns inv_freq [rotary_dim / 2] fp32, radians per position, and the attention factor, which scales cosines and sines.
 
     Operations come in transformers' order. In another order a frequency may round differently, and then its angle at position
@@ -34,6 +62,8 @@ def rotary_inv_freq(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, fl
             return _llama3(inv_freq, scaling), 1.0
         case YarnScaling() as scaling:
             return _yarn(pos_freqs, scaling, rope.theta, rotary_dim), _yarn_attention_factor(scaling)
+        case LongRopeScaling() as scaling:
+            return 1.0 / (torch.tensor(scaling.factors(max_position)) * pos_freqs), scaling.attention_factor
 
 
 def _llama3(inv_freq: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

@@ -93,7 +93,7 @@ class Router:
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {
-            name: replace(slot, alias=Alias(f"{self._fused}.weight", slot.shape))
+            name: replace(slot, alias=Alias(f"{self._fused}.{name.rpartition('.')[2]}", slot.shape))
             for name, slot in self._linear.weight_slots().items()
         }
         if self._bias is not None:

@@ -1,23 +1,30 @@
 """A model's config, read from its config.json and generation_config.json. Imports no torch."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from starling_engine.errors import ModelError, UnsupportedModel
-from starling_engine.gguf.config import read_config
+from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
-from starling_engine.model_config.definition import ModelDefinition
+from starling_engine.model_config.base_model import is_base_model
+from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.model_config.moe import MoeConfig
+from starling_engine.model_config.pooler import PoolerConfig, pooler_of, read_pooler
 from starling_engine.model_config.quantization import QuantizationConfig, read_config_json, read_quantization
 from starling_engine.model_config.registry import find_definition
-from starling_engine.model_config.rope import RopeConfig, read_rope
+from starling_engine.model_config.rope import LongRopeScaling, RopeConfig
+from starling_engine.model_config.traits import Traits
 
 GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
-ACTIVATIONS = ("silu",)
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+MAX_LAYERS = 10_000
+"""Ten times those of the deepest model; a config with more is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +32,19 @@ class ModelConfig:
     """A decoder's shape. Sizes are in elements, `max_position` in tokens.
 
     intermediate_size   of a plain MLP; layers of `moe` have experts instead
-    windows             per layer the tokens that a query sees, itself included; 0 means all
+    hidden_act          activation of the MLP's gate
+    ropes               rotary embeddings, which layers name by their index
+    layers              what layers differ in, from the first to the last
+    traits              what they have in common
     mla                 sizes of multi-head latent attention, where the model has it; head_dim is then a query's
-    qkv_bias, o_bias    biases of the attention's projections (with `mla` qkv_bias: of those that compress)
-    mlp_bias            biases of the MLP's projections
-    qk_norm             RMSNorm of each query and key head before rotation
     quantization        how the checkpoint has quantized its weights, where it has
-    num_draft_layers    layers for drafts that a checkpoint may hold behind the last one; not loaded
     generation_defaults sampling parameters that the model's authors recommend, by OpenAI's names
+    pooler              how the authors make vectors and scores
+    has_lm_head         False for a checkpoint of a base model, which gives vectors and no tokens; its head counts as tied
     """
 
     architecture: str
     hidden_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -46,26 +53,47 @@ class ModelConfig:
     max_position: int
     rms_eps: float
     hidden_act: str
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
+    layers: tuple[LayerConfig, ...]
+    traits: Traits
     tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    windows: tuple[int, ...]
     mla: MlaShape | None
-    num_draft_layers: int
     moe: MoeConfig | None
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     quantization: QuantizationConfig | None
     generation_defaults: dict[str, float]
+    pooler: PoolerConfig = field(default_factory=PoolerConfig)
+    has_lm_head: bool = True
 
     @property
-    def rotary_dim(self) -> int:
-        """Elements of a head that are rotated."""
-        return self.mla.rope_dim if self.mla else self.head_dim
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Each layer's window."""
+        return tuple(layer.window for layer in self.layers)
+
+    @property
+    def rotary_dims(self) -> tuple[int, ...]:
+        """Elements of a head that each of `ropes` rotates."""
+        return tuple(self.mla.rope_dim if self.mla else rope.rotary_dim(self.head_dim) for rope in self.ropes)
+
+    @property
+    def rotation_columns(self) -> int:
+        """Columns of all tables of rotations; one that rotates nothing has two."""
+        named = {layer.rope for layer in self.layers}
+        return sum(2 if at is None else self.rotary_dims[at] for at in named)
+
+    def rope_factors(self, max_model_len: int) -> str:
+        """Names the factors that an engine of this longest sequence takes of LongRoPE's; empty for all other models.
+
+        Keys that were rotated by the others are no good to it.
+        """
+        scalings = [rope.scaling for rope in self.ropes if isinstance(rope.scaling, LongRopeScaling)]
+        return ", ".join("long" if max_model_len > scaling.original_max_position else "short" for scaling in scalings)
 
 
 def load_model_config(path: Path) -> ModelConfig:
@@ -79,54 +107,61 @@ def load_model_config(path: Path) -> ModelConfig:
     config = read_config_json(path)
     generation = path / "generation_config.json"
     extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)
-    return parse_model_config(config, extra)
+    model = replace(parse_model_config(config, extra), pooler=read_pooler(path, config))
+    if model.tie_word_embeddings or not is_base_model(path):
+        return model
+    return replace(model, tie_word_embeddings=True, has_lm_head=False)
 
 
 @lru_cache(maxsize=2)
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """Does the same as `load_model_config`, for a file that is open; once a file."""
     config, generation = read_config(file)
-    return parse_model_config(Fields(config, file.path.name), Fields(generation, file.path.name))
+    model = parse_model_config(Fields(config, file.path.name), Fields(generation, file.path.name))
+    return replace(model, pooler=pooler_of(read_pooling(file)))
 
 
 def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     """Does the same as `load_model_config`, from the fields of the two files."""
     definition = find_definition(config.texts("architectures"))
     quantization = read_quantization(config)
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     num_heads, num_kv_heads = _read_heads(config)
-    rope = read_rope(config, definition.rope_theta)
-    traits = definition.traits(config)
+    ropes = definition.ropes(config, definition.rope_theta)
     mla = definition.mla(config, num_heads)
+    moe = definition.moe(config, num_layers)
+    head_dim = mla.key_dim if mla else _read_head_dim(config, num_heads, definition)
+    _check_ropes(config, ropes, mla.rope_dim if mla else head_dim)
+    length = config.integer(definition.length_field if config.has(definition.length_field) else LENGTH_FIELD)
     bos = config.token_ids("bos_token_id")
     return ModelConfig(
         architecture=definition.architecture,
         hidden_size=config.integer("hidden_size"),
-        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=mla.key_dim if mla else _read_head_dim(config, num_heads, definition),
+        head_dim=head_dim,
         intermediate_size=config.integer("intermediate_size"),
         vocab_size=config.integer("vocab_size"),
-        max_position=rope.max_position(config.integer("max_position_embeddings")),
-        rms_eps=config.number("rms_norm_eps", definition.rms_eps),
-        hidden_act=_read_activation(config),
-        rope=rope,
-        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
-        qkv_bias=traits.qkv_bias,
-        o_bias=traits.o_bias,
-        mlp_bias=traits.mlp_bias,
-        qk_norm=traits.qk_norm,
-        windows=definition.windows(config, num_layers),
+        max_position=min(rope.max_position(length) for rope in ropes),
+        rms_eps=config.number(definition.eps_field, definition.rms_eps),
+        hidden_act=_read_activation(config, definition, moe),
+        ropes=ropes,
+        layers=_with_experts(definition.layers(config, num_layers), moe.layers if moe else ()),
+        traits=definition.traits(config),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", definition.tie_word_embeddings),
         mla=mla,
-        num_draft_layers=traits.num_draft_layers,
-        moe=definition.moe(config, num_layers),
+        moe=moe,
         dtype=_read_dtype(config, is_quantized=quantization is not None),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_read_eos(config, generation),
         quantization=quantization,
         generation_defaults=_read_generation_defaults(generation),
     )
+
+
+def _with_experts(layers: tuple[LayerConfig, ...], experts: Collection[int]) -> tuple[LayerConfig, ...]:
+    """Gives the layers of those indices experts."""
+    return tuple(replace(layer, feed_forward="experts") if at in experts else layer for at, layer in enumerate(layers))
 
 
 def _read_heads(config: Fields) -> tuple[int, int]:
@@ -155,10 +190,28 @@ def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) 
     return head_dim
 
 
-def _read_activation(config: Fields) -> str:
-    name = config.text("hidden_act", "silu")
-    if name not in ACTIVATIONS:
-        raise UnsupportedModel(f"{config.source}: hidden_act {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+def _check_ropes(config: Fields, ropes: tuple[RopeConfig, ...], head_dim: int) -> None:
+    """Raises ModelError for heads that the rotary embeddings do not fit."""
+    for rope in ropes:
+        rotary_dim = rope.rotary_dim(head_dim)
+        if rotary_dim < 2 or rotary_dim % 2:
+            raise ModelError(
+                f"{config.source}: partial_rotary_factor must leave an even number of a head's {head_dim} elements to be rotated, "
+                f"got {rotary_dim}"
+            )
+        if isinstance(rope.scaling, LongRopeScaling):
+            for name, factors in (("short_factor", rope.scaling.short), ("long_factor", rope.scaling.long)):
+                if len(factors) != rotary_dim // 2:
+                    raise ModelError(f"{config.source}: {name} must have {rotary_dim // 2} numbers, got {len(factors)}")
+
+
+def _read_activation(config: Fields, definition: ModelDefinition, moe: MoeConfig | None) -> str:
+    """Reads `hidden_activation`, which is Gemma's name for it, or `hidden_act`. Experts without a gate of their own have SiLU."""
+    written = config.text("hidden_activation", config.text("hidden_act", definition.activation))
+    name = definition.activation_names.get(written, written)
+    possible, where = (("silu",), " for experts") if moe and moe.gate is None else (ACTIVATIONS, "")
+    if name not in possible:
+        raise UnsupportedModel(f"{config.source}: hidden_act {name!r} is not supported{where}; supported: {', '.join(possible)}")
     return name
 
 

@@ -1,10 +1,11 @@
 """DeepSeek-V2, V2-Lite and V3 (and R1): multi-head latent attention, and experts, some of which every token takes."""
 
 from starling_engine.errors import UnsupportedModel
-from starling_engine.model_config.definition import ModelDefinition, Traits
+from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_num_experts
+from starling_engine.model_config.traits import Traits
 
 DEFAULT_KV_RANK, DEFAULT_NOPE_DIM, DEFAULT_ROPE_DIM, DEFAULT_VALUE_DIM = 512, 128, 64, 128
 

@@ -1,34 +1,29 @@
 """The definition of an architecture: a small file of each family fills in a `ModelDefinition`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.model_config.moe import MoeConfig, no_experts
-from starling_engine.model_config.rope import DEFAULT_THETA
+from starling_engine.model_config.rope import DEFAULT_THETA, RopeConfig, read_rope
+from starling_engine.model_config.traits import Traits
 
+LENGTH_FIELD = "max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """The small differences between decoders; see `ModelConfig`."""
-
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    num_draft_layers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
-    Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias` is a tensor's whole name. Names that
-    begin with `fused` are those of transformers, which may hold all experts in one tensor.
+    Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias` and `sinks` are a tensor's whole name.
+    Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts.
+    `alternating_experts` is as `ExpertNames.alternating`.
+
+    Norms of a part's input end with `_norm`, those of its output with `_out_norm`.
 
     `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers.
     """
@@ -40,9 +35,11 @@ class TensorNames:
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
+    fused_qkv: str = "self_attn.qkv_proj"
     o: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     q_a: str = "self_attn.q_a_proj"
     q_a_norm: str = "self_attn.q_a_layernorm"
     q_b: str = "self_attn.q_b_proj"
@@ -51,6 +48,7 @@ class TensorNames:
     kv_b: str = "self_attn.kv_b_proj"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
+    fused_gate_up: str = "mlp.gate_up_proj"
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     router_bias: str = "mlp.gate.e_score_correction_bias"
@@ -59,14 +57,35 @@ class TensorNames:
     shared_experts: str = "mlp.shared_experts"
     fused_router: str = "mlp.gate"
     fused_experts: str = "mlp.experts"
-    input_norm: str = "input_layernorm"
-    post_norm: str = "post_attention_layernorm"
+    alternating_experts: bool = False
+    attention_norm: str = "input_layernorm"
+    attention_out_norm: str = "post_attention_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_out_norm: str = "post_feedforward_layernorm"
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
 
-def full_attention(_config: Fields, num_layers: int) -> tuple[int, ...]:
-    """Returns the windows of a family without a sliding window."""
-    return (0,) * num_layers
+def full_attention(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
+    """Returns the layers of a family without a sliding window."""
+    return (LayerConfig(),) * num_layers
+
+
+def one_rope(config: Fields, theta: float) -> tuple[RopeConfig, ...]:
+    """Returns the rotary embedding of a family in which all layers have the same."""
+    return (read_rope(config, theta),)
+
+
+def partial_rope(default: float) -> Callable[[Fields, float], tuple[RopeConfig, ...]]:
+    """Returns the same for a family that rotates a part of each head: by default that share of its elements."""
+    return lambda config, theta: (read_rope(config, theta, default),)
+
+
+def fixed_traits(traits: Traits) -> Callable[[Fields], Traits]:
+    """Returns these traits whatever the config says, for a family whose traits no field changes."""
+    return lambda _config: traits
+
+
+plain_traits = fixed_traits(Traits())
 
 
 def no_latents(_config: Fields, _num_heads: int) -> MlaShape | None:
@@ -76,19 +95,32 @@ def no_latents(_config: Fields, _num_heads: int) -> MlaShape | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
-    """One architecture. `head_dim`, `rope_theta` and `rms_eps` are defaults for configs without them.
+    """One architecture.
 
-    Without any head_dim it is hidden size / heads.
+    traits        what all layers have in common
+    layers        the layers, for so many; experts are added by `moe`
+    ropes         the rotary embeddings that the layers name, where `rope_theta` is the default
+    mla, moe      latents and experts, of a family that has them
+
+    Others are defaults for configs without the field. Without any head_dim it is hidden size / heads. `eps_field` is the field's
+    name, and `length_field` that of the longest sequence, if it is there, in place of max_position_embeddings. `activation_names`
+    are those that the family gives to activations of other names.
     """
 
     architecture: str
-    traits: Callable[[Fields], Traits]
-    windows: Callable[[Fields, int], tuple[int, ...]] = full_attention
+    traits: Callable[[Fields], Traits] = plain_traits
+    layers: Callable[[Fields, int], tuple[LayerConfig, ...]] = full_attention
+    ropes: Callable[[Fields, float], tuple[RopeConfig, ...]] = one_rope
     mla: Callable[[Fields, int], MlaShape | None] = no_latents
     moe: Callable[[Fields, int], MoeConfig | None] = no_experts
     head_dim: int | None = None
     rope_theta: float = DEFAULT_THETA
     rms_eps: float = 1e-6
+    eps_field: str = "rms_norm_eps"
+    length_field: str = LENGTH_FIELD
+    activation: str = "silu"
+    activation_names: Mapping[str, str] = field(default_factory=dict)
+    tie_word_embeddings: bool = False
     names: TensorNames = field(default_factory=TensorNames)
 
 
@@ -108,3 +140,9 @@ def listed_windows(config: Fields, num_layers: int, window: int) -> tuple[int, .
     if "sliding_attention" in types and not window:
         raise config.error("sliding_window", "must be set, for layer_types names sliding_attention")
     return tuple(window if name == "sliding_attention" else 0 for name in types)
+
+
+def patterned_windows(config: Fields, num_layers: int, window: int, pattern: int) -> tuple[int, ...]:
+    """Returns the windows by the config's `layer_types`; else every `pattern`-th layer sees all tokens. With 0 all layers do."""
+    listed = listed_windows(config, num_layers, window)
+    return listed or tuple(window if pattern and (layer + 1) % pattern else 0 for layer in range(num_layers))

@@ -41,12 +41,14 @@ class Fields:
     def names(self) -> list[str]:
         return [name for name in self.values if self.has(name)]
 
-    def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, low: int = 1, high: int | None = None) -> int:
         value = self._value(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.error(name, f"must be an integer of at least {low}")
+        if high is not None and value > high:
+            raise self.error(name, f"must be at most {high}")
         return value
 
     def number(self, name: str, default: float | None = None, low: float = 0.0) -> float:
@@ -88,6 +90,13 @@ class Fields:
             raise self.error(name, "must be a list of integers of at least 0")
         return tuple(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Returns a list of numbers above 0. Raises where it is absent or empty, too."""
+        value = self.values.get(name)
+        if not isinstance(value, list) or not value or not all(_is_positive(item) for item in value):
+            raise self.error(name, "must be a list of numbers above 0")
+        return tuple(float(item) for item in value)
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Returns one id or a list of them; empty when absent."""
         value = self.values.get(name)
@@ -104,3 +113,7 @@ class Fields:
     def _value(self, name: str, default: object) -> Any:
         value = self.values.get(name)
         return default if value is None else value
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")

@@ -1,7 +1,8 @@
 """Llama 2 and 3, and what is trained in their shape."""
 
-from starling_engine.model_config.definition import ModelDefinition, Traits
+from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.traits import Traits
 
 
 def _traits(config: Fields) -> Traits:

@@ -34,6 +34,17 @@ class Routing:
         return self.num_experts // self.num_groups
 
 
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """The gate of gpt-oss's experts: (up + 1) * gate * sigmoid(alpha * gate), in place of silu(gate) * up.
+
+    Before that gate is at most `limit`, and up within `limit` on both sides.
+    """
+
+    alpha: float
+    limit: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class MoeConfig:
     """The experts of a model. Sizes are in elements.
@@ -41,12 +52,16 @@ class MoeConfig:
     layers              indices of the layers that have experts, ascending; the others have a plain MLP
     intermediate_size   of one expert
     shared_size         of the MLP that every token takes in addition to its experts; 0 means none
+    bias                of the router's matrix, and of each of an expert's
+    gate                in place of SiLU, where an expert has another gate
     """
 
     layers: tuple[int, ...]
     intermediate_size: int
     routing: Routing
     shared_size: int = 0
+    bias: bool = False
+    gate: ClampedSwiglu | None = None
 
     @property
     def num_experts(self) -> int:

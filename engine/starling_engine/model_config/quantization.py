@@ -280,5 +280,6 @@ _METHODS: dict[str, Callable[[Fields], QuantizationConfig | None]] = {
     "fbgemm_fp8": _fp8,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": lambda _: QuantizationConfig("mxfp4", WeightScheme(4, 32)),
     "torchao": lambda _: QuantizationConfig("torchao"),  # headers of the files tell the rest
 }

@@ -2,16 +2,17 @@
 
 from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.layer import LayerConfig, with_windows
 from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_num_experts
 from starling_engine.model_config.qwen3 import qwen3_traits
 
 DEFAULT_WINDOW = 4096
 
 
-def _windows(config: Fields, num_layers: int) -> tuple[int, ...]:
-    """Returns one window for all layers, if it is switched on: only dense models use `max_window_layers`."""
+def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
+    """Returns layers with one window, if it is switched on: only dense models use `max_window_layers`."""
     slides = config.boolean("use_sliding_window", False)
-    return (config.integer("sliding_window", DEFAULT_WINDOW) if slides else 0,) * num_layers
+    return with_windows((config.integer("sliding_window", DEFAULT_WINDOW) if slides else 0,) * num_layers)
 
 
 def _moe(config: Fields, num_layers: int) -> MoeConfig | None:
@@ -28,4 +29,4 @@ def _moe(config: Fields, num_layers: int) -> MoeConfig | None:
     return MoeConfig(layers=layers, intermediate_size=config.integer("moe_intermediate_size"), routing=checked(config, routing))
 
 
-QWEN3_MOE = ModelDefinition(architecture="Qwen3MoeForCausalLM", traits=qwen3_traits, windows=_windows, moe=_moe)
+QWEN3_MOE = ModelDefinition(architecture="Qwen3MoeForCausalLM", traits=qwen3_traits, layers=_layers, moe=_moe)

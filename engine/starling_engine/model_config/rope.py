@@ -3,6 +3,7 @@
 Both forms are read: `rope_theta` beside `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
 """
 
+import math
 from dataclasses import dataclass, field
 
 from starling_engine.errors import UnsupportedModel
@@ -42,15 +43,41 @@ class YarnScaling:
     truncate: bool = True
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | None
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753): each frequency is divided by a factor of its own. `attention_factor` as in `YarnScaling`.
+
+    There are `short` factors for sequences of up to `original_max_position` tokens and `long` ones for others. Keys of the one do
+    not go with keys of the other: an engine takes one kind for all sequences, by the longest that it serves.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float
+
+    def factors(self, max_model_len: int) -> tuple[float, ...]:
+        """Returns the factors of an engine that serves so many tokens a sequence."""
+        return self.long if max_model_len > self.original_max_position else self.short
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Base wavelength and scaling; `scaling` None is the plain rotary embedding."""
+    """Base wavelength and scaling; `scaling` None is the plain rotary embedding.
+
+    `partial` is the share of a head's elements that are rotated: the first ones.
+    """
 
     theta: float = DEFAULT_THETA
     scaling: Scaling = field(default=None)
+    partial: float = 1.0
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Returns how many elements of such a head are rotated."""
+        return int(head_dim * self.partial)
 
     def max_position(self, written: int) -> int:
         """Returns the longest context in tokens, where the config's max_position_embeddings is `written`.
@@ -66,14 +93,44 @@ class RopeConfig:
                 return written
 
 
-def read_rope(config: Fields, default_theta: float = DEFAULT_THETA) -> RopeConfig:
-    """Reads the rotary embedding. Raises UnsupportedModel for an unknown kind of scaling, ModelError for a bad field."""
+def read_rope(config: Fields, default_theta: float = DEFAULT_THETA, partial: float | None = None) -> RopeConfig:
+    """Reads the rotary embedding. Raises UnsupportedModel for an unknown kind of scaling, ModelError for a bad field.
+
+    `partial` is the default of a family that may rotate a part of each head; None: this one does not.
+    """
     fields = _rope_fields(config)
-    if config.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnsupportedModel(f"{config.source}: partial_rotary_factor: only whole heads can be rotated")
-    theta = fields.number("rope_theta", config.number("rope_theta", default_theta), low=1.0)
+    rotated = config.number("partial_rotary_factor", fields.number("partial_rotary_factor", partial or 1.0))
+    if partial is None and rotated != 1.0:
+        raise UnsupportedModel(f"{config.source}: partial_rotary_factor: this family's heads are rotated whole")
+    if not 0 < rotated <= 1:
+        raise config.error("partial_rotary_factor", "must be above 0, and at most 1")
+    return _read(fields, config, _theta(config, default_theta), rotated)
+
+
+def read_ropes(config: Fields, theta: float, sliding_theta: float | None = None) -> tuple[RopeConfig, ...]:
+    """Reads the rotary embeddings of layers with full attention, and of those that slide, which old configs never scale.
+
+    `sliding_theta` is the default of sliding layers whose base has a field of its own (Gemma 3); None: it is that of all layers.
+    """
+    own = None if sliding_theta is None else config.number("rope_local_base_freq", sliding_theta, low=1.0)
+    nested = config.child("rope_parameters")
+    if nested.has("full_attention"):
+        shared = _theta(config, theta)
+        full, sliding = nested.child("full_attention"), nested.child("sliding_attention")
+        return _read(full, config, shared), _read(sliding, config, shared if own is None else own)
+    full_rope = read_rope(config, theta)
+    return full_rope, RopeConfig(theta=full_rope.theta if own is None else own)
+
+
+def _theta(config: Fields, default: float) -> float:
+    """Reads the base of all layers that have none of their own."""
+    return config.number("rope_theta", default, low=1.0)
+
+
+def _read(fields: Fields, config: Fields, default_theta: float, partial: float = 1.0) -> RopeConfig:
+    theta = fields.number("rope_theta", default_theta, low=1.0)
     kind = fields.text("rope_type", fields.text("type", "default"))
-    return RopeConfig(theta=theta, scaling=_read_scaling(kind, fields, config))
+    return RopeConfig(theta=theta, scaling=_read_scaling(kind, fields, config), partial=partial)
 
 
 def _rope_fields(config: Fields) -> Fields:
@@ -101,7 +158,10 @@ def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
             )
         case "yarn":
             return _read_yarn(fields, config)
-    raise UnsupportedModel(f"{fields.source}: rope_type {kind!r} is not supported; supported: default, linear, llama3, yarn")
+        case "longrope" | "su":
+            return _read_longrope(fields, config)
+    supported = "default, linear, llama3, longrope, yarn"
+    raise UnsupportedModel(f"{fields.source}: rope_type {kind!r} is not supported; supported: {supported}")
 
 
 def _read_yarn(fields: Fields, config: Fields) -> YarnScaling:
@@ -116,6 +176,18 @@ def _read_yarn(fields: Fields, config: Fields) -> YarnScaling:
         mscale=fields.number("mscale", 0.0),
         mscale_all_dim=fields.number("mscale_all_dim", 0.0),
         truncate=fields.boolean("truncate", True),
+    )
+
+
+def _read_longrope(fields: Fields, config: Fields) -> LongRopeScaling:
+    original = _original_max_position(fields, config)
+    factor = fields.number("factor", config.integer("max_position_embeddings") / original)
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        short=fields.numbers("short_factor"),
+        long=fields.numbers("long_factor"),
+        original_max_position=original,
+        attention_factor=fields.number("attention_factor", default),
     )
 
 

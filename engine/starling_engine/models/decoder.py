@@ -15,7 +15,7 @@ from starling_engine.layers.embedding import Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
-from starling_engine.layers.rope import build_cos_sin
+from starling_engine.layers.rope import build_rotations
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.registry import DEFINITIONS
 from starling_engine.models.build_context import BuildContext
@@ -84,11 +84,12 @@ class Decoder:
             methods=linear_method_selector,
             experts=experts_method_selector or select_experts_method(dtype, device),
             backend=attention_backend,
-            cos_sin=build_cos_sin(config.rope, config.rotary_dim, max_position or config.max_position, device),
+            rotations=build_rotations(config, max_position or config.max_position, device),
             tensor=tensor,
             expert_ranks=expert_ranks,
         )
         self._build = build
+        self._embedding_scale = torch.tensor(config.traits.embedding_scale, dtype=dtype).item()
         self._elsewhere = self._held_elsewhere(build)
         self._layers = [DecoderLayer(build, index) for index in self.layers]
         self._norm = build.norm(self._names.norm)
@@ -112,7 +113,8 @@ class Decoder:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Looks up ids [T] int64 -> [T, hidden_size], in the first stage."""
-        return self._embed(ids)
+        found = self._embed(ids)
+        return found if self._embedding_scale == 1 else found.mul_(self._embedding_scale)
 
     def forward_without_tokens(self, tick: Callable[[], None] = no_tick) -> None:
         """Runs a step without tokens of its own: makes the exchanges of `forward` with the ranks that have some, layer by layer."""
@@ -155,7 +157,16 @@ class Decoder:
         # A GPU's product has the model's dtype: one copy widens it and writes it to `out`.
         dtype = None if out is not None and out.is_cuda else torch.float32
         logits = self._vocabulary.gather(self._lm_head.forward(hidden, dtype))
-        return logits if out is None else out.copy_(logits)
+        return self._finished(logits if out is None else out.copy_(logits))
+
+    def _finished(self, logits: torch.Tensor) -> torch.Tensor:
+        """Divides and caps logits, in place, where the model does."""
+        traits = self.config.traits
+        if traits.logit_divisor != 1:
+            logits.div_(traits.logit_divisor)
+        if traits.logit_cap:
+            logits.div_(traits.logit_cap).tanh_().mul_(traits.logit_cap)
+        return logits
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots: dict[str, WeightSlot] = {}
@@ -179,7 +190,7 @@ class Decoder:
     def _held_elsewhere(self, build: BuildContext) -> tuple[str, ...]:
         """Returns prefixes of the names of tensors that this rank does not load with the model."""
         config, names = self.config, self._names
-        behind = range(config.num_layers, config.num_layers + config.num_draft_layers)
+        behind = range(config.num_layers, config.num_layers + config.traits.num_draft_layers)
         layers = [i for i in (*range(config.num_layers), *behind) if i not in self.layers]
         others = [f"{names.layer.format(i)}." for i in layers]
         if not self.stage.first:

@@ -1,4 +1,4 @@
-"""A decoder layer and its attention.
+"""A decoder layer and its attention, built as the layer's description says.
 
 Another kind of attention or MLP is another class with the same `forward` and `weight_slots`.
 """
@@ -9,18 +9,22 @@ from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.linear import stacked
+from starling_engine.layers.qk_norm import WidthNorm
+from starling_engine.layers.rope import halves_of_pairs
+from starling_engine.model_config.layer import LayerConfig
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.mla import LatentAttention
 from starling_engine.models.mlp import Mlp
 from starling_engine.models.moe_block import MoeBlock
-from starling_engine.weights.weight_slot import WeightSlot, copy_slot
+from starling_engine.models.stream_border import StreamBorder
+from starling_engine.weights.weight_slot import WeightSlot, copy_slot, in_row_order, part_copy_slot, plus_one_slot
 
 
 class Attention:
     """Grouped-query attention: one matrix for queries, keys and values, one for the output."""
 
-    def __init__(self, build: BuildContext, prefix: str, window: int) -> None:
-        config, names = build.config, build.names
+    def __init__(self, build: BuildContext, prefix: str, layer: LayerConfig) -> None:
+        config, names, traits = build.config, build.names, build.config.traits
         q = build.tensor.shard.of(config.num_heads).times(config.head_dim)
         kv = build.tensor.shard.heads(config.num_kv_heads).times(config.head_dim)
         self._qkv = build.linear(
@@ -28,65 +32,111 @@ class Attention:
                 [f"{prefix}.{name}" for name in (names.q, names.k, names.v)],
                 [q, kv, kv],
                 config.hidden_size,
-                config.qkv_bias,
+                traits.qkv_bias,
+                fused=f"{prefix}.{names.fused_qkv}",
             )
         )
-        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, config.o_bias))
+        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, traits.o_bias))
         self.name = f"{prefix}.{names.k.rpartition('.')[0]}"
         """Name of the module in the checkpoint."""
         self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")
-        self.weights = _attention_weights(build, window)
+        self._sinks_name = f"{prefix}.{names.sinks}"
+        self._heads = build.tensor.shard.of(config.num_heads)
+        self._width_norm: WidthNorm | None = None
+        if traits.qk_norm == "width":
+            self._width_norm = WidthNorm(self._norm_names, (q, kv), config.rms_eps, build.tensor, build.device)
+        self.weights = _attention_weights(build, layer)
+        self._plus_one = traits.norm == "one plus weight"
+        self._pairs = 0
+        """Elements of a head that lie in pairs in the checkpoint, and here as halves; 0: none do."""
+        if traits.paired_rope and layer.rope is not None:
+            self._pairs = config.rotary_dims[layer.rope]
         assert not isinstance(build.backend, MlaBackend), "selected for a model with latents"
         self._attend = build.backend.forward
 
     def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`."""
-        out = self._attend(self._qkv.forward(x), self.weights, kv, meta)
-        return self._o.forward(out if rows is None else out[rows])
+        qkv = self._qkv.forward(x)
+        if self._width_norm is not None:
+            self._width_norm.forward(qkv)
+        out = self._attend(qkv, self.weights, kv, meta)
+        return self._o.forward(_only(out, rows))
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {**self._qkv.weight_slots(), **self._o.weight_slots()}
+        if self._pairs:
+            rotated = tuple(f"{name}." for name in self._qkv.shape.names[:2])
+            for name in [each for each in slots if each.startswith(rotated)]:
+                order = halves_of_pairs(slots[name].local_shape[0], self.weights.head_dim, self._pairs)
+                slots[name] = in_row_order(slots[name], order)
+        if self._width_norm is not None:
+            slots.update(self._width_norm.weight_slots())
         norms = (self.weights.q_norm, self.weights.k_norm)
         for name, weight in zip(self._norm_names, norms, strict=True):
             if weight is not None:
-                slots[f"{name}.weight"] = copy_slot(weight)
+                slots[f"{name}.weight"] = plus_one_slot(weight) if self._plus_one else copy_slot(weight)
+        if self.weights.sinks is not None:
+            slots[self._sinks_name] = part_copy_slot([self._heads], self.weights.sinks)
         return slots
 
 
-def _attention_weights(build: BuildContext, window: int) -> AttentionWeights:
-    config = build.config
+def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeights:
+    config, traits = build.config, build.config.traits
+    num_heads = build.tensor.shard.of(config.num_heads).size
+    # Near 1, where 1 + weight is, numbers of 16 bits are too coarse.
+    norm_dtype = torch.float32 if traits.norm == "one plus weight" else build.dtype
 
     def head_norm() -> torch.Tensor | None:
-        return torch.empty(config.head_dim, dtype=build.dtype, device=build.device) if config.qk_norm else None
+        return torch.empty(config.head_dim, dtype=norm_dtype, device=build.device) if traits.qk_norm == "head" else None
 
     return AttentionWeights(
-        num_heads=build.tensor.shard.of(config.num_heads).size,
+        num_heads=num_heads,
         num_kv_heads=build.tensor.shard.heads(config.num_kv_heads).size,
         head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
-        window=window,
-        soft_cap=0.0,
-        cos_sin=build.cos_sin,
+        scale=config.head_dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
+        window=layer.window,
+        soft_cap=traits.attention_cap,
+        cos_sin=build.rotations[layer.rope],
         q_norm=head_norm(),
         k_norm=head_norm(),
         norm_eps=config.rms_eps,
+        sinks=torch.empty(num_heads, dtype=torch.float32, device=build.device) if traits.attention_sinks else None,
     )
 
 
+def _only(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    return x if rows is None else x[rows]
+
+
 class DecoderLayer:
-    """Pre-norm attention and MLP, plain or with experts, around one residual stream."""
+    """Attention and MLP, plain or with experts, around one residual stream."""
 
     def __init__(self, build: BuildContext, index: int) -> None:
-        prefix = build.names.layer.format(index)
-        self._input_norm = build.norm(f"{prefix}.{build.names.input_norm}")
+        config, names, layer = build.config, build.names, build.config.layers[index]
+        prefix = names.layer.format(index)
         self.attention: Attention | LatentAttention
-        if build.config.mla:
-            self.attention = LatentAttention(build, prefix, build.config.mla)
+        if config.mla:
+            self.attention = LatentAttention(build, prefix, config.mla)
         else:
-            self.attention = Attention(build, prefix, build.config.windows[index])
-        self._post_norm = build.norm(f"{prefix}.{build.names.post_norm}")
-        moe = build.config.moe
-        self._mlp = MoeBlock(build, moe, index, prefix) if moe and index in moe.layers else Mlp.plain(build, prefix)
+            self.attention = Attention(build, prefix, layer)
+        if layer.feed_forward == "experts":
+            assert config.moe is not None, "a layer with experts that the model has not"
+            self._mlp: MoeBlock | Mlp = MoeBlock(build, config.moe, index, prefix)
+        else:
+            self._mlp = Mlp.plain(build, prefix)
+        before, after = layer.norms != "after", layer.norms in ("after", "both")
+        self._attention_border = StreamBorder(
+            build,
+            f"{prefix}.{names.attention_norm}" if before else None,
+            f"{prefix}.{names.attention_out_norm}" if after else None,
+        )
+        self._mlp_border: StreamBorder | None = None
+        if layer.norms != "parallel":
+            self._mlp_border = StreamBorder(
+                build,
+                f"{prefix}.{names.mlp_norm}" if before else None,
+                f"{prefix}.{names.mlp_out_norm}" if after else None,
+            )
 
     def forward(
         self,
@@ -100,12 +150,16 @@ class DecoderLayer:
 
         With `rows` [R] only those tokens come out, [R, hidden_size].
         """
-        x, residual = self._input_norm.forward(x, residual)
-        x = self.attention.forward(x, kv, meta, rows)
-        x, residual = self._post_norm.forward(x, residual if rows is None else residual[rows])
-        if isinstance(self._mlp, Mlp):
-            return self._mlp.forward(x), residual
-        return self._mlp.forward(x, meta.slot_mapping if rows is None else meta.slot_mapping[rows]), residual
+        normed, residual = self._attention_border.enter(x, residual)
+        attended = self._attention_border.leave(self.attention.forward(normed, kv, meta, rows))
+        residual = _only(residual, rows)
+        if self._mlp_border is None:
+            return attended.add_(self._attention_border.leave(self._feed_forward(_only(normed, rows), meta, rows))), residual
+        x, residual = self._mlp_border.enter(attended, residual)
+        return self._mlp_border.leave(self._feed_forward(x, meta, rows)), residual
+
+    def _feed_forward(self, x: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
+        return self._mlp.forward(x) if isinstance(self._mlp, Mlp) else self._mlp.forward(x, _only(meta.slot_mapping, rows))
 
     @property
     def moe(self) -> MoeBlock | None:
@@ -114,8 +168,8 @@ class DecoderLayer:
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {
-            **self._input_norm.weight_slots(),
+            **self._attention_border.weight_slots(),
             **self.attention.weight_slots(),
-            **self._post_norm.weight_slots(),
+            **({} if self._mlp_border is None else self._mlp_border.weight_slots()),
             **self._mlp.weight_slots(),
         }

@@ -36,11 +36,13 @@ class LatentAttention:
         if shape.q_rank:
             q, down, sizes = names.q_b, [names.q_a, *down], [shape.q_rank, *sizes]
             self._q_norm = build.norm(f"{prefix}.{names.q_a_norm}", shape.q_rank, LATENT_EPS)
-        self._down = build.linear(stacked([f"{prefix}.{name}" for name in down], sizes, config.hidden_size, config.qkv_bias))
+        self._down = build.linear(stacked([f"{prefix}.{name}" for name in down], sizes, config.hidden_size, config.traits.qkv_bias))
         self._q = build.linear(stacked([f"{prefix}.{q}"], [share.times(shape.key_dim)], shape.q_rank or config.hidden_size))
         self._kv_norm = build.norm(f"{prefix}.{names.kv_a_norm}", shape.kv_rank, LATENT_EPS)
         self._kv_b = f"{prefix}.{names.kv_b}.weight"
-        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], share.times(shape.value_dim), config.o_bias))
+        self._o = build.linear(
+            stacked([f"{prefix}.{names.o}"], [config.hidden_size], share.times(shape.value_dim), config.traits.o_bias)
+        )
         self._build = build
         self._shape = shape
         self._heads = share
@@ -77,5 +79,5 @@ class LatentAttention:
             torch.empty(part.shape, dtype=build.dtype, device=build.device).copy_(part)
             for part in torch.split(heads, [shape.nope_dim, shape.value_dim], dim=1)
         )
-        scale = shape.key_dim**-0.5 * mscale_all_dim(build.config.rope) ** 2
-        self._weights = MlaWeights(shape, scale, build.cos_sin, w_uk, w_uv)
+        scale = shape.key_dim**-0.5 * mscale_all_dim(build.config.ropes[0]) ** 2
+        self._weights = MlaWeights(shape, scale, build.rotations[0], w_uk, w_uv)

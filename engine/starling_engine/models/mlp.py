@@ -2,6 +2,7 @@
 
 import torch
 
+from starling_engine.layers.activation import gelu_and_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.models.build_context import BuildContext
 from starling_engine.weights.weight_slot import WeightSlot
@@ -14,19 +15,24 @@ The weights are not read more often: the matrix product reads them once for as m
 
 
 class Mlp:
-    """down(silu(gate(x)) * up(x)), gate and up in one matrix; `names` are the modules of the three."""
+    """down(activation(gate(x)) * up(x)), gate and up in one matrix; `names` are the modules of the three.
 
-    def __init__(self, build: BuildContext, names: tuple[str, str, str], size: int) -> None:
+    A checkpoint may have gate and up as one module, too, which is `fused`. SiLU is a part of the product; GELU comes after it.
+    """
+
+    def __init__(self, build: BuildContext, names: tuple[str, str, str], size: int, fused: str = "") -> None:
         gate, up, down = names
-        hidden, bias, share = build.config.hidden_size, build.config.mlp_bias, build.tensor.shard.of(size)
-        self._gate_up = build.linear(stacked([gate, up], [share, share], hidden, bias, gated=True))
+        hidden, bias, share = build.config.hidden_size, build.config.traits.mlp_bias, build.tensor.shard.of(size)
+        self._gated = build.config.hidden_act == "silu"
+        self._gate_up = build.linear(stacked([gate, up], [share, share], hidden, bias, gated=self._gated, fused=fused))
         self._down = build.linear(stacked([down], [hidden], share, bias))
 
     @classmethod
     def plain(cls, build: BuildContext, prefix: str) -> "Mlp":
         """Makes the MLP of a layer without experts."""
-        gate, up, down = (f"{prefix}.{name}" for name in (build.names.gate, build.names.up, build.names.down))
-        return cls(build, (gate, up, down), build.config.intermediate_size)
+        names = build.names
+        gate, up, down = (f"{prefix}.{name}" for name in (names.gate, names.up, names.down))
+        return cls(build, (gate, up, down), build.config.intermediate_size, f"{prefix}.{names.fused_gate_up}")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
@@ -35,7 +41,8 @@ class Mlp:
         return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
 
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down.forward(self._gate_up.forward(x))
+        product = self._gate_up.forward(x)
+        return self._down.forward(product if self._gated else gelu_and_mul(product))
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {**self._gate_up.weight_slots(), **self._down.weight_slots()}

@@ -64,15 +64,16 @@ class MoeBlock:
 
 def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
     names = build.names
-    linear = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, exact=True))
+    linear = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, moe.bias, exact=True))
     return Router(linear, moe.routing, f"{prefix}.{names.router_bias}", f"{prefix}.{names.fused_router}", build.device)
 
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
     names = build.names
     slots = moe.num_experts if build.expert_ranks is None else build.expert_ranks.slots
-    shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe))
-    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, f"{prefix}.{names.fused_experts}")
+    shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe), moe.bias, moe.gate)
+    fused = f"{prefix}.{names.fused_experts}"
+    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, fused, names.alternating_experts)
     return Experts(tensors, shape, build.experts(shape, tensors), build.dtype, build.device)
 
 

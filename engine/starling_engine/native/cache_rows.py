@@ -53,7 +53,7 @@ def uncached(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _groups(x: Tensor, size: int) -> Tensor:
-    return x.reshape(*x.shape[:-1], -1, size)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 def _eight_bits(groups: Tensor) -> Tensor:

@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from starling_engine.native.reference import silu_mul
 
 NOTHING = 1e-30
 """Rows of x that are smaller than this count as zeros."""
+NO_COLUMN = -1
+"""Stands, in an order of columns, for codes that fill a group up, which are multiplied by 0."""
 AT_ONCE = 1 << 20
 """Elements that are quantized at a time: what is made of them on the way stays in the caches."""
 
@@ -32,6 +35,7 @@ class Format:
     table   a whole number within 127 for each code of 4 bits
     minima  whether each group also has a number that is added
     floats  whether codes of 8 bits are float8_e4m3fn; scales are then float32, and rows of x stay as they are
+    gathered  columns of a whole row, where they lie in an order of the matrix's own; 0 where they lie as x's
     """
 
     bits: int
@@ -40,6 +44,7 @@ class Format:
     table: tuple[int, ...] | None = None
     minima: bool = False
     floats: bool = False
+    gathered: int = 0
 
     @property
     def block(self) -> int:
@@ -52,7 +57,12 @@ class Format:
         return 128 if self.group % 128 == 0 else self.block
 
     def cut(self, start: int, columns: int) -> "Format | None":
-        """Returns the format of some columns of a row, with smaller groups if need be; None where there is none."""
+        """Returns the format of some columns of a row, with smaller groups if need be; None where there is none.
+
+        Of gathered columns, any may be taken: groups are filled up, the smallest ones with least.
+        """
+        if self.gathered:
+            return self if columns == self.gathered else replace(self, group=self.block)
         sizes = [self.group, *(size for size in GROUPS if size < self.group and self.group % size == 0)]
         for size in sizes:
             found = replace(self, group=size)
@@ -89,15 +99,22 @@ class GroupQuantized:
 
     codes           [N, K] uint8
     scales, minima  [N, K / group] of the format's dtype
+    order           [K] int32 where the format is gathered: the column of x that each of the codes' is multiplied by, or NO_COLUMN
     """
 
     codes: Tensor
     scales: Tensor
     format: Format
     minima: Tensor | None = None
+    order: Tensor | None = None
+
+    @property
+    def in_order(self) -> "GroupQuantized":
+        """The same for an x whose columns have been gathered."""
+        return replace(self, format=replace(self.format, gathered=0), order=None)
 
     def dequantized(self) -> Tensor:
-        """Returns the matrix in float32. Needs little memory besides."""
+        """Returns the matrix in float32, with columns as x's. Needs little memory besides."""
         n, k = self.codes.shape
         values = torch.empty(n, k)
         step, table = max(1, AT_ONCE // k), table_of(self.format, self.codes.device)
@@ -105,7 +122,12 @@ class GroupQuantized:
             rows = slice(start, start + step)
             minima = None if self.minima is None else self.minima[rows]
             values[rows] = numbers_of(self.codes[rows], self.scales[rows], minima, self.format, table)
-        return values
+        return values if self.order is None else values[:, self.order.argsort()[int((self.order == NO_COLUMN).sum()) :]]
+
+    def rows(self, order: Tensor) -> "GroupQuantized":
+        """Returns rows in the order [rows] int64."""
+        minima = None if self.minima is None else self.minima[order]
+        return replace(self, codes=self.codes[order], scales=self.scales[order], minima=minima)
 
     def columns(self, part: slice) -> "GroupQuantized":
         """Returns some columns, cut between groups."""
@@ -116,6 +138,29 @@ class GroupQuantized:
         groups = slice(start // self.format.group, stop // self.format.group)
         minima = None if self.minima is None else self.minima[:, groups].contiguous()
         return GroupQuantized(self.codes[:, start:stop].contiguous(), self.scales[:, groups].contiguous(), self.format, minima)
+
+
+def gathered(codes: Tensor, scales: Tensor, minima: Tensor | None, group_of: Tensor, form: Format) -> GroupQuantized:
+    """Lays the columns of each group side by side, filled up to whole groups of the format.
+
+    codes [N, K], of which column i is of the group group_of [K] int64; scales, minima [N, groups]
+    """
+    counts = group_of.bincount(minlength=scales.shape[1])
+    blocks = -(-counts // form.group)
+    groups, columns = group_of.sort(stable=True)
+    firsts, starts = counts.cumsum(0) - counts, (blocks.cumsum(0) - blocks) * form.group
+    places = starts[groups] + torch.arange(len(groups)) - firsts[groups]
+    order = torch.full((int(blocks.sum()) * form.group,), NO_COLUMN, dtype=torch.int32)
+    order[places] = columns.int()
+    laid = torch.full((codes.shape[0], len(order)), form.zero, dtype=torch.uint8)
+    laid[:, places] = codes[:, columns]
+    spread = torch.arange(scales.shape[1]).repeat_interleave(blocks)
+    return GroupQuantized(laid, scales[:, spread], form, None if minima is None else minima[:, spread], order)
+
+
+def gather_columns(x: Tensor, order: Tensor) -> Tensor:
+    """Returns x [M, K] with columns in a matrix's order, 0 for NO_COLUMN."""
+    return F.pad(x, (0, 1))[:, order.long()]
 
 
 def numbers_of(codes: Tensor, scales: Tensor, minima: Tensor | None, form: Format, table: Tensor | None) -> Tensor:

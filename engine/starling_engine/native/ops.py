@@ -2,15 +2,19 @@
 
 Shapes: T tokens, K model width, H query heads, KVH key-value heads, D head dimension, S sequences. Tensors are on the CPU. Callers
 guarantee shapes, types and contiguity, so these are asserted.
+
+The file is long because each kernel's contract is written here once, whole.
 """
 
 import math
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from starling_engine.model_config.moe import ClampedSwiglu
 from starling_engine.native.bindings import library
 from starling_engine.native.cache_rows import FP8, INT4, INT8, columns
 from starling_engine.native.reference import PackedExperts, PackedWeight
@@ -88,11 +92,18 @@ def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtyp
     return out
 
 
-def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExperts) -> Tensor:
+def grouped_linear(
+    x: Tensor,
+    tokens: Tensor,
+    starts: Tensor,
+    experts: PackedExperts,
+    biases: Tensor | None = None,
+    gate: ClampedSwiglu | None = None,
+) -> Tensor:
     """Multiplies x[token] by the expert's weight, for S pairs of token and expert -> [S, N] bf16, or gated [S, N / 2].
 
     x [T, K] bf16 (rows may be strided); tokens [S] int64. Pairs are sorted by expert: those of e are [starts[e], starts[e + 1]), of
-    starts [E + 1] int64.
+    starts [E + 1] int64. biases [E, N] bf16 are added; a gated weight has the `gate`, or without one SiLU times up.
     """
     assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1
     check_pairs(tokens, starts, experts.data)
@@ -106,17 +117,28 @@ def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExp
         experts.data.data_ptr(),
         experts.n,
         experts.k,
+        address_of(biases, experts),
         experts.gated,
+        *gate_arguments(gate),
         out.data_ptr(),
         torch.get_num_threads(),
     )
     return out
 
 
-def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedExperts, num_tokens: int) -> Tensor:
+def grouped_sum(
+    x: Tensor,
+    tokens: Tensor,
+    weights: Tensor,
+    starts: Tensor,
+    experts: PackedExperts,
+    num_tokens: int,
+    biases: Tensor | None = None,
+) -> Tensor:
     """Sums by token each pair's x [S, K] bf16 times its expert's weight, times weights [S] fp32 -> [num_tokens, N] bf16.
 
-    For the pairs see `grouped_linear`. Summed in fp32, in the order of the experts.
+    biases [E, N] bf16 are added to products before they are weighted. For the pairs see `grouped_linear`. Summed in fp32, in the
+    order of the experts.
     """
     assert x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape == (tokens.shape[0], experts.k) and not experts.gated
     assert weights.dtype == torch.float32 and weights.shape == tokens.shape and weights.is_contiguous()
@@ -131,6 +153,7 @@ def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, expe
         experts.data.data_ptr(),
         experts.n,
         experts.k,
+        address_of(biases, experts),
         out.data_ptr(),
         num_tokens,
         torch.get_num_threads(),
@@ -142,6 +165,26 @@ def check_pairs(tokens: Tensor, starts: Tensor, experts: Tensor) -> None:
     """Checks the pairs that kernels of experts take. `experts` has one of them in each part of its first dimension."""
     assert starts.dtype == torch.int64 and starts.shape == (experts.shape[0] + 1,) and starts.is_contiguous()
     assert tokens.dtype == torch.int64 and tokens.is_contiguous()
+
+
+class HasRows(Protocol):
+    """Matrices [n, k] of experts, in whatever form."""
+
+    @property
+    def n(self) -> int: ...
+
+
+def address_of(biases: Tensor | None, experts: HasRows) -> int | None:
+    """Returns the address of all experts' biases [E, N] bf16, if there are any."""
+    if biases is None:
+        return None
+    assert biases.dtype == torch.bfloat16 and biases.is_contiguous() and biases.shape[1] == experts.n
+    return biases.data_ptr()
+
+
+def gate_arguments(gate: ClampedSwiglu | None) -> tuple[float, float]:
+    """Returns alpha and limit as kernels take them; a limit of 0 is SiLU times up."""
+    return (0.0, 0.0) if gate is None else (gate.alpha, gate.limit)
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
@@ -159,7 +202,7 @@ def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Normalises x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x. fp32 or bf16."""
+    """Normalises x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x. fp32 or bf16; the weight is that, or fp32."""
     _rms_norm(x, None, weight, eps, out)
 
 
@@ -171,7 +214,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
 
 def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: Tensor) -> None:
     tokens, k = x.shape
-    assert _is_float(x) and x.dtype == weight.dtype == out.dtype and x.shape == out.shape and weight.shape == (k,)
+    assert _is_float(x) and x.dtype == out.dtype and x.shape == out.shape and weight.shape == (k,)
+    assert weight.dtype in (x.dtype, torch.float32)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     library().starling_rms_norm(
         x.data_ptr(),
@@ -182,6 +226,7 @@ def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: 
         tokens,
         k,
         x.dtype is torch.float32,
+        weight.dtype is torch.float32,
         torch.get_num_threads(),
     )
 
@@ -216,11 +261,13 @@ def qk_norm_rope_store(
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D]; keys and values go to the cache, the queries come back [T, H, D].
 
-    Queries and keys are RMS-normalised per head where q_norm, k_norm [D] are given. Then they are rotated by their position [T]
-    (int32 or int64), element i with i + rotary / 2. cos_sin [max_positions, rotary] fp32 has the cosines, then the sines.
-    kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64, block * block_size + offset; not where a slot is -1. fp32
-    or bf16; D at most 256. A cache of float8_e4m3fn gets keys and values divided by their scales, clamped to its largest number.
-    One of int8 or uint8 [num_blocks, 2, KVH, block_size, row] gets rows as `cache_rows` has them.
+    Queries and keys are RMS-normalised per head where q_norm, k_norm [D] are given, of qkv's type or fp32. Then they are rotated
+    by their position [T] (int32 or int64), element i with i + rotary / 2. cos_sin [max_positions, rotary] fp32 has the cosines,
+    then the sines. kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64, block * block_size + offset.
+
+    Nothing is stored where a slot is -1. fp32 or bf16; D at most 256. A cache of float8_e4m3fn gets keys and values divided by
+    their scales, clamped to its largest number. One of int8 or uint8 [num_blocks, 2, KVH, block_size, row] gets rows as
+    `cache_rows` has them.
     """
     tokens, width = qkv.shape
     _, _, kv_heads, block_size, _ = kv.shape
@@ -233,7 +280,8 @@ def qk_norm_rope_store(
     rotary = cos_sin.shape[1]
     assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous() and rotary <= dim and rotary % 2 == 0
     for norm in (q_norm, k_norm):
-        assert norm is None or (norm.dtype == qkv.dtype and norm.shape == (dim,) and norm.is_contiguous())
+        assert norm is None or (norm.dtype in (qkv.dtype, torch.float32) and norm.shape == (dim,) and norm.is_contiguous())
+    assert q_norm is None or k_norm is None or q_norm.dtype == k_norm.dtype
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype)
     library().starling_qk_norm_rope_store(
         qkv.data_ptr(),
@@ -256,6 +304,7 @@ def qk_norm_rope_store(
         1 / value_scale,
         qkv.dtype is torch.float32,
         _CACHES.get(kv.dtype, 0),
+        any(norm is not None and norm.dtype is torch.float32 for norm in (q_norm, k_norm)),
         torch.get_num_threads(),
     )
     return q
@@ -272,6 +321,7 @@ def paged_attention(
     soft_cap: float = 0.0,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
 
@@ -279,7 +329,8 @@ def paged_attention(
     `cache_rows`; keys and values of float8_e4m3fn are multiplied by their scales (1 for other types). Sequence s has q's rows
     [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens. All indices are int32, block_tables [S,
     max_blocks]. With a window, a token sees itself and the window - 1 before it; blocks before the window are not read. soft_cap
-    turns scores into soft_cap * tanh(score / soft_cap).
+    turns scores into soft_cap * tanh(score / soft_cap). sinks [H] fp32 are one more score for each query of a head, without a
+    value: they take part in the softmax's denominator alone.
     """
     _, heads, dim = q.shape
     _, _, kv_heads, block_size, _ = kv.shape
@@ -290,6 +341,7 @@ def paged_attention(
     assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
     assert block_tables.is_contiguous() and query_start.is_contiguous() and context_lens.is_contiguous()
     assert query_start.shape == (sequences + 1,) and context_lens.shape == (sequences,)
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.shape == (heads,) and sinks.is_contiguous())
     out = torch.empty_like(q)
     library().starling_paged_attention(
         q.data_ptr(),
@@ -308,6 +360,7 @@ def paged_attention(
         soft_cap,
         key_scale,
         value_scale,
+        None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         q.dtype is torch.float32,
         _CACHES.get(kv.dtype, 0),

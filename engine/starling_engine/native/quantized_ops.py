@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from starling_engine.gguf.reader import BlockType
+from starling_engine.model_config.moe import ClampedSwiglu
 from starling_engine.native import ops
 from starling_engine.native.bindings import library
 from starling_engine.native.gguf_blocks import FORMATS
@@ -181,7 +182,24 @@ def quantized_linear(
     return out
 
 
-def grouped_quantized_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedQuantized) -> Tensor:
+def gather_columns(x: Tensor, order: Tensor) -> Tensor:
+    """x [M, K] bf16 (rows may be strided), order [K'] int32 -> [M, K'], on as many threads as torch has."""
+    assert x.dtype == torch.bfloat16 and x.stride(1) == 1 and order.dtype == torch.int32 and order.is_contiguous()
+    out = torch.empty(x.shape[0], order.shape[0], dtype=torch.bfloat16)
+    library().starling_gather_columns(
+        x.data_ptr(), x.stride(0), *x.shape[:1], order.data_ptr(), *order.shape, out.data_ptr(), torch.get_num_threads()
+    )
+    return out
+
+
+def grouped_quantized_linear(
+    x: Tensor,
+    tokens: Tensor,
+    starts: Tensor,
+    experts: PackedQuantized,
+    biases: Tensor | None = None,
+    gate: ClampedSwiglu | None = None,
+) -> Tensor:
     """Does as `ops.grouped_linear`, with rows of x as `quantized_linear` has them."""
     assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1
     ops.check_pairs(tokens, starts, experts.codes)
@@ -194,7 +212,9 @@ def grouped_quantized_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts:
         starts.data_ptr(),
         starts.shape[0] - 1,
         *experts.arguments,
+        ops.address_of(biases, experts),
         experts.gated,
+        *ops.gate_arguments(gate),
         out.data_ptr(),
         torch.get_num_threads(),
     )
@@ -202,7 +222,13 @@ def grouped_quantized_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts:
 
 
 def grouped_quantized_sum(
-    x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedQuantized, num_tokens: int
+    x: Tensor,
+    tokens: Tensor,
+    weights: Tensor,
+    starts: Tensor,
+    experts: PackedQuantized,
+    num_tokens: int,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """Does as `ops.grouped_sum`, with rows of x as `quantized_linear` has them."""
     assert x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape == (tokens.shape[0], experts.k) and not experts.gated
@@ -217,6 +243,7 @@ def grouped_quantized_sum(
         starts.data_ptr(),
         starts.shape[0] - 1,
         *experts.arguments,
+        ops.address_of(biases, experts),
         out.data_ptr(),
         num_tokens,
         torch.get_num_threads(),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from starling_engine.model_config.moe import ClampedSwiglu
 from starling_engine.native.cache_rows import cached, columns, uncached
 from starling_engine.native.sampling_metadata import SamplingMetadata
 from starling_engine.rng import gumbel
@@ -47,8 +48,13 @@ def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
 
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Multiplies x [M, K] by the weight, plus bias [N], in fp32 -> [M, N] of `out_dtype`; gated, then applies `silu_mul`."""
-    sums = F.linear(x.float(), packed.data.float(), None if bias is None else bias.float())
-    return (silu_mul(sums) if packed.gated else sums).to(out_dtype)
+    return _opened(F.linear(x.float(), packed.data.float(), None if bias is None else bias.float()), packed, None).to(out_dtype)
+
+
+def _opened(sums: Tensor, packed: PackedWeight, gate: ClampedSwiglu | None) -> Tensor:
+    if not packed.gated:
+        return sums
+    return silu_mul(sums) if gate is None else clamped_swiglu(sums, gate)
 
 
 def empty_experts(experts: int, n: int, k: int, *, gated: bool = False) -> PackedExperts:
@@ -61,16 +67,36 @@ def pack_expert(weight: Tensor, experts: PackedExperts, index: int) -> None:
     experts.data[index] = weight
 
 
-def grouped_linear(x: Tensor, tokens: Tensor, starts: Tensor, experts: PackedExperts) -> Tensor:
-    """Applies `linear` of each pair's expert to x[token]. For the arguments see `ops`."""
+def grouped_linear(
+    x: Tensor,
+    tokens: Tensor,
+    starts: Tensor,
+    experts: PackedExperts,
+    biases: Tensor | None = None,
+    gate: ClampedSwiglu | None = None,
+) -> Tensor:
+    """Applies the matrix of each pair's expert to x[token]. For the arguments see `ops`."""
     pieces = x[tokens].split_with_sizes(starts.diff().tolist())
-    return torch.cat([linear(piece, experts.expert(index)) for index, piece in enumerate(pieces)])
+    products = [_product(piece, experts, index, biases) for index, piece in enumerate(pieces)]
+    return _opened(torch.cat(products), experts, gate).to(torch.bfloat16)
 
 
-def grouped_sum(x: Tensor, tokens: Tensor, weights: Tensor, starts: Tensor, experts: PackedExperts, num_tokens: int) -> Tensor:
+def _product(x: Tensor, experts: PackedExperts, index: int, biases: Tensor | None) -> Tensor:
+    return F.linear(x.float(), experts.data[index].float(), None if biases is None else biases[index].float())
+
+
+def grouped_sum(
+    x: Tensor,
+    tokens: Tensor,
+    weights: Tensor,
+    starts: Tensor,
+    experts: PackedExperts,
+    num_tokens: int,
+    biases: Tensor | None = None,
+) -> Tensor:
     """Sums by token, in fp32, x times the weight of the expert, times `weights`. For the arguments see `ops`."""
     pieces = x.split_with_sizes(starts.diff().tolist())
-    each = [linear(piece, experts.expert(index), out_dtype=torch.float32) for index, piece in enumerate(pieces)]
+    each = [_product(piece, experts, index, biases) for index, piece in enumerate(pieces)]
     out = torch.zeros(num_tokens, experts.n)
     return out.index_add_(0, tokens, torch.cat(each) * weights[:, None]).to(x.dtype)
 
@@ -81,7 +107,7 @@ def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Normalises x [T, K] / rms(x) * weight [K] -> out. In fp32, rounded to x's type before the weight."""
+    """Normalises x [T, K] / rms(x) * weight [K] -> out. In fp32, rounded to the weight's type before it."""
     out.copy_(_normalised(x, weight, eps))
 
 
@@ -93,7 +119,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
 
 def _normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    return ((wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(weight.dtype) * weight).to(x.dtype)
+
+
+def clamped_swiglu(gate_up: Tensor, gate: ClampedSwiglu) -> Tensor:
+    """Applies the gate in fp32: gate_up [T, 2 I] -> [T, I] of its type."""
+    opened, up = gate_up.float().chunk(2, dim=-1)
+    opened, up = opened.clamp(max=gate.limit), up.clamp(-gate.limit, gate.limit)
+    return ((up + 1) * opened * torch.sigmoid(gate.alpha * opened)).to(gate_up.dtype)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -149,6 +182,7 @@ def paged_attention(
     soft_cap: float = 0.0,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]. For the arguments see `ops`.
 
@@ -160,7 +194,7 @@ def paged_attention(
         rows = slice(starts[s], starts[s + 1])
         if rows.start < rows.stop:
             keys, values = (uncached(each, torch.float32) for each in _gather(kv, block_tables[s], context))
-            out[rows] = value_scale * _attend(q[rows], keys, values, scale * key_scale, window, soft_cap)
+            out[rows] = value_scale * _attend(q[rows], keys, values, scale * key_scale, window, soft_cap, sinks)
     return out
 
 
@@ -172,7 +206,7 @@ def _gather(kv: Tensor, block_table: Tensor, context: int) -> tuple[Tensor, Tens
     return both[0], both[1]
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, soft_cap: float) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, soft_cap: float, sinks: Tensor | None) -> Tensor:
     """Attends from q [T, H, D], the last T positions, to keys and values [KVH, context, D] fp32 -> [T, H, D]."""
     tokens, heads, dim = q.shape
     kv_heads, context, _ = keys.shape
@@ -185,7 +219,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, 
     hidden = key > position
     if window > 0:
         hidden = hidden | (key <= position - window)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().view(kv_heads, -1, 1, 1).expand(-1, -1, tokens, 1)], -1)
+    weights = scores.softmax(-1)[..., :context]
     # Keys before the window may lie in blocks that hold anything by now, even NaN.
     seen = values.masked_fill(hidden.all(0)[None, :, None], 0.0)
     return torch.einsum("kgtc,kcd->tkgd", weights, seen).reshape(q.shape).to(q.dtype)

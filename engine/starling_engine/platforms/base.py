@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 
 from starling_engine.platforms.device_queue import DeviceQueue
+from starling_engine.platforms.triton_support import GpuKind
 
 
 class Platform(Protocol):
@@ -43,6 +44,10 @@ class Platform(Protocol):
 
     def check_kv_dtype(self, dtype: torch.dtype) -> None:
         """Raises ConfigError for a dtype in which this device cannot cache keys and values. It can in all that it computes in."""
+        ...
+
+    def compile_target(self) -> GpuKind | None:
+        """Returns what Triton's kernels are compiled for; None where they are not."""
         ...
 
     def attention_backends(self) -> tuple[str, ...]:

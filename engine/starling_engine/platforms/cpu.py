@@ -9,6 +9,7 @@ import torch
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.cgroup import read_limits
 from starling_engine.platforms.device_queue import DeviceQueue
+from starling_engine.platforms.triton_support import GpuKind
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # see mallopt(3)
@@ -55,6 +56,10 @@ class CpuPlatform:
 
     def check_kv_dtype(self, dtype: torch.dtype) -> None:
         """Allows every dtype: there is a backend that reads it."""
+
+    def compile_target(self) -> GpuKind | None:
+        """Returns None: on a CPU they are interpreted."""
+        return None
 
     def attention_backends(self) -> tuple[str, ...]:
         return ("native", "torch", "triton")

@@ -1,11 +1,13 @@
 """NVIDIA GPUs through torch's CUDA: one device for each rank."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
 from starling_engine.errors import ConfigError
 from starling_engine.platforms.device_queue import DeviceEvent, DeviceQueue, Replay
+from starling_engine.platforms.triton_support import GpuKind, why_not_triton
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BF16_CAPABILITY = (8, 0)
@@ -50,15 +52,19 @@ class CudaPlatform:
             raise ConfigError(f"{torch.cuda.get_device_name(self.device)} has no bfloat16; possible: float16, float32", "dtype")
 
     def check_kv_dtype(self, dtype: torch.dtype) -> None:
-        if dtype in (torch.int8, torch.uint8):
-            raise ConfigError("int8 and int4 have no kernels for GPUs; possible: auto, fp8", "kv_cache_dtype")
         capability = torch.cuda.get_device_capability(self.device)
         if dtype == torch.float8_e4m3fn and capability < FP8_CAPABILITY:
             raise ConfigError(
                 f"fp8 needs compute capability {'.'.join(map(str, FP8_CAPABILITY))} or more, and"
-                f" {torch.cuda.get_device_name(self.device)} has {'.'.join(map(str, capability))}; possible: auto",
+                f" {torch.cuda.get_device_name(self.device)} has {'.'.join(map(str, capability))}; possible: auto, int8, int4",
                 "kv_cache_dtype",
             )
+
+    def compile_target(self) -> GpuKind | None:
+        if why_not_triton(self.device) is not None:
+            return None
+        properties = torch.cuda.get_device_properties(self.device)
+        return GpuKind(10 * properties.major + properties.minor, properties.multi_processor_count)
 
     def attention_backends(self) -> tuple[str, ...]:
         return ("triton", "flash_attn", "flashinfer", "sdpa", "torch")
@@ -87,7 +93,11 @@ class CudaQueue:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 work()
         except RuntimeError:
-            torch.cuda.set_stream(stream)  # torch does not restore it where a call could not be recorded
+            # Where a call cannot be recorded torch restores neither the stream nor the pool, which then takes no more recordings.
+            torch.cuda.set_stream(stream)
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
             raise
         return graph.replay
 

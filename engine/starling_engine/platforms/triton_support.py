@@ -3,10 +3,25 @@
 import importlib.util
 import os
 import shutil
+from dataclasses import dataclass
 from typing import Protocol
 
 INTERPRETED = "TRITON_INTERPRET"
 """Triton's own environment variable. With 1, set before a kernel is imported, kernels run as numpy on CPU tensors, for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKind:
+    """A GPU to compile for: compute capability, 90 for 9.0, and number of streaming multiprocessors."""
+
+    capability: int
+    processors: int
+
+
+H200 = GpuKind(90, 132)
+
+stand_in: GpuKind | None = None
+"""Set in processes that only compile kernels (`kernels.ahead`): they are launched on the meta device, as if it were this GPU."""
 
 
 class Device(Protocol):
@@ -23,6 +38,8 @@ def triton_runs(device: Device) -> bool:
 
 def why_not_triton(device: Device) -> str | None:
     """Returns why they do not; None where they do."""
+    if device.type == "meta" and stand_in is not None:
+        return None
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if device.type == "cuda" and not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

@@ -170,7 +170,7 @@ class Scheduler:
             constraint = request.constraint
             if error is not None:
                 logger.info("%s ends, its grammar cannot be built: %s", request.record.id, error)
-                deltas.append(Delta(request.record.id, request.record.attempt, finish_reason="error", error=error))
+                deltas.append(request.failed(error))
                 self._finish(request)
             elif constraint is not None and constraint.is_finished:  # the empty output is the only one
                 deltas.append(self._finish_delta(request, Delta(request.record.id, request.record.attempt, finish_reason="stop")))
@@ -404,6 +404,8 @@ class Scheduler:
             logger.warning("a stale result was refused: step %d of epoch %d", result.step_id, result.epoch)
             return []
         self.stats.steps_total += 1
+        self.stats.kernels_compiled_total += result.compiled
+        self.stats.steps_not_recorded = result.eager
         self.offload.on_step_finished(builder.step_id, sum(builder.num_tokens), result.seconds)
         if result.error is not None:
             return self._on_step_failure(builder, result.error)
@@ -551,6 +553,7 @@ class Scheduler:
         self.stats.running = len(self.running)
         self.stats.waiting = len(self.waiting)
         self.stats.kv_blocks_used = self.kv.pool.num_used
+        self.stats.step_tokens = self._prefill.tokens(self.config.max_num_batched_tokens)
         self.stats.tiers = dict(self.offload.stats)
         return self.stats
 

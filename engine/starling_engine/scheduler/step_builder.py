@@ -57,7 +57,7 @@ class StepBuilder:
             self.inputs.append(request.tokens[start])
         if samples:
             request.pending += 1
-            if request.constraint is not None:
+            if request.constraint is not None and request.constraint.restricts(request.pending + len(drafts)):
                 self.masked.append(len(self.slots) - 1)
         if drafts:
             self._add_drafts(request, drafts)

@@ -30,14 +30,18 @@ def take_due_masks(in_flight: Iterable[StepBuilder]) -> list[StepMasks]:
 
 
 def _masks(builder: StepBuilder) -> StepMasks:
-    """Fills in the masks of a step's rows. A row whose constraint fails, or whose request has gone, has none."""
+    """Fills in the masks of a step's rows. A row whose constraint fails, or has failed, or whose request has gone, has none."""
     rows: dict[int, MaskRow] = {}
     all_drafts, count = builder.drafts_by_row(), 0
     for row in builder.masked:
         request = builder.requests[row]
-        if request.constraint is not None and request.run == builder.runs[row]:
-            rows[row] = MaskRow(request.constraint, all_drafts[row], count)
-            count += 1 + len(all_drafts[row])
+        if request.constraint is None or request.run != builder.runs[row]:
+            continue
+        if request.constraint.error is not None:
+            _log_no_mask(builder, row, request.constraint.error)
+            continue
+        rows[row] = MaskRow(request.constraint, all_drafts[row], count)
+        count += 1 + len(all_drafts[row])
     if not rows:
         return StepMasks(builder.step_id, [], b"")
     constraint = next(iter(rows.values())).constraint
@@ -46,8 +50,12 @@ def _masks(builder: StepBuilder) -> StepMasks:
     constraint.fill(tuple(rows.values()), bits)
     filled = {row: masked for row, masked in rows.items() if masked.constraint.error is None}
     for row in rows.keys() - filled.keys():
-        logger.info("%s has no mask for step %d: %s", builder.requests[row].record.id, builder.step_id, rows[row].constraint.error)
+        _log_no_mask(builder, row, rows[row].constraint.error)
     if len(filled) == len(rows):
         return StepMasks(builder.step_id, list(filled), bytes(bits))
     kept = (bits[size * first : size * (first + 1 + len(drafts))] for _, drafts, first in filled.values())
     return StepMasks(builder.step_id, list(filled), b"".join(kept))
+
+
+def _log_no_mask(builder: StepBuilder, row: int, error: str | None) -> None:
+    logger.info("%s has no mask for step %d: %s", builder.requests[row].record.id, builder.step_id, error)

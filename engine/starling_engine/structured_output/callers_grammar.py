@@ -9,7 +9,7 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -42,16 +42,29 @@ _ATTRIBUTES = ("suffix", "capture", "stop_capture")
 """Attributes with a value. Others make the output end early, or need tokens to be taken back."""
 
 
+class LarkToken(NamedTuple):
+    """A part of a grammar; `kind` is the name of a group of the expression that finds it."""
+
+    kind: str
+    text: str
+    line: int
+
+
 class _Refusal(ValueError):
     """Says what is not possible, but not yet where."""
 
 
 def enforced_lark(text: str, param: str, tokens: SpecialTokens, enforce: Enforce) -> str:
     """Returns a caller's grammar as the library gets it. Raises `InvalidRequest`."""
+    return "".join(token.text for token in read_lark(text, param, tokens, enforce))
+
+
+def read_lark(text: str, param: str, tokens: SpecialTokens, enforce: Enforce) -> list[LarkToken]:
+    """Returns the parts of a caller's grammar, of which nothing switches enforcement off. Raises `InvalidRequest`."""
     if text.lstrip().startswith("{"):
         raise InvalidRequest("the grammar has to be Lark or GBNF, not JSON", param)
     lark = _from_gbnf(text, param) if _GBNF.search(text) else text
-    return _Reader(lark, tokens, enforce).enforced(param)
+    return _Reader(lark, tokens, enforce).read(param)
 
 
 def _from_gbnf(text: str, param: str) -> str:
@@ -78,23 +91,24 @@ class _Reader:
         self._tokens = tokens
         self._enforce = enforce
 
-    def enforced(self, param: str) -> str:
-        written: list[str] = []
-        while self._at < len(self._text):
-            start = self._at
+    def read(self, param: str) -> list[LarkToken]:
+        read: list[LarkToken] = []
+        line = 1
+        while (start := self._at) < len(self._text):
             try:
-                written.append(self._next())
+                kind, text = self._next()
             except _Refusal as refusal:
-                line = self._text.count("\n", 0, start) + 1
                 raise InvalidRequest(f"line {line}: {refusal}", param) from None
-        return "".join(written)
+            read.append(LarkToken(kind, text, line))
+            line += self._text.count("\n", start, self._at)
+        return read
 
-    def _next(self) -> str:
+    def _next(self) -> tuple[str, str]:
         found = _TOKEN.match(self._text, self._at)
         if found is None:
             raise _Refusal(f"{self._text[self._at : self._at + 20]!r} is not Lark")
         self._at = found.end()
-        kind, token = found.lastgroup, found[0]
+        kind, token = str(found.lastgroup), found[0]
         if kind == "directive":
             token = self._directive(token)
         elif kind in ("comment", "string", "expression", "special") and (word := _SCHEMA.search(token)):
@@ -105,7 +119,7 @@ class _Reader:
             self._check_sign(token)
         if kind not in ("space", "comment"):
             self._last = token
-        return token
+        return kind, token
 
     def _directive(self, word: str) -> str:
         if word in _DIRECTIVES:

@@ -8,10 +8,10 @@ from starling_engine.params import StructuredOutputsParams
 from starling_engine.structured_output.callers_grammar import enforced_lark
 from starling_engine.structured_output.enforced_schema import enforced_schema, parsed
 from starling_engine.structured_output.expressions import check_expression
-from starling_engine.structured_output.grammar import Grammar, grammar_text
+from starling_engine.structured_output.grammar import Grammar, check_unicode, grammar_text
 from starling_engine.structured_output.lark import expression, literal
-from starling_engine.structured_output.special_tokens import REASONING, ReasoningMarks, SpecialTokens
-from starling_engine.structured_output.structural_tags import structural_lark
+from starling_engine.structured_output.special_tokens import NO_MARKS, ReasoningMarks, SpecialTokens
+from starling_engine.structured_output.structural_tags import structural_grammars
 
 FIELD = "structured_outputs"
 
@@ -42,57 +42,53 @@ def grammar_of(
     """
     field = field_of(wanted)
     form = _FORMS[field.removeprefix(f"{FIELD}.")](wanted, field, tokens)
-    text = grammar_text(*(_reasoning(form, marks, reasoning_open) if wanted.reasoning else [form]))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", field) from None
+    text = grammar_text(*(_reasoning(form, marks, reasoning_open) if wanted.reasoning else form))
+    check_unicode(text, field)
     return text
 
 
-def _reasoning(form: Grammar, marks: ReasoningMarks | None, is_open: bool) -> list[Grammar]:
+def _reasoning(form: list[Grammar], marks: ReasoningMarks | None, is_open: bool) -> list[Grammar]:
     if marks is None:
-        pairs = ", ".join(" ".join(pair) for pair in REASONING)
-        raise InvalidRequest(f"the model's tokenizer has no tokens that mark reasoning; known are {pairs}", f"{FIELD}.reasoning")
+        raise InvalidRequest(NO_MARKS, f"{FIELD}.reasoning")
     return marks.before(form, is_open=is_open)
 
 
-def _json(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Grammar:
+def _json(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> list[Grammar]:
     schema = parsed(wanted.json, field)
-    return {"json_schema": enforced_schema(schema, field, white_space=not wanted.disable_any_whitespace)}
+    return [{"json_schema": enforced_schema(schema, field, white_space=not wanted.disable_any_whitespace)}]
 
 
-def _json_object(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Grammar:
-    return {"json_schema": enforced_schema({"type": "object"}, field, white_space=not wanted.disable_any_whitespace)}
+def _json_object(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> list[Grammar]:
+    return [{"json_schema": enforced_schema({"type": "object"}, field, white_space=not wanted.disable_any_whitespace)}]
 
 
-def _regex(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Grammar:
+def _regex(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> list[Grammar]:
     assert wanted.regex is not None
     check_expression(wanted.regex, field)
-    return {"lark_grammar": f"start: {expression(wanted.regex)}"}
+    return [{"lark_grammar": f"start: {expression(wanted.regex)}"}]
 
 
-def _choice(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> Grammar:
+def _choice(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> list[Grammar]:
     if not wanted.choice:
         raise InvalidRequest("an empty list leaves no output at all", field)
-    return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(literal, wanted.choice))}"}
+    return [{"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(literal, wanted.choice))}"}]
 
 
-def _grammar(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> Grammar:
+def _grammar(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> list[Grammar]:
     assert wanted.grammar is not None
 
     def enforce(schema: Any, path: str) -> dict[str, Any]:
         return enforced_schema(schema, field, white_space=not wanted.disable_any_whitespace, path=path)
 
-    return {"lark_grammar": enforced_lark(wanted.grammar, field, tokens, enforce)}
+    return [{"lark_grammar": enforced_lark(wanted.grammar, field, tokens, enforce)}]
 
 
-def _structural_tag(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> Grammar:
+def _structural_tag(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> list[Grammar]:
     white_space = not wanted.disable_any_whitespace
-    return {"lark_grammar": structural_lark(wanted.structural_tag, field, tokens, white_space=white_space)}
+    return structural_grammars(wanted.structural_tag, field, tokens, white_space=white_space)
 
 
-_FORMS: dict[str, Callable[[StructuredOutputsParams, str, SpecialTokens], Grammar]] = {
+_FORMS: dict[str, Callable[[StructuredOutputsParams, str, SpecialTokens], list[Grammar]]] = {
     "json": _json,
     "json_object": _json_object,
     "regex": _regex,

@@ -5,6 +5,8 @@ from typing import Any
 
 import llguidance
 
+from starling_engine.errors import InvalidRequest
+
 Grammar = dict[str, Any]
 """A grammar of the library: a schema (`json_schema`) or a text of rules (`lark_grammar`), and the name by which others call it."""
 
@@ -20,6 +22,14 @@ def grammar_text(*grammars: Grammar) -> str:
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
+def check_unicode(text: str, param: str) -> None:
+    """Raises `InvalidRequest` for a text that the library cannot read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", param) from None
+
+
 def spelled(written: dict[str, Any], *, white_space: bool = True) -> dict[str, Any]:
     """Returns a schema, as `rewrite` does, that also says how JSON is written: with white space between tokens or none.
 
@@ -27,10 +37,15 @@ def spelled(written: dict[str, Any], *, white_space: bool = True) -> dict[str, A
     """
     spaces: dict[str, Any] = {"whitespace_pattern": WHITE_SPACE} if white_space else {"whitespace_flexible": False}
     schema = {**written, "x-guidance": {**spaces, "json_allowed_escapes": ESCAPES}}
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar_text({"json_schema": schema}))
-    if failed or messages:
-        raise ValueError(messages[0].splitlines()[0])
+    if fault := fault_of({"json_schema": schema}):
+        raise ValueError(fault)
     return schema
+
+
+def fault_of(grammar: Grammar) -> str | None:
+    """Returns why the library has no grammar for this, if so."""
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar_text(grammar))
+    return messages[0].splitlines()[0] if failed or messages else None
 
 
 def are_exclusive(patterns: list[str]) -> bool:

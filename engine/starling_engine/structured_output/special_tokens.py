@@ -14,6 +14,7 @@ REASONING = (
     ("<longcat_think>", "</longcat_think>"),
 )
 """Marks of reasoning: DeepSeek, Qwen, GLM and most others; Mistral; Seed; Cohere; LongCat."""
+NO_MARKS = f"the model's tokenizer has no tokens that mark reasoning; known are {', '.join(' '.join(pair) for pair in REASONING)}"
 MAX_SPACE = 8
 """Characters of white space between the end of reasoning and the output."""
 
@@ -52,12 +53,15 @@ class ReasoningMarks(NamedTuple):
                 return False
         return False
 
-    def before(self, form: Grammar, *, is_open: bool) -> list[Grammar]:
-        """Returns grammars of an output that may begin with reasoning, and has to end it if the prompt `is_open`."""
+    def before(self, form: Sequence[Grammar], *, is_open: bool) -> list[Grammar]:
+        """Returns grammars of an output that may begin with reasoning, and has to end it if the prompt `is_open`.
+
+        `form` is the grammar of what follows, and those that it calls.
+        """
         thought = f"THOUGHT <[{self.end}]> SPACE?"
         rules = [
             f"start: {thought if is_open else f'(<[{self.start}]> {thought})?'} @form",
             f"THOUGHT: {text_without([self.text])}",
             f"SPACE: /[ \\n\\r\\t]{{1,{MAX_SPACE}}}/",
         ]
-        return [{"lark_grammar": "\n".join(rules)}, {"name": "form", **form}]
+        return [{"lark_grammar": "\n".join(rules)}, {"name": "form", **form[0]}, *form[1:]]

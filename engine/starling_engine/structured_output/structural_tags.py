@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from starling_engine.errors import InvalidRequest
 from starling_engine.structured_output.enforced_schema import enforced_schema, parsed
 from starling_engine.structured_output.expressions import check_expression
+from starling_engine.structured_output.grammar import Grammar, fault_of
+from starling_engine.structured_output.json_lark import json_lark
 from starling_engine.structured_output.lark import LarkRules, Part, RulePart, TextPart, expression, json_text, literal, text_without
 from starling_engine.structured_output.special_tokens import SpecialTokens
 
@@ -29,9 +31,13 @@ class _Tag(NamedTuple):
     path: str
 
 
-def structural_lark(value: Any, param: str, tokens: SpecialTokens, *, white_space: bool) -> str:
-    """Returns the library's rules. `value` is a text of JSON, or parsed. Raises `InvalidRequest` with the path of what is wrong."""
-    return _Writer(param, tokens, white_space).written(parsed(value, param))
+def structural_grammars(value: Any, param: str, tokens: SpecialTokens, *, white_space: bool) -> list[Grammar]:
+    """Returns the library's grammar, and those that it calls.
+
+    `value` is a text of JSON, or parsed. Raises `InvalidRequest` with the path of what is wrong.
+    """
+    writer = _Writer(param, tokens, white_space)
+    return [{"lark_grammar": writer.written(parsed(value, param))}, *writer.called]
 
 
 class _Writer:
@@ -40,17 +46,21 @@ class _Writer:
         self._tokens = tokens
         self._white_space = white_space
         self._rules = LarkRules()
+        self.called: list[Grammar] = []
+        """Grammars that the rules call."""
         shown = sorted(tokens.ids, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, shown))})") if shown else None
         self._formats: dict[str, Callable[[dict[str, Any], str, Follows], list[Part]]] = {
             "const_string": self._constant,
             "json_schema": self._schema,
             "regex": self._expression,
+            "json_string": self._json_string,
             "any_text": self._any_text,
             "sequence": self._sequence,
             "or": self._choice,
             "tag": self._tag,
             "triggered_tags": self._triggered_tags,
+            "tags_with_separator": self._tags_with_separator,
         }
 
     def written(self, spec: Any) -> str:
@@ -75,16 +85,32 @@ class _Writer:
         return self._literal(self._field(value, path, "value", str), f"{path}.value")
 
     def _schema(self, value: dict[str, Any], path: str, _: Follows) -> list[Part]:
-        self._check_fields(value, path, "type", "json_schema", "style")
+        self._check_fields(value, path, "type", "json_schema", "style", "param")
         if self._field(value, path, "style", str, "json") != "json":
             raise self._refusal(f"{path}.style", "only json is possible")
-        return self._json(value.get("json_schema"), f"{path}.json_schema")
+        schema = value.get("json_schema")
+        if "param" in value:
+            return self._json(schema, "$", self._field(value, path, "param", str))
+        return self._json(schema, f"{path}.json_schema", self._param)
 
     def _expression(self, value: dict[str, Any], path: str, _: Follows) -> list[Part]:
         self._check_fields(value, path, "type", "pattern")
         pattern = self._field(value, path, "pattern", str)
         check_expression(pattern, self._param, f"{path}.pattern: ")
         return [TextPart(expression(pattern))]
+
+    def _json_string(self, value: dict[str, Any], path: str, _: Follows) -> list[Part]:
+        """A JSON string whose text has a grammar of the caller."""
+        self._check_fields(value, path, "type", "grammar", "param")
+        param = self._field(value, path, "param", str, self._param)
+        grammar: Grammar = {
+            "name": f"text{len(self.called)}",
+            "lark_grammar": json_lark(self._field(value, path, "grammar", str), param, self._tokens),
+        }
+        if fault := fault_of(grammar):
+            raise InvalidRequest(f"the grammar is not possible: {fault}", param)
+        self.called.append(grammar)
+        return [TextPart(literal('"')), RulePart(f"@{grammar['name']}")]
 
     def _any_text(self, value: dict[str, Any], path: str, follows: Follows) -> list[Part]:
         self._check_fields(value, path, "type", "excludes")
@@ -119,6 +145,18 @@ class _Writer:
         only_one = self._field(value, path, "stop_after_first", bool, False)
         return self._triggered(triggers, tags, excludes, path, follows, at_once=at_once, only_one=only_one)
 
+    def _tags_with_separator(self, value: dict[str, Any], path: str, _: Follows) -> list[Part]:
+        self._check_fields(value, path, "type", "tags", "separator", "at_least_one", "stop_after_first")
+        tags = [self._read_tag(one, f"{path}.tags[{at}]") for at, one in enumerate(self._field(value, path, "tags", list))]
+        if not tags:
+            raise self._refusal(f"{path}.tags", "has to have a tag")
+        separator = self._literal(self._field(value, path, "separator", str), f"{path}.separator")
+        one = self._rules.one_of([self._tagged(tag, None) for tag in tags])
+        several: list[Part] = [one]
+        if not self._field(value, path, "stop_after_first", bool, False):
+            several.append(RulePart(f"{self._rules.one_of([[*separator, one]]).rule}*"))
+        return several if self._field(value, path, "at_least_one", bool, False) else [self._rules.one_of([several, []])]
+
     def _legacy(self, spec: dict[str, Any]) -> list[Part]:
         """vLLM's older form."""
         self._check_fields(spec, "$", "type", "structures", "triggers")
@@ -131,7 +169,7 @@ class _Writer:
     def _read_structure(self, value: Any, path: str) -> _Tag:
         begin, end = self._field(value, path, "begin", str), self._field(value, path, "end", str)
         self._check_fields(value, path, "begin", "schema", "end")
-        return _Tag(begin, lambda _: self._json(value.get("schema"), f"{path}.schema"), end, path)
+        return _Tag(begin, lambda _: self._json(value.get("schema"), f"{path}.schema", self._param), end, path)
 
     def _read_tag(self, value: Any, path: str) -> _Tag:
         if self._field(value, path, "type", str, "tag") != "tag":
@@ -197,9 +235,8 @@ class _Writer:
                 parts.append(TextPart(literal(piece)) if token is None else RulePart(f"<[{token}]>"))
         return parts
 
-    def _json(self, schema: Any, path: str) -> list[Part]:
-        parsed_schema = parsed(schema, self._param)
-        enforced = enforced_schema(parsed_schema, self._param, white_space=self._white_space, path=path)
+    def _json(self, schema: Any, path: str, param: str) -> list[Part]:
+        enforced = enforced_schema(parsed(schema, param), param, white_space=self._white_space, path=path)
         return [RulePart(f"%json {json_text(enforced)}")]
 
     # ---- fields ----

@@ -1,6 +1,5 @@
 """Matchers of grammars that were built once, to be copied for each request."""
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Collection
 
@@ -52,10 +51,7 @@ class MatcherTemplates:
             oldest, _ = self._templates.popitem(last=False)
             self._bytes -= len(oldest)
 
-    def copy(self, template: llguidance.LLMatcher, output: "array[int]", ends: Collection[int], *, drafts: bool) -> GrammarMatcher:
-        """Returns a matcher behind `output`; see `GrammarMatcher` for the rest."""
+    def copy(self, template: llguidance.LLMatcher, ends: Collection[int], *, drafts: bool) -> GrammarMatcher:
+        """Returns a matcher of an output that begins; see `GrammarMatcher` for the rest."""
         assert self._config is not None, "or there would be no template"
-        matcher = GrammarMatcher(template.deep_copy(), -(-self._config.size // 32), ends, drafts=drafts)
-        if output:
-            matcher.replay(output)
-        return matcher
+        return GrammarMatcher(template.deep_copy(), -(-self._config.size // 32), ends, drafts=drafts)

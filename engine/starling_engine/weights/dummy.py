@@ -11,24 +11,26 @@ from starling_engine.weights.weight_slot import Loadable, WeightSlot
 POOL = 1 << 22
 """Random numbers that are drawn in all. A matrix's rows are parts of the pool, so filling costs a copy, not a draw."""
 
+HOST = torch.device("cpu")
+
 QUERY_AND_KEY = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
 """Matrices that decide how sharply attention chooses."""
 
 
-def load_dummy(model: Loadable, seed: int) -> None:
+def load_dummy(model: Loadable, seed: int, device: torch.device = HOST) -> None:
     """Fills every slot, see `DummyWeights`."""
-    DummyWeights(seed).fill(model.weight_slots())
+    DummyWeights(seed, device).fill(model.weight_slots())
 
 
 class DummyWeights:
     """Fills slots with numbers that depend on `seed` and the slot's name alone, so that every rank makes the same.
 
     They are scaled so that greedy output varies and depends on the context. With the usual small numbers a model repeats one token,
-    whatever its attention does.
+    whatever its attention does. The pool lies on `device`: where that is the model's, a matrix is a copy within its memory.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
+    def __init__(self, seed: int, device: torch.device = HOST) -> None:
+        self._pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed)).to(device)
         self._scaled: dict[float, torch.Tensor] = {}
 
     def fill(self, slots: Mapping[str, WeightSlot]) -> None:

@@ -158,14 +158,14 @@ def _of_a_layer(tensor: GgufTensor, names: TensorNames, config: ModelConfig, *, 
 
 _ENDS = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
 _MODULES = {
-    "attn_norm": "input_norm",
+    "attn_norm": "attention_norm",
     "attn_q": "q",
     "attn_k": "k",
     "attn_v": "v",
     "attn_output": "o",
     "attn_q_norm": "q_norm",
     "attn_k_norm": "k_norm",
-    "ffn_norm": "post_norm",
+    "ffn_norm": "mlp_norm",
     "ffn_gate": "gate",
     "ffn_up": "up",
     "ffn_down": "down",

@@ -11,8 +11,11 @@ from starling_engine.gguf.reader import is_gguf
 
 ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """Configs, weights and tokenizers; never pickles or code."""
-IGNORED = ("*/*", "consolidated*")
-"""Other formats of the same weights, which some repositories have beside them, or in folders."""
+IGNORED = ("[!0-9]*/*", *(f"*/{pattern}" for pattern in ALLOWED if pattern != "*.json"), "consolidated*")
+"""Other formats of the same weights, which some repositories have beside them, or in folders.
+
+Folders of sentence-transformers, such as 1_Pooling, begin with a digit: their configs are wanted.
+"""
 
 NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(:(?P<file>(?!\.\.?/)[\w.-]+(/(?!\.\.?/)[\w.-]+)*\.gguf))?(@(?P<revision>.+))?")
 FORM = "org/name[:file.gguf][@revision]"

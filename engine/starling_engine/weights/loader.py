@@ -56,13 +56,17 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Source of a slot, which takes `shape`: `tensor`, which should have the shape `expected`, or `index` of it."""
+    """Source of a slot, which takes `shape`: `tensor`, which should have the shape `expected`, or `index` of it.
+
+    Its rows are the slot's columns if it is `transposed`.
+    """
 
     tensor: str
     info: TensorInfo
     shape: tuple[int, ...]
     expected: tuple[int, ...]
     index: tuple[int | slice, ...] = ()
+    transposed: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -92,7 +96,7 @@ def _source(name: str, slot: WeightSlot, found: Mapping[str, TensorInfo]) -> _So
     alias = slot.alias
     if alias is None or alias.tensor not in found:
         return None
-    return _Source(alias.tensor, found[alias.tensor], slot.local_shape, alias.shape, alias.index)
+    return _Source(alias.tensor, found[alias.tensor], slot.local_shape, alias.shape, alias.index, alias.transposed)
 
 
 def _copy(slots: Mapping[str, WeightSlot], files: WeightFiles, sources: Mapping[str, _Source], progress: Progress) -> None:
@@ -111,7 +115,8 @@ def _load(slot: WeightSlot, file: TensorReader, source: _Source) -> None:
         assert isinstance(file, CodeReader), "its tensors have forms"
         slot.load_codes(file.read_codes(source.tensor, source.index))
     else:
-        slot.load(file.read(source.tensor, source.index))
+        found = file.read(source.tensor, source.index)
+        slot.load(found.T if source.transposed else found)
 
 
 def _by_file(sources: Mapping[str, _Source]) -> dict[Path, list[str]]:

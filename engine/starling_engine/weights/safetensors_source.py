@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from starling_engine.errors import WeightError
+from starling_engine.model_config.base_model import PREFIX, has_base_names
 from starling_engine.weights.source import Index, TensorInfo
 
 INDEX = "model.safetensors.index.json"
@@ -18,7 +19,7 @@ DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
 class SafetensorsWeights:
-    """All tensors of the checkpoint in a folder.
+    """All tensors of the checkpoint in a folder. Those of a base model have the names that a model with a head has for them.
 
     Raises WeightError when there are no safetensors files, when one of the index is absent, or one is damaged.
     """
@@ -31,23 +32,27 @@ class SafetensorsWeights:
             found, metadata = _read_header(path)
             self.tensors.update(found)
             self.metadata.update(metadata)
+        self._prefix = PREFIX if has_base_names(self.tensors) else ""
+        self.tensors = {f"{self._prefix}{name}": info for name, info in self.tensors.items()}
 
     @contextmanager
     def open(self, file: Path) -> Iterator["_Reader"]:
         """See `WeightFiles`."""
         try:
             with safe_open(file, framework="pt", device="cpu") as opened:
-                yield _Reader(opened)
+                yield _Reader(opened, self._prefix)
         except (SafetensorError, OSError) as error:
             raise WeightError(f"{file.name} cannot be read: {error}") from error
 
 
 class _Reader:
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, prefix: str) -> None:
         self._file = file
+        self._prefix = prefix
 
     def read(self, name: str, index: Index) -> torch.Tensor:
         """Reads only the part that is needed: the whole tensor may hold all experts of a layer."""
+        name = name.removeprefix(self._prefix)
         tensor: torch.Tensor = self._file.get_slice(name)[index] if index else self._file.get_tensor(name)
         return tensor
 

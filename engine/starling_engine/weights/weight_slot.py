@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,11 +13,12 @@ from starling_engine.topology.shard import Share
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another tensor that may hold a slot's values: at `index` of `tensor`, which has `shape`."""
+    """Another tensor that may hold a slot's values: at `index` of `tensor`, which has `shape`; rows are columns if `transposed`."""
 
     tensor: str
     shape: tuple[int, ...]
     index: tuple[int | slice, ...] = ()
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class WeightSlot:
     """
 
     shape: tuple[int, ...]
-    load: Callable[[torch.Tensor], None]
+    load: Callable[[torch.Tensor], object]
     part: tuple[slice, ...] = ()
     alias: Alias | None = None
     element_bytes: float | None = None
@@ -76,16 +77,40 @@ class WeightSource(Protocol):
 
 def copy_slot(target: torch.Tensor) -> WeightSlot:
     """Returns the slot that fills `target`."""
+    return part_copy_slot([Share.all(size) for size in target.shape], target)
+
+
+def part_copy_slot(shares: Sequence[Share], target: torch.Tensor) -> WeightSlot:
+    """Returns the slot that fills `target` with `shares` of the dimensions of a tensor."""
 
     def load(tensor: torch.Tensor) -> None:
         target.copy_(tensor)
 
-    return WeightSlot(tuple(target.shape), load)
+    return part_slot(shares, load)
+
+
+def plus_one_slot(target: torch.Tensor) -> WeightSlot:
+    """Returns the slot that fills `target`, which is fp32, with 1 + the tensor."""
+
+    def load(tensor: torch.Tensor) -> None:
+        target.copy_(tensor).add_(1)
+
+    return WeightSlot(tuple(target.shape), load, element_bytes=target.itemsize)
+
+
+def in_row_order(slot: WeightSlot, order: torch.Tensor) -> WeightSlot:
+    """Returns a slot that takes the part's rows in an `order` of its own, [rows] int64."""
+    load_codes = slot.load_codes
+    return replace(
+        slot,
+        load=lambda tensor: slot.load(tensor[order]),
+        load_codes=None if load_codes is None else lambda matrix: load_codes(matrix.rows(order)),
+    )
 
 
 def part_slot(
     shares: Sequence[Share],
-    load: Callable[[torch.Tensor], None],
+    load: Callable[[torch.Tensor], object],
     alias: Alias | None = None,
     element_bytes: float | None = None,
     load_codes: Callable[[GroupQuantized], None] | None = None,

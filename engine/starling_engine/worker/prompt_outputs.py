@@ -62,8 +62,16 @@ class PromptOutputs:
             row_hidden = hidden[first : first + plan.num_tokens[r]]
             if state.pooling is None:
                 yield from self._prompt_logprobs(state, row_hidden, slot, plan.starts[r], result.extras_of(r))
-            elif (vector := _pool(state, row_hidden, plan.starts[r], done=plan.sample[r])) is not None:
+            elif (vector := self._pool(state, row_hidden, plan.starts[r], done=plan.sample[r])) is not None:
                 yield DeviceValues(vector.view(torch.int32), partial(_take_vector, result.extras_of(r)))
+
+    def _pool(self, state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:
+        """Returns a row's vector, or the logits that stand for it, once the row is at its end."""
+        assert state.pooling is not None
+        tokens = state.pooling.logit_token_ids
+        if tokens is None:
+            return _pool(state, hidden, start, done=done)
+        return self._model.logits(hidden[-1:])[0, tokens] if done else None
 
     def _prompt_logprobs(
         self, state: SlotState, hidden: torch.Tensor, slot: int, start: int, extras: RowExtras
@@ -89,7 +97,7 @@ def _take_vector(extras: RowExtras, found: torch.Tensor) -> None:
 
 
 def _pool(state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:
-    """Returns [hidden_size] fp32. Pools over chunks: `state.pooled` holds the running sum, or the first token's state."""
+    """Returns [dimensions] fp32. Pools over chunks: `state.pooled` holds the running sum, or the first token's state."""
     assert state.pooling is not None
     kind = state.pooling.pooling
     if kind == "mean":
@@ -103,4 +111,5 @@ def _pool(state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> 
     assert vector is not None
     if kind == "mean":
         vector = vector / (start + len(hidden))
+    vector = vector[: state.pooling.dimensions]
     return torch.nn.functional.normalize(vector, dim=0) if state.pooling.normalize else vector

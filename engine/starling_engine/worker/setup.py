@@ -17,7 +17,7 @@ from starling_engine.layers.linear import MethodSelector
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
-from starling_engine.parallel.ranks import RankCommunicators, join_ranks
+from starling_engine.parallel.ranks import RankCommunicators
 from starling_engine.platforms.base import Platform
 from starling_engine.weights.cache_scales import load_kv_scales
 from starling_engine.weights.checkpoint import stored_formats
@@ -41,8 +41,8 @@ class RankSetup:
     ranks: RankCommunicators
 
     @classmethod
-    def choose(cls, config: WorkerConfig, platform: Platform, tick: Callable[[], None]) -> Self:
-        """Meets the other ranks of the core. Raises ConfigError, ModelError, or RankLost."""
+    def choose(cls, config: WorkerConfig, platform: Platform, join: Callable[[torch.device], RankCommunicators]) -> Self:
+        """`join` meets the other ranks of the core, last of all. Raises ConfigError, ModelError, or RankLost."""
         dtype: torch.dtype = getattr(torch, config.dtype)
         platform.check_dtype(dtype)
         platform.check_kv_dtype(kv_dtype(config))
@@ -52,14 +52,16 @@ class RankSetup:
             platform,
             dtype,
             model.head_dim,
+            group=model.num_heads // config.layout.tensor // max(1, model.num_kv_heads // config.layout.tensor),
             latent=model.mla is not None,
+            sinks=model.traits.attention_sinks,
             cache=config.kv_cache,
         )
         path, pickles = Path(config.model_path), config.load_format == "pt"
         stored = {} if config.load_format == "dummy" else stored_formats(path, pickles=pickles)
         linear = select_linear_method(dtype, platform.device, config.quantization, stored)
         experts = select_experts_method(dtype, platform.device, config.quantization, stored)
-        return cls(config, platform, dtype, model, attention, linear, experts, join_ranks(config, tick, platform.device))
+        return cls(config, platform, dtype, model, attention, linear, experts, join(platform.device))
 
     def expert_ranks(self) -> ExpertRanks | None:
         """Returns the ranks among which a model's experts are placed; None where all ranks have a part of each."""
@@ -91,7 +93,7 @@ class RankSetup:
         """Fills a model with its weights; `on_progress` gets the bytes that are done, and all."""
         with torch.inference_mode():
             if self.config.load_format == "dummy":
-                load_dummy(model, self.config.seed)
+                load_dummy(model, self.config.seed, self.platform.device)
                 return
             folder, pickles = Path(self.config.model_path), self.config.load_format == "pt"
             load_weights(model, folder, on_progress, pickles=pickles)

@@ -20,6 +20,7 @@ from starling_engine.kv_offload.orders import TierStatus, TransferDone, Transfer
 from starling_engine.kv_offload.transfers import TransferThreads, open_tiers
 from starling_engine.ledger import Ledger
 from starling_engine.models.decoder import Decoder
+from starling_engine.parallel.ranks import join_ranks
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sleep import MemoryCommand, MemoryReply
@@ -37,6 +38,7 @@ from starling_engine.worker.runner_factory import RunnerFactory
 from starling_engine.worker.setup import RankSetup, weight_source
 from starling_engine.worker.sleep.sleeper import RankSleeper
 from starling_engine.worker.stage import StageLink
+from starling_engine.worker.warm import KernelCompilation
 
 logger = logging.getLogger("starling.worker")
 
@@ -72,6 +74,7 @@ class Worker:
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
         self._runner: Runner | None = None
+        self._kernels: KernelCompilation | None = None
         self._device = torch.device("cpu")
         self._model: Decoder | None = None
         """The model where experts come and go; elsewhere the sleeper must have the only reference."""
@@ -94,14 +97,17 @@ class Worker:
             ledger = self._allocate(setup, model, groups)
         if self._config.dp_sync:
             self._model, self._expert_ranks = model, expert_ranks
+        platform = setup.platform
         with self._phase("warm up"):
-            setup.platform.keep_freed_memory()
+            platform.keep_freed_memory()
             self._warm_up(groups)
         if isinstance(self._runner, DeviceRunner):
             with self._phase("graphs"), torch.inference_mode():
+                if platform.compile_target() is not None:
+                    self._runner.warm()
                 self._runner.record()
+            self._runner.on_ready()
         makes_drafts = isinstance(self._runner, DeviceRunner) and self._runner.makes_drafts
-        platform = setup.platform
         return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling, platform.step_target_ms, makes_drafts)
 
     def _set_up(self) -> RankSetup:
@@ -110,11 +116,15 @@ class Worker:
         torch.manual_seed(config.seed)
         platform = select_platform(config.device, (config.first_rank + config.rank) % config.local_ranks)
         self._device = platform.device
-        return RankSetup.choose(config, platform, self._tick)
+        target = platform.compile_target()
+        self._kernels = KernelCompilation(config, target) if target is not None and not config.dp_sync else None
+        return RankSetup.choose(config, platform, lambda device: join_ranks(config, self._tick, device))
 
     def _allocate(self, setup: RankSetup, model: Decoder, groups: list[KVGroup]) -> Ledger:
         """Plans memory, and makes all that lies in it: the KV cache, the runner, and the tiers."""
         config, device = self._config, setup.platform.device
+        if self._kernels is not None:
+            self._kernels.wait(self._tick)
         eos = setup.model.eos_token_ids
         batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, eos)
         link = StageLink(setup.ranks.pipeline, setup.model.hidden_size, setup.dtype, device)

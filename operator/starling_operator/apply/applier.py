@@ -10,6 +10,7 @@ from starling_operator.apply.refusals import WriteRefusals
 from starling_operator.cluster.kinds import BY_NAME, MANAGER, SECRET, SERVICE_MONITOR, Kind
 from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key, about
+from starling_operator.plan.canary_notice import is_notice
 from starling_operator.plan.decision import Decision, Delete
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.watch.cache import Cache, controller_of
@@ -39,7 +40,7 @@ class Applier:
         self._applied = AppliedObjects()
         self._ownership = Ownership()
         self._refusals = WriteRefusals()
-        self._created: dict[Key, tuple[str, float]] = {}
+        self._created: dict[Key, dict[str, float]] = {}
 
     async def carry_out(self, service: Service, decision: Decision) -> Outcome:
         """Writes the other children even where one is refused; other failures raise."""
@@ -82,14 +83,14 @@ class Applier:
     async def _create_secret(self, service: Service, manifest: Manifest, outcome: Outcome) -> None:
         """Creates a Secret every CREATE_AGAIN seconds while pods need it: Secrets are never read, so it may have been deleted."""
         key, name = (service.namespace, service.name), manifest["metadata"]["name"]
-        last, created_at = self._created.get(key, ("", 0.0))
-        left = created_at + CREATE_AGAIN - time.monotonic() if last == name else 0.0
+        created = self._created.setdefault(key, {})
+        left = created[name] + CREATE_AGAIN - time.monotonic() if name in created else 0.0
         if left <= 0.0:
             # Where a ResourceQuota is used up it rejects the request first, even if the Secret exists. That is not reported.
-            reported = Outcome() if last == name else outcome
+            reported = Outcome() if name in created else outcome
             if not await self._try_write(service, manifest, reported, create_only=True):
                 return
-            self._created[key], left = (name, time.monotonic()), CREATE_AGAIN
+            created[name], left = time.monotonic(), CREATE_AGAIN
         outcome.retry_after = min(outcome.retry_after or left, left)
 
     async def _try_write(self, service: Service, manifest: Manifest, outcome: Outcome, create_only: bool) -> bool:
@@ -112,7 +113,7 @@ class Applier:
                     error = KubeError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
                 refused = self._refusals.add(key, manifest, error.message, transient=not error.is_permanent)
                 log.warning("%s %s is refused: %s", *_kind_and_name(manifest), error, extra=about(key))
-        if refused.is_reported:
+        if refused.is_reported and not is_notice(manifest):
             outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
         outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
         return False

@@ -4,13 +4,14 @@ import math
 import time
 from collections.abc import Sequence
 
-from starling_crds.v1alpha1.status import Condition, ConditionStatus, GroupNode, InferenceServiceStatus
+from starling_crds.v1alpha1.status import Condition, ConditionStatus, InferenceServiceStatus
 
 from starling_operator.cluster.kinds import BY_NAME, INFERENCE_SERVICE
 from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key
 from starling_operator.plan.conditions import SETTLED
-from starling_operator.plan.decision import Event
+from starling_operator.plan.decision import Decision, Event
+from starling_operator.plan.events import CREATED
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.plan.timestamps import rfc3339
 from starling_operator.watch.cache import Cache
@@ -47,15 +48,21 @@ async def write_status(kube: Kube, cache: Cache, service: Service, status: Infer
 
 
 class StatusThrottle:
-    """Limits writes that show only progress, which comes many times a second, to one a second for each service."""
+    """Limits writes that only show more of the pods to one a second for each service: a start has news of them many times a second.
+
+    What a reader waits for is written at once: conditions, the canary and the scale. So is what the next decision has to know:
+    groups that go, pods that go or restart, operations.
+    """
 
     def __init__(self) -> None:
         self._written: dict[Key, float] = {}
 
-    def wait(self, key: Key, old: InferenceServiceStatus, new: InferenceServiceStatus) -> float:
-        """Returns the seconds until `new` may be written."""
+    def wait(self, key: Key, old: InferenceServiceStatus, decision: Decision, new: InferenceServiceStatus) -> float:
+        """Returns the seconds until `new` may be written, and the events of the decision posted."""
         left = self._written.get(key, -math.inf) + PERIOD - time.monotonic()
-        return 0.0 if left <= 0 or _without_progress(old) != _without_progress(new) else left
+        acts = decision.begins_operation or decision.delete or any(event.reason != CREATED for event in decision.events)
+        at_once = acts or _news(old) != _news(new) or not _pods(old, new) <= _pods(new, new)
+        return 0.0 if left <= 0 or at_once else left
 
     def record(self, key: Key) -> None:
         self._written[key] = time.monotonic()
@@ -64,16 +71,19 @@ class StatusThrottle:
         self._written.pop(key, None)
 
 
-def _without_progress(status: InferenceServiceStatus) -> InferenceServiceStatus:
-    """Returns the status without the pods' progress and without messages."""
-    conditions = [condition.model_copy(update={"message": "", "last_transition_time": ""}) for condition in status.conditions]
-    nodes = {group.name: [_node_without_progress(node) for node in group.nodes] for group in status.groups}
-    groups = [group.model_copy(update={"message": "", "progressed_at": "", "nodes": nodes[group.name]}) for group in status.groups]
-    return status.model_copy(update={"conditions": conditions, "groups": groups})
+def _news(status: InferenceServiceStatus) -> tuple[object, ...]:
+    """Returns what is written at once where it differs."""
+    conditions = [(each.type, each.status, each.reason, each.observed_generation) for each in status.conditions]
+    of_groups = {group.name: (group.operation, group.restarted_at) for group in status.groups if group.operation or group.restarts}
+    of_service = (status.observed_generation, status.revision, status.canary, status.scaling, status.gang_released_at)
+    return *of_service, conditions, of_groups
 
 
-def _node_without_progress(node: GroupNode) -> GroupNode:
-    return node.model_copy(update={"phase": "", "progress": ""})
+def _pods(status: InferenceServiceStatus, shown: InferenceServiceStatus) -> set[tuple[str, str, int]]:
+    """Returns the groups of a status, and pods with their restarts, of those groups of which `shown` has pods."""
+    detailed = {group.name for group in shown.groups if group.nodes}
+    pods = {(group.name, node.uid, node.restarts) for group in status.groups if group.name in detailed for node in group.nodes}
+    return pods | {(group.name, "", 0) for group in status.groups}
 
 
 def _without_empty(wanted: Manifest) -> Manifest:

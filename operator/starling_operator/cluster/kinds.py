@@ -7,6 +7,7 @@ MANAGER = "starling-operator"
 MANAGED = f"app.kubernetes.io/managed-by={MANAGER}"
 SERVICE_LABEL = f"{GROUP}/service"
 GROUP_LABEL = f"{GROUP}/group"
+ROUTER_LABEL = f"{GROUP}/router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,15 @@ class Kind:
 
 INFERENCE_SERVICE = Kind("InferenceService", f"{GROUP}/{VERSION}", "inferenceservices", selector="")
 PARALLELISM_SCALE = Kind("ParallelismScale", f"{GROUP}/{VERSION}", "parallelismscales")
-POD = Kind("Pod", "v1", "pods", selector=SERVICE_LABEL)
+POD = Kind("Pod", "v1", "pods")
+"""Pods of agents and of routers, which other labels tell apart."""
 LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases", selector="")
 NODE = Kind("Node", "v1", "nodes", selector="")
 EVENT = Kind("Event", "events.k8s.io/v1", "events", selector="")
 CHILDREN = (
     Kind("ControllerRevision", "apps/v1", "controllerrevisions"),
     Kind("StatefulSet", "apps/v1", "statefulsets"),
+    Kind("Deployment", "apps/v1", "deployments"),
     Kind("Service", "v1", "services"),
     Kind("ConfigMap", "v1", "configmaps"),
     Kind("ServiceAccount", "v1", "serviceaccounts"),
@@ -50,10 +53,11 @@ CHILDREN = (
     PARALLELISM_SCALE,
 )
 SECRET = Kind("Secret", "v1", "secrets")
-"""Secrets of services are only created: their content is known without reading them."""
+"""Secrets of services are only created: their content is known without reading them. Of those with API keys versions are read."""
 SERVICE_MONITOR = Kind("ServiceMonitor", "monitoring.coreos.com/v1", "servicemonitors")
 HTTP_ROUTE = Kind("HTTPRoute", "gateway.networking.k8s.io/v1", "httproutes")
-OPTIONAL = (SERVICE_MONITOR, HTTP_ROUTE)
+INFERENCE_POOL = Kind("InferencePool", "inference.networking.k8s.io/v1", "inferencepools")
+OPTIONAL = (SERVICE_MONITOR, HTTP_ROUTE, INFERENCE_POOL)
 BY_NAME = {kind.name: kind for kind in (INFERENCE_SERVICE, POD, SECRET, *CHILDREN, *OPTIONAL)}
 WATCHED = (INFERENCE_SERVICE, POD, *CHILDREN)
 """Kinds that are watched; those of OPTIONAL are listed periodically instead."""

@@ -19,6 +19,7 @@ from starling_operator.plan.observed import Manifest
 
 READ_SECONDS = 30.0
 APPLY, JSON_PATCH, JSON = "application/apply-patch+yaml", "application/json-patch+json", "application/json"
+MERGE_PATCH = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 
@@ -69,6 +70,12 @@ class Kube:
         version = {"op": "replace", "path": "/metadata/resourceVersion", "value": seen["metadata"]["resourceVersion"]}
         body = [version, *({"op": "remove", "path": pointer} for pointer in pointers)]
         return await self.request("PATCH", path, {"fieldManager": MANAGER}, body, content=JSON_PATCH, seconds=self._fence())
+
+    async def annotate(self, path: str, annotations: Mapping[str, str]) -> None:
+        """Sets these annotations, and leaves all else as it is."""
+        metrics.API_WRITES.labels("patch").inc()
+        body: Manifest = {"metadata": {"annotations": dict(annotations)}}
+        await self.request("PATCH", path, {"fieldManager": MANAGER}, body, content=MERGE_PATCH, seconds=self._fence())
 
     async def delete(self, path: str, options: Manifest) -> Manifest:
         metrics.API_WRITES.labels("delete").inc()

@@ -1,33 +1,33 @@
 """Manifests of the children: those of a service, of a revision and of a group."""
 
 from starling_agent.contract.config import ADMIN_PORT, ENDPOINT_PORT
-from starling_crds.v1alpha1.route import RouteSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import labels, names
 from starling_operator.plan.admin_token import with_token
-from starling_operator.plan.decision import Delete
+from starling_operator.plan.gateway import gateway_children
 from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed, Service, Settings
 from starling_operator.plan.revision import Revision
+from starling_operator.plan.router import leads_to_routers, router_children
 
 _PORT_NAME = "http"
 _PODS_PORT_NAME = "pods"
-_ROUTE = "HTTPRoute"
 _STORE_PORTS = {"port": 15000, "endPort": 17000, "protocol": "TCP"}
 """Range from which Mooncake's transfer engine takes free ports."""
 
 
-def service_children(service: Service, spec: InferenceServiceSpec, settings: Settings) -> tuple[Manifest, ...]:
+def service_children(observed: Observed, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
     """Children that a service has once, in the order in which they are applied."""
+    service, settings = observed.service, observed.settings
     always = (
         service_account(service),
-        endpoint_service(service, spec),
+        *router_children(observed, spec),
+        endpoint_service(service, spec, to_routers=leads_to_routers(observed)),
         network_policy(service, spec, settings),
     )
     monitor = (service_monitor(service, spec),) if settings.service_monitors else ()
-    route = (http_route(service, spec, spec.endpoint.route),) if spec.endpoint.route is not None else ()
-    return (*always, *monitor, *route)
+    return (*always, *monitor, *gateway_children(observed, spec))
 
 
 def service_account(service: Service) -> Manifest:
@@ -35,8 +35,8 @@ def service_account(service: Service) -> Manifest:
     return child(service, "v1", "ServiceAccount", names.service_account(service.name)) | {"automountServiceAccountToken": False}
 
 
-def endpoint_service(service: Service, spec: InferenceServiceSpec) -> Manifest:
-    """The Service for clients: ready pods of all groups.
+def endpoint_service(service: Service, spec: InferenceServiceSpec, *, to_routers: bool) -> Manifest:
+    """The Service for clients: ready pods of all groups, or their routers.
 
     It has the pods' own port too, whatever `spec.endpoint.port` is: agents get their token through that one. So another
     `spec.endpoint.port` restarts no agent.
@@ -46,8 +46,9 @@ def endpoint_service(service: Service, spec: InferenceServiceSpec) -> Manifest:
         ports.append(_service_port(_PODS_PORT_NAME, ENDPOINT_PORT))
     made = child(service, "v1", "Service", service.name)
     # By this label a ServiceMonitor selects this Service, and not the groups' headless ones.
-    made["metadata"]["labels"][labels.ROLE] = labels.SERVING
-    return made | {"spec": {"type": "ClusterIP", "selector": labels.serving_selector(service), "ports": ports}}
+    made["metadata"]["labels"][labels.ROLE] = labels.ROUTING if to_routers else labels.SERVING
+    selector = labels.router_selector(service) if to_routers else labels.serving_selector(service)
+    return made | {"spec": {"type": "ClusterIP", "selector": selector, "ports": ports}}
 
 
 def _service_port(name: str, port: int) -> dict[str, object]:
@@ -81,33 +82,22 @@ def network_policy(service: Service, spec: InferenceServiceSpec, settings: Setti
 
 
 def service_monitor(service: Service, spec: InferenceServiceSpec) -> Manifest:
-    """Prometheus scrapes each pod through the Service; /metrics is open without a key."""
+    """Prometheus scrapes each pod through its Services: agents, and routers if there are any. /metrics is open without a key."""
     endpoint: dict[str, object] = {"port": _PORT_NAME, "path": "/metrics", "interval": "15s"}
     if spec.endpoint.tls_secret is not None:
         # Pods are scraped by address, which no certificate names.
         endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     return child(service, "monitoring.coreos.com/v1", "ServiceMonitor", service.name) | {
-        "spec": {"selector": {"matchLabels": labels.serving_selector(service)}, "endpoints": [endpoint]}
+        "spec": {"selector": _scraped(service, spec), "endpoints": [endpoint]}
     }
 
 
-def http_route(service: Service, spec: InferenceServiceSpec, route: RouteSpec) -> Manifest:
-    """Leads all paths to the Service, without a limit of a request's time: gateways end streams after 15 to 60 s by default."""
-    rule = {
-        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
-        "backendRefs": [{"kind": "Service", "name": service.name, "port": spec.endpoint.port}],
-        "timeouts": {"request": "0s"},
-    }
-    fields = route.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    return child(service, "gateway.networking.k8s.io/v1", _ROUTE, service.name) | {"spec": {**fields, "rules": [rule]}}
-
-
-def route_deletion(observed: Observed) -> tuple[Delete, ...]:
-    """Deletes an HTTPRoute that the spec no longer has."""
-    live, spec = observed.children.get((_ROUTE, observed.service.name)), observed.service.spec
-    if live is None or spec is None or spec.endpoint.route is not None:
-        return ()
-    return (Delete(_ROUTE, observed.service.name, live["metadata"].get("uid", ""), why="spec.endpoint.route is gone"),)
+def _scraped(service: Service, spec: InferenceServiceSpec) -> Manifest:
+    """Selects the Services whose pods are scraped."""
+    if spec.router is None:
+        return {"matchLabels": labels.serving_selector(service)}
+    roles = {"key": labels.ROLE, "operator": "In", "values": [labels.SERVING, labels.ROUTING]}
+    return {"matchLabels": {labels.SERVICE: service.name}, "matchExpressions": [roles]}
 
 
 def revision_children(service: Service, revision: Revision) -> tuple[Manifest, ...]:

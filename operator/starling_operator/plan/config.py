@@ -26,6 +26,7 @@ from starling_operator.plan.source import parse_source
 
 CACHE_PATH = "/cache"
 KV_PATH = "/kv"
+RESPONSES_PATH = "/responses"
 ADMIN_PATH = "/etc/starling-admin"
 KEYS_PATH = "/etc/starling-keys"
 TLS_PATH = "/etc/starling-tls"
@@ -106,14 +107,18 @@ def _layout(spec: InferenceServiceSpec) -> LayoutConfig:
 def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) -> EndpointConfig:
     """Agents reach the Service at the port that never changes: `spec.endpoint.port` may change without new pods."""
     key, tls, limits = spec.endpoint.api_key_secret, spec.endpoint.tls_secret, spec.endpoint.limits
-    host = names.host(service.name, service.namespace, settings.cluster_domain)
+    host, store = names.host(service.name, service.namespace, settings.cluster_domain), spec.endpoint.response_store
+    folder = f"{RESPONSES_PATH}/{service.namespace}/{service.name}"  # services may share a claim, and none sees another's
     return EndpointConfig(
         allowed_origins=list(spec.endpoint.allowed_origins),
-        allowed_hosts=_allowed_hosts(spec, host),
+        allowed_hosts=allowed_hosts(spec, host),
         prefix_cache_salt=spec.endpoint.prefix_cache_salt,
         tool_call_parser=spec.endpoint.tool_call_parser,
         reasoning_parser=spec.endpoint.reasoning_parser,
         whole_tool_calls=spec.endpoint.whole_tool_calls,
+        max_stored_bytes=parse_quantity(store.bytes),
+        stored_response_seconds=store.seconds,
+        response_store=folder if store.path is not None or store.claim is not None else None,
         rate_limit=_rate(limits.rate),
         max_body_bytes=parse_quantity(limits.max_body_bytes),
         read_seconds=limits.read_seconds,
@@ -123,8 +128,14 @@ def _endpoint(service: Service, spec: InferenceServiceSpec, settings: Settings) 
         tls_key_file=f"{TLS_PATH}/tls.key" if tls else None,
         api_key_secret=key.name if key else None,
         tls_secret=tls,
+        routers_only=has_tenants(spec),
         service_url=f"{'https' if tls else 'http'}://{host}:{ENDPOINT_PORT}",
     )
+
+
+def has_tenants(spec: InferenceServiceSpec) -> bool:
+    """Returns whether routers alone have the API keys, so that no agent may answer anybody else."""
+    return spec.router is not None and bool(spec.router.tenants)
 
 
 def _rate(text: str | None) -> RateConfig | None:
@@ -134,7 +145,7 @@ def _rate(text: str | None) -> RateConfig | None:
     return RateConfig(requests=requests, seconds=seconds)
 
 
-def _allowed_hosts(spec: InferenceServiceSpec, host: str) -> list[str]:
+def allowed_hosts(spec: InferenceServiceSpec, host: str) -> list[str]:
     """Adds the Service's name in each of its lengths, which clients in the cluster and the pods use."""
     if not spec.endpoint.allowed_hosts:
         return []

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from starling_agent.contract.router_report import ServiceNotice
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.plan.observed import Manifest
@@ -54,6 +55,7 @@ class Decision:
     delete             objects to delete
     status             to be written if it differs from the present one
     child_statuses     statuses of children, written likewise; each with the UID that was seen
+    notice             what routers are told of the service
     begins_operation   the status begins an operation: it is written only over the version that was decided from
     scale_calls        calls to leaders
     events             transitions since the last status
@@ -65,6 +67,7 @@ class Decision:
     delete: tuple[Delete, ...] = ()
     status: InferenceServiceStatus
     child_statuses: tuple[Manifest, ...] = ()
+    notice: ServiceNotice = field(default_factory=ServiceNotice)
     begins_operation: bool = False
     scale_calls: tuple[ScaleCall, ...] = ()
     events: tuple[Event, ...] = field(default=())

@@ -37,7 +37,7 @@ def min_available(
 
     `change` has no group that the API server refuses. `broken`: names of groups that do not come up by themselves.
     """
-    kept = groups.without(change.remove).all
+    kept = groups.without((*change.remove, *groups.canary)).all
     leaving = (pod for pod in groups.leaving if pod.deleted_at is None)
     pods = [*leaving, *(pod for group in groups.all for pod in group.remaining_pods)]
     spare = _evictable(kept, wanted, ready)

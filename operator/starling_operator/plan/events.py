@@ -6,6 +6,8 @@ from starling_operator.plan.decision import Event
 from starling_operator.plan.elastic.messages import operation_text
 from starling_operator.plan.status_inputs import StatusInputs
 
+CREATED = "Created"
+"""Reason of events that may wait until the status has the group: they come of what it lacks, and not of what is done."""
 _REFUSALS = ("InvalidSpec", "Unsupported")
 
 
@@ -13,8 +15,10 @@ def events(inputs: StatusInputs, status: InferenceServiceStatus) -> tuple[Event,
     """Returns the events of this decision. `status`: the one that is about to be written."""
     return (
         *_spec_changed(inputs),
+        *_idle_or_woken(inputs),
         *_created(inputs),
         *_nodes_released(inputs),
+        *_canary_moved(inputs),
         *_restarted(inputs),
         *_drained(inputs),
         *_resized(inputs),
@@ -29,14 +33,24 @@ def _spec_changed(inputs: StatusInputs) -> tuple[Event, ...]:
     if inputs.refusal or old.observed_generation in (0, inputs.service.generation):
         return ()
     found = []
-    started = old.revision.target and old.revision.target != inputs.target_revision and inputs.groups.old
+    started = old.revision.target and old.revision.target != inputs.spec_revision and inputs.groups.old
     if started:
         text = f"Replacing {len(inputs.groups.old)} groups by revision {inputs.target_revision}"
         found.append(Event("Normal", "RolloutStarted", text))
-    if not started and len(inputs.groups.all) != inputs.replicas and not inputs.groups.old:
-        text = f"Scaling from {len(inputs.groups.all)} to {inputs.replicas} groups"
+    have = len(inputs.groups.current)
+    if not started and have != inputs.replicas and not inputs.groups.old:
+        text = f"Scaling from {have} to {inputs.replicas} groups"
         found.append(Event("Normal", "Scaled", text))
     return tuple(found)
+
+
+def _idle_or_woken(inputs: StatusInputs) -> tuple[Event, ...]:
+    old, new = inputs.service.status.scaling, inputs.scale.status
+    if old is None or new is None or bool(old.wanted) == bool(new.wanted):
+        return ()
+    if new.wanted:
+        return (Event("Normal", "Woken", f"A request came: scaling from 0 to {new.wanted} groups"),)
+    return (Event("Normal", "Idle", f"No group is needed: {new.message}; the next request wakes the service"),)
 
 
 def _created(inputs: StatusInputs) -> tuple[Event, ...]:
@@ -45,7 +59,7 @@ def _created(inputs: StatusInputs) -> tuple[Event, ...]:
     if inputs.service.status.observed_generation == 0:
         return ()
     new = [group for group in inputs.kept if group.previous is None]
-    return tuple(Event("Normal", "Created", f"Created group {group.name}{_pods(group.nodes)}") for group in new)
+    return tuple(Event("Normal", CREATED, f"Created group {group.name}{_pods(group.nodes)}") for group in new)
 
 
 def _nodes_released(inputs: StatusInputs) -> tuple[Event, ...]:
@@ -54,6 +68,21 @@ def _nodes_released(inputs: StatusInputs) -> tuple[Event, ...]:
 
 def _pods(nodes: int) -> str:
     return "" if nodes == 1 else f" of {nodes} pods"
+
+
+def _canary_moved(inputs: StatusInputs) -> tuple[Event, ...]:
+    """Events of a canary's steps. That it was rolled back is an event of the condition Stalled."""
+    before, now = inputs.service.status.canary, inputs.canary.status if inputs.canary is not None else None
+    if now is None or now.phase == "rolledBack":
+        return ()
+    known = before is not None and (before.revision, before.phase, before.step) == (now.revision, now.phase, now.step)
+    if known:
+        return ()
+    if now.phase == "passed":
+        return (Event("Normal", "CanaryPassed", f"Revision {now.revision} passed its last step: it replaces {now.stable}"),)
+    if now.step == 0:
+        return (Event("Normal", "CanaryStarted", f"Trying revision {now.revision} next to revision {now.stable}"),)
+    return (Event("Normal", "CanaryStep", f"{now.weight} % of the requests go to revision {now.revision}: step {now.step}"),)
 
 
 def _restarted(inputs: StatusInputs) -> tuple[Event, ...]:

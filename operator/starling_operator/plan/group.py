@@ -20,7 +20,8 @@ class Group:
     """One group that exists.
 
     nodes           pods that its StatefulSet asks for
-    target          true if it is of the revision that the spec asks for
+    target          true if it is of the revision whose groups the service is to have: the spec's, or the one that a canary leaves
+    is_canary       it is of a revision that is tried on a part of the requests, or was
     pods            by number, also those that are being deleted
     pod_creation_error   Kubernetes' message why it does not create some pods; "" if it creates them, or gives no reason
     previous        its record in the last status; None for a new group
@@ -37,6 +38,7 @@ class Group:
     uid: str
     nodes: int
     target: bool
+    is_canary: bool = False
     pods: tuple[Pod, ...] = ()
     pod_creation_error: str = ""
     previous: GroupStatus | None = None
@@ -124,18 +126,20 @@ class Groups:
 
     current    groups of the target revision, by number
     old        groups of other revisions, by revision and number
+    canary     groups of a revision that is tried, by number
     leaving    pods whose StatefulSet is gone: they drain
     orphans    headless Services of which group and pods are gone. Pods that drain still find each other by theirs
     """
 
     current: tuple[Group, ...]
     old: tuple[Group, ...]
+    canary: tuple[Group, ...] = ()
     leaving: tuple[Pod, ...]
     orphans: tuple[Manifest, ...]
 
     @property
     def all(self) -> tuple[Group, ...]:
-        return self.old + self.current
+        return self.old + self.current + self.canary
 
     @property
     def pods(self) -> tuple[Pod, ...]:
@@ -144,12 +148,17 @@ class Groups:
 
     def without(self, gone: Iterable[Group]) -> "Groups":
         names_gone = {group.name for group in gone}
-        current, old = (tuple(one for one in groups if one.name not in names_gone) for groups in (self.current, self.old))
-        return replace(self, current=current, old=old)
+        current, old, canary = (
+            tuple(one for one in groups if one.name not in names_gone) for groups in (self.current, self.old, self.canary)
+        )
+        return replace(self, current=current, old=old, canary=canary)
 
 
-def read_groups(observed: Observed, target: str, revisions: Iterable[Revision]) -> Groups:
-    """Returns the groups of a service. `target`: id of the wanted revision, "" if the spec is refused; `revisions`: all known."""
+def read_groups(observed: Observed, target: str, revisions: Iterable[Revision], canary: str = "") -> Groups:
+    """Returns the groups of a service. `revisions`: all known.
+
+    `target`: id of the wanted revision, "" if the spec is refused; `canary`: id of the one that is tried.
+    """
     sets = [
         live
         for (kind, _), live in sorted(observed.children.items())
@@ -157,12 +166,13 @@ def read_groups(observed: Observed, target: str, revisions: Iterable[Revision]) 
     ]
     by_name = _pods_by_group(observed.pods)
     elastic = {known.id: known.layout for known in revisions if known.layout.elastic is not None}
-    groups = [_group(observed, live, target, by_name.get(live["metadata"]["name"], ()), elastic) for live in sets]
+    groups = [_group(observed, live, target, canary, by_name.get(live["metadata"]["name"], ()), elastic) for live in sets]
     groups.sort(key=lambda group: (group.revision, group.index))
     known = {group.name for group in groups}
     return Groups(
         current=tuple(group for group in groups if group.target),
-        old=tuple(group for group in groups if not group.target),
+        old=tuple(group for group in groups if not group.target and not group.is_canary),
+        canary=tuple(group for group in groups if group.is_canary),
         leaving=tuple(pod for pod in observed.pods if pod.group not in known),
         orphans=_orphans(observed, known | by_name.keys()),
     )
@@ -190,7 +200,9 @@ def nodes_form_gang(observed: Observed, revision: str) -> bool:
     return layout.tensor * layout.pipeline > layout.per_node or experts
 
 
-def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod], elastic: Mapping[str, LayoutConfig]) -> Group:
+def _group(
+    observed: Observed, live: Manifest, target: str, canary: str, pods: Sequence[Pod], elastic: Mapping[str, LayoutConfig]
+) -> Group:
     status = observed.service.status
     name = live["metadata"]["name"]
     previous = next((known for known in status.groups if known.name == name), None)
@@ -208,6 +220,7 @@ def _group(observed: Observed, live: Manifest, target: str, pods: Sequence[Pod],
         uid=live["metadata"].get("uid", ""),
         nodes=int(live["spec"].get("replicas", 1)),
         target=revision == target,
+        is_canary=revision == canary != target,
         pods=tuple(sorted(pods, key=lambda pod: (pod.number, pod.created_at))),
         pod_creation_error=observed.pod_creation_errors.get(name, ""),
         previous=previous,

@@ -10,7 +10,8 @@ SERVICE = "serving.starling.dev/service"
 GROUP = "serving.starling.dev/group"
 REVISION = "serving.starling.dev/revision"
 ROLE = "serving.starling.dev/role"
-SERVING = "serving"
+SERVING, ROUTING = "serving", "routing"
+ROUTER = "serving.starling.dev/router"
 ORDINAL = "apps.kubernetes.io/pod-index"
 """Set on a StatefulSet's pods by Kubernetes itself: a pod template is the same for all pods, so it cannot number them."""
 AGENTS = {"app.kubernetes.io/name": "starling", "app.kubernetes.io/component": "agent"}
@@ -40,6 +41,17 @@ def of_pods(service: Service, revision: str) -> dict[str, str]:
 def serving_selector(service: Service) -> dict[str, str]:
     """Selects all pods that clients may be sent to."""
     return {SERVICE: service.name, ROLE: SERVING}
+
+
+def router_selector(service: Service) -> dict[str, str]:
+    """Selects the routers. They have no label of agents, so that nothing that is about groups sees them."""
+    return {ROUTER: service.name}
+
+
+def of_routers(service: Service) -> dict[str, str]:
+    """Labels of the routers' pods."""
+    ours = {name: value for name, value in common(service).items() if name != SERVICE}
+    return ours | {"app.kubernetes.io/component": "router", ROUTER: service.name}
 
 
 def serving_selector_text(service: Service) -> str:

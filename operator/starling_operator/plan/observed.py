@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starling_agent.contract.report import Report
+from starling_agent.contract.router_report import RouterReport
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
@@ -16,6 +17,7 @@ class Settings:
     """The operator's own settings.
 
     agent_image        image for new revisions of services that name none
+    router_image       image of routers, which need no torch; "": agent_image
     cluster_domain     last part of DNS names inside the cluster
     operator_namespace, operator_labels   select the operator's pods, the only ones that may reach the admin endpoints
     service_monitors   the cluster has the ServiceMonitor CRD
@@ -25,6 +27,7 @@ class Settings:
     """
 
     agent_image: str
+    router_image: str = ""
     image_pull_policy: str = "IfNotPresent"
     cluster_domain: str = "cluster.local"
     operator_namespace: str = "starling-system"
@@ -106,6 +109,25 @@ class Pod:
     refuses_token: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterPod:
+    """One router.
+
+    is_running   it has been started and has an address
+    is_going     it is being deleted: requests that it has open may end
+    report       its last report; None: it gave none
+    report_age   seconds since it last answered
+    """
+
+    name: str
+    uid: str
+    address: str = ""
+    is_running: bool = False
+    is_going: bool = False
+    report: RouterReport | None = None
+    report_age: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Gang:
     """A group, of any service, not all of whose pods are scheduled yet.
@@ -134,9 +156,11 @@ class Observed:
 
     children           live objects that the service owns, except pods, by (kind, name)
     pods               pods of all groups, also those that are being deleted
+    routers            pods of routers
     pod_creation_errors   Kubernetes' message why it does not create a group's pods, by group
     refused_children   names of wanted children that the API server refuses
     cordoned           names of cordoned cluster nodes, soon to be drained; None: the operator has no permission to list them
+    unlisted           kinds, of those that a cluster may lack, whose objects `children` cannot have: none has been listed yet
     answers            refusals of leaders, by operation
     gangs              groups of all services that wait for nodes
     now                Unix time, in seconds
@@ -146,9 +170,11 @@ class Observed:
     service: Service
     children: Mapping[tuple[str, str], Manifest] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
+    routers: tuple[RouterPod, ...] = ()
     pod_creation_errors: Mapping[str, str] = field(default_factory=dict)
     refused_children: frozenset[str] = frozenset()
     cordoned: frozenset[str] | None = None
+    unlisted: frozenset[str] = frozenset()
     answers: Mapping[str, LeaderRefusal] = field(default_factory=dict)
     gangs: tuple[Gang, ...] = ()
     settings: Settings

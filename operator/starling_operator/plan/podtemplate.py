@@ -14,6 +14,8 @@ from starling_operator.plan.resources import check_quantities, check_tiers, memo
 from starling_operator.plan.volumes import HOME, UNSIZED_SHM, Volume, volumes
 
 CONTAINER = "agent"
+CONFINED: dict[str, Any] = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+"""securityContext of a container."""
 _USER = 65532
 _EXIT_MARGIN = 15
 """Seconds that an agent has left to end its processes after the last stream."""
@@ -42,6 +44,17 @@ def agent_image(spec: InferenceServiceSpec, settings: Settings) -> str:
 def grace_seconds(spec: InferenceServiceSpec) -> int:
     """Returns a pod's grace period: it accepts requests, drains them, and ends its processes."""
     return spec.drain.accept_seconds + spec.drain.seconds + _EXIT_MARGIN
+
+
+def pod_security(settings: Settings) -> dict[str, Any]:
+    """Returns the securityContext of a pod."""
+    return {
+        "runAsNonRoot": True,
+        **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if settings.fixed_user else {}),
+        # Weights on a large volume would otherwise be visited file by file at each start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _base(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> dict[str, Any]:
@@ -104,13 +117,7 @@ def _pod(service: Service, spec: InferenceServiceSpec, settings: Settings, mount
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_seconds(spec),
-        "securityContext": {
-            "runAsNonRoot": True,
-            **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if settings.fixed_user else {}),
-            # Weights on a large volume would otherwise be visited file by file at each start.
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(settings),
         "tolerations": [_toleration("not-ready"), _toleration("unreachable"), *_device_tolerations(spec)],
         "containers": [_container(spec, settings, mounted)],
         "volumes": [volume.volume() for volume in mounted if volume.source],
@@ -129,11 +136,7 @@ def _container(spec: InferenceServiceSpec, settings: Settings, mounted: list[Vol
         "env": _environment(spec),
         "ports": [_port("http", ENDPOINT_PORT), _port("admin", ADMIN_PORT)],
         "resources": _resources(spec),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": CONFINED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.mount() for volume in mounted],
         **_probes(),

@@ -44,9 +44,16 @@ def expected_reports(spec: InferenceServiceSpec, target: Revision, desired: Desi
     return ExpectedReports(target.config_hash, layout, expert, through_service=target.has_service)
 
 
+def stored_reports(revision: Revision) -> ExpectedReports:
+    """Reads what agents of a revision report that serves while the spec asks for another one. Its size does not change."""
+    split = revision.layout
+    layout = GroupLayout(tensor=split.tensor, pipeline=split.pipeline, data=split.data, per_node=split.per_node)
+    return ExpectedReports(revision.config_hash, layout, through_service=revision.has_service)
+
+
 def unready_reason(group: Group, expected: ExpectedReports) -> str:
     """Returns why the group is not ready; "" if it is. Groups of an old revision are judged by their probes alone."""
-    if not group.target:
+    if not group.target and not group.is_canary:
         return "" if group.available else waiting_reason(group)
     if len(group.needed_pods) != group.needed_nodes or not all(pod.ready for pod in group.needed_pods):
         return waiting_reason(group)

@@ -1,5 +1,6 @@
 """Time of the next decision although nothing may have changed: back-offs, silence and windows end by themselves."""
 
+import math
 from collections.abc import Iterator
 
 from starling_operator.plan.disruption import SCHEDULING_SECONDS
@@ -23,6 +24,10 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
     spec = inputs.service.spec
     if spec is None or inputs.refusal is not None:
         return
+    if inputs.scale.due is not None:
+        yield inputs.scale.due
+    yield from (stays for stays in (inputs.router_stays, inputs.pool_stays) if 0 < stays < math.inf)
+    yield from _canary_moments(inputs)
     if any(group.missing for group in inputs.kept):
         yield _POLL_SECONDS
     if inputs.nodes > 1 and any(not group.scheduled for group in inputs.kept):
@@ -37,7 +42,7 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
         if decision is not None and decision.wait > 0:
             yield decision.wait
         due = group.progressed_at + spec.rollout.progress_deadline_seconds - inputs.now
-        if group.target and due >= 0 and not inputs.is_ready(group):
+        if (group.target or group.is_canary) and due >= 0 and not inputs.is_ready(group):
             yield due
         times = restart_times(group, spec.recovery, inputs.now)
         if times:
@@ -48,6 +53,13 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
         for pod in watched:
             if pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age <= limit:
                 yield limit - pod.report_age
+
+
+def _canary_moments(inputs: StatusInputs) -> Iterator[float]:
+    """Yields the end of a step. After it, what keeps the next one away may be a router that does not answer."""
+    canary = inputs.canary
+    if canary is not None and canary.until is not None:
+        yield canary.until - inputs.now if canary.until > inputs.now else _POLL_SECONDS
 
 
 def _node_moments(inputs: StatusInputs) -> Iterator[float]:

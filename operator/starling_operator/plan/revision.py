@@ -13,9 +13,11 @@ from typing import Any
 from starling_agent.contract.config import LayoutConfig
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
 from starling_crds.v1alpha1.parallelism import Parallelism
+from starling_crds.v1alpha1.router import RouterSpec, TenantSpec
+from starling_crds.v1alpha1.scaling import ScalingSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan.config import agent_config
+from starling_operator.plan.config import agent_config, has_tenants
 from starling_operator.plan.observed import Manifest, Observed, Service, Settings
 from starling_operator.plan.podtemplate import agent_image, pod_template
 
@@ -24,6 +26,8 @@ KEPT = 3
 """Unused revisions that are kept: going back to one of them makes the very same pods."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 7
+_SOME_TENANTS = RouterSpec(tenants=[TenantSpec(name="any")])
+"""Stands for any tenants: whether there are some says whether agents begin closed, and who they are is the routers' alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,8 @@ def spec_hash(spec: InferenceServiceSpec) -> str:
                 update={name: type(spec.recovery).model_fields[name].default for name in ("restart_budget", "window_seconds")}
             ),
             "suspend": False,
+            "router": _SOME_TENANTS if has_tenants(spec) else None,
+            "scaling": ScalingSpec(),
             "class_name": None,
             "endpoint": spec.endpoint.model_copy(update={"port": type(spec.endpoint).model_fields["port"].default, "route": None}),
         }

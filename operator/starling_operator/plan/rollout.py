@@ -27,9 +27,10 @@ class WantedGroups:
     sees_cordons: bool = False
 
     @classmethod
-    def from_spec(cls, spec: InferenceServiceSpec, nodes: int, *, broken: bool, sees_cordons: bool) -> "WantedGroups":
-        """Reads a spec. A suspended service wants no groups."""
-        replicas = 0 if spec.suspend else spec.replicas
+    def from_spec(
+        cls, spec: InferenceServiceSpec, replicas: int, nodes: int, *, broken: bool, sees_cordons: bool
+    ) -> "WantedGroups":
+        """Reads a spec. `replicas` are those that it wants now, which may be fewer than it has (see `scaling`)."""
         return cls(replicas=replicas, nodes=nodes, rollout=spec.rollout, broken=broken, sees_cordons=sees_cordons)
 
     @classmethod
@@ -65,6 +66,7 @@ class RolloutStep:
     """Groups to create and to remove now.
 
     create           numbers of new groups of the target revision
+    create_canary    numbers of new groups of the revision that is tried
     remove           groups to delete; they drain
     wait_reason      why fewer groups than wanted are created now; ""
     releases_nodes   some groups are removed only to release their nodes for a group of another service
@@ -72,6 +74,7 @@ class RolloutStep:
     """
 
     create: tuple[int, ...] = ()
+    create_canary: tuple[int, ...] = ()
     remove: tuple[Group, ...] = ()
     wait_reason: str = ""
     releases_nodes: bool = False
@@ -82,7 +85,8 @@ Ready = Callable[[Group], bool]
 
 
 def rollout_step(groups: Groups, wanted: WantedGroups, ready: Ready, name: Callable[[int], str]) -> RolloutStep:
-    """Returns the groups to create and to remove. `name` names a group of the target revision by its number."""
+    """Returns the groups to create and to remove, but for those of a canary. `name` names one of the target revision."""
+    groups = groups.without(groups.canary)
     # An old group stays while the target revision is broken: its pods are recreated under its name, or nobody would serve.
     draining = tuple(group for group in groups.all if group.draining and (group.target or not wanted.broken))
     staying = groups.without(draining)
@@ -95,13 +99,31 @@ def rollout_step(groups: Groups, wanted: WantedGroups, ready: Ready, name: Calla
     )
 
 
+def with_canary(
+    change: RolloutStep, groups: Groups, count: int, nodes: int, ready: Ready, name: Callable[[int], str]
+) -> RolloutStep:
+    """Adds the canary's groups, on top of all others. `count`: those it is to have; `nodes`: pods of each.
+
+    One whose node is drained goes and is made anew elsewhere: the other revision serves all requests without it.
+    """
+    going = tuple(group for group in groups.canary if group.draining or group.cordoned)
+    staying = [group for group in groups.canary if group not in going]
+    surplus = sorted(staying, key=lambda group: _removal_order(group, ready))[: max(0, len(staying) - count)]
+    missing = max(0, count - len(staying))
+    if nodes > 1:
+        waits = bool(change.create) or any(not group.scheduled for group in groups.all if group not in change.remove)
+        missing = min(missing, 0 if waits else 1)
+    return replace(change, create_canary=_free_numbers(groups, missing, name), remove=(*change.remove, *going, *surplus))
+
+
 def with_gang_release(change: RolloutStep, groups: Groups, release: GangRelease, nodes: int) -> RolloutStep:
     """Removes groups that release their nodes, or delays new ones. `nodes`: pods of a new group."""
     gone = tuple(group for group in groups.all if group.name in release.groups and group not in change.remove)
     if gone:
-        return replace(change, create=(), remove=change.remove + gone, wait_reason=release.why, releases_nodes=True)
-    if release.hold and change.create and nodes > 1:
-        return replace(change, create=(), wait_reason=release.hold)
+        left = replace(change, create=(), create_canary=(), remove=change.remove + gone)
+        return replace(left, wait_reason=release.why, releases_nodes=True)
+    if release.hold and (change.create or change.create_canary) and nodes > 1:
+        return replace(change, create=(), create_canary=(), wait_reason=release.hold)
     return change
 
 

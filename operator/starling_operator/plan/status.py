@@ -6,7 +6,7 @@ from typing import Any
 from starling_agent.contract.config import ENDPOINT_PORT
 from starling_agent.contract.listening import authority
 from starling_agent.contract.report import Topology
-from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus, RevisionStatus
+from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus, RevisionStatus, RouterStatus
 
 from starling_operator.plan import labels, names
 from starling_operator.plan.elastic.elastic_state import ended
@@ -33,15 +33,23 @@ def make_status(inputs: StatusInputs, conditions: list[Condition]) -> InferenceS
         conditions=conditions,
         replicas=len(groups),
         ready_replicas=len(inputs.ready),
-        updated_replicas=sum(group.target for group in inputs.ready),
+        updated_replicas=sum(group.revision == inputs.spec_revision for group in inputs.ready),
         selector=labels.leader_selector(inputs.service),
         topology=", ".join(sorted({group.topology for group in groups if group.ready and group.topology})),
         url=service_url(inputs),
         endpoints=_endpoints(inputs)[:MOST_ENDPOINTS],
         revision=RevisionStatus(current=_serving_revision(inputs), target=_target_revision(inputs)),
+        canary=inputs.canary.status if inputs.canary is not None else inputs.taken_back,
         groups=summarised(groups),
+        router=_router(inputs),
+        scaling=inputs.scale.status,
         gang_released_at=_gang_released_at(inputs),
     )
+
+
+def _router(inputs: StatusInputs) -> RouterStatus | None:
+    state = inputs.router
+    return None if state is None else RouterStatus(replicas=state.replicas, ready=state.ready)
 
 
 def _endpoints(inputs: StatusInputs) -> list[str]:
@@ -76,7 +84,7 @@ def _gang_released_at(inputs: StatusInputs) -> str:
 
 
 def _target_revision(inputs: StatusInputs) -> str:
-    return inputs.target_revision or inputs.service.status.revision.target
+    return inputs.spec_revision or inputs.service.status.revision.target
 
 
 def _serving_revision(inputs: StatusInputs) -> str:

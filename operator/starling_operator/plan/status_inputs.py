@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from starling_crds.v1alpha1.status import CanaryStatus
+
+from starling_operator.plan.canary import CanaryDecision
 from starling_operator.plan.elastic.next_step import ElasticDecision
 from starling_operator.plan.elastic.parallelism_scale import Desired
 from starling_operator.plan.group import Group, Groups
@@ -11,6 +14,8 @@ from starling_operator.plan.readiness import ExpectedReports
 from starling_operator.plan.recovery import RecoveryDecision
 from starling_operator.plan.refusals import Refusal
 from starling_operator.plan.rollout import RolloutStep
+from starling_operator.plan.router import RouterState
+from starling_operator.plan.scaling import Scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +24,10 @@ class StatusInputs:
 
     service, settings, now   as observed; `now` in seconds since the epoch
     groups            all groups, those that are removed by this decision too
-    target_revision   id of the revision that the spec asks for; "" where the spec is refused
+    target_revision   id of the revision whose groups the service is to have; "" where the spec is refused
+    canary            what becomes of a canary; None without one
+    taken_back        a canary that the spec has gone back from, while some of it is left
+    scale             how many groups it is to have now, and why
     refusal           why the spec cannot be carried out; None if it can. Then `expected` is set
     expected          what agents of the target revision have to report
     unready           why a group is not ready; "" if it is. Has all groups
@@ -29,6 +37,9 @@ class StatusInputs:
     desired           wanted size of the groups; None if the service is not elastic
     elastic_steps     next step of each elastic group towards that size
     min_available     pods that evictions have to leave
+    router            routers as observed; None if the spec has none, or cannot be read
+    router_stays      seconds that routers stay which the spec no longer has; infinite: until a group serves
+    pool_stays        seconds that a pool stays which the spec no longer has; infinite: until the route leads elsewhere
     token_secret      name of the Secret from which pods mount the admin token
     """
 
@@ -37,6 +48,9 @@ class StatusInputs:
     now: float
     groups: Groups
     target_revision: str
+    canary: CanaryDecision | None = None
+    taken_back: CanaryStatus | None = None
+    scale: Scale
     refusal: Refusal | None = None
     expected: ExpectedReports | None = None
     unready: Mapping[str, str] = field(default_factory=dict)
@@ -46,13 +60,20 @@ class StatusInputs:
     desired: Desired | None = None
     elastic_steps: Mapping[str, ElasticDecision] = field(default_factory=dict)
     min_available: int = 0
+    router: RouterState | None = None
+    router_stays: float = 0.0
+    pool_stays: float = 0.0
     token_secret: str = ""
 
     @property
+    def spec_revision(self) -> str:
+        """Id of the revision that the spec asks for: that of a canary, while it is tried and when it was rolled back."""
+        return self.canary.status.revision if self.canary is not None else self.target_revision
+
+    @property
     def replicas(self) -> int:
-        """Groups that the spec wants now."""
-        spec = self.service.spec
-        return 0 if spec is None or spec.suspend else spec.replicas
+        """Groups that the service is to have now."""
+        return self.scale.groups
 
     @property
     def nodes(self) -> int:
@@ -84,5 +105,5 @@ class StatusInputs:
 
     @property
     def old(self) -> tuple[Group, ...]:
-        """Kept groups of other revisions."""
-        return tuple(group for group in self.kept if not group.target)
+        """Kept groups of other revisions, but for a canary's."""
+        return tuple(group for group in self.kept if not group.target and not group.is_canary)

@@ -26,17 +26,20 @@ def verdict(inputs: StatusInputs) -> Verdict:
         _refused,
         _broken,
         _exhausted,
+        _rolled_back,
         _not_resized,
         _stopped,
         _token_refused,
         _deadline_exceeded,
         _recovering,
         _pods_refused,
+        _trying,
         _rolling,
         _draining,
         _scaling,
         _resizing,
         _starting,
+        _router_starting,
     )
     found = next(filter(None, (rule(inputs) for rule in rules)), None)
     return found if found is not None else Verdict("ready", "Serving", _serving(inputs))
@@ -95,12 +98,22 @@ def _first_restart(inputs: StatusInputs, group: Group) -> bool:
 def _stopped(inputs: StatusInputs) -> Verdict | None:
     if inputs.replicas > 0:
         return None
-    suspended = inputs.service.spec is not None and inputs.service.spec.suspend
-    reason, why = ("Suspended", "spec.suspend is true") if suspended else ("ScaledToZero", "spec.replicas is 0")
+    reason, why = _why_stopped(inputs)
     if inputs.groups.all or inputs.groups.leaving:
         left = len({pod.group for pod in inputs.groups.leaving} | {group.name for group in inputs.groups.all})
         return Verdict("reconciling", reason, f"{why}; {left} groups drain")
-    return Verdict("stopped", reason, f"{why}; no group runs")
+    if reason != "Idle":
+        return Verdict("stopped", reason, f"{why}; no group runs")
+    unheard = _router_starting(inputs)
+    return Verdict("stopped", reason, f"{why}; no group runs; the next request wakes it") if unheard is None else unheard
+
+
+def _why_stopped(inputs: StatusInputs) -> tuple[str, str]:
+    """Returns reason and cause."""
+    spec, scaling = inputs.service.spec, inputs.scale.status
+    if spec is not None and spec.suspend:
+        return "Suspended", "spec.suspend is true"
+    return ("ScaledToZero", "spec.replicas is 0") if scaling is None else ("Idle", scaling.message)
 
 
 def _recovering(inputs: StatusInputs) -> Verdict | None:
@@ -153,6 +166,26 @@ def _scaling(inputs: StatusInputs) -> Verdict | None:
     return Verdict("reconciling", reason, _with(f"{have} of {wanted} groups exist", _waits(inputs)))
 
 
+def _rolled_back(inputs: StatusInputs) -> Verdict | None:
+    """Applies until the spec changes: what it asks for does not serve."""
+    canary = inputs.canary.status if inputs.canary is not None else None
+    if canary is None or canary.phase != "rolledBack":
+        return None
+    return Verdict("stalled", "CanaryRolledBack", f"{canary.message}; revision {canary.stable} serves on")
+
+
+def _trying(inputs: StatusInputs) -> Verdict | None:
+    canary, spec = inputs.canary, inputs.service.spec
+    if canary is None or canary.status.stable != inputs.target_revision or inputs.replicas == 0:
+        return None
+    assert spec is not None and spec.rollout.canary is not None
+    status, steps = canary.status, len(spec.rollout.canary.steps)
+    text = f"{status.weight} % of the requests go to revision {status.revision}, the others to {status.stable}"
+    at = f"step {status.step} of {steps}" if status.step else f"before step 1 of {steps}"
+    until = f" until {rfc3339(canary.until)}" if canary.until is not None and not canary.wait_reason else ""
+    return Verdict("reconciling", "Canary", _with(f"{text}; {at}{until}", canary.wait_reason))
+
+
 def _not_resized(inputs: StatusInputs) -> Verdict | None:
     """Applies if groups cannot get the wanted size. They serve on at the old one."""
     if inputs.desired is None or inputs.replicas == 0:
@@ -188,6 +221,16 @@ def _starting(inputs: StatusInputs) -> Verdict | None:
     else:
         reason = "Recovering" if has_served(first) and not first.available else "Progressing"
     return Verdict("reconciling", reason, _with(f"{_count(inputs)} serve; {cause}", first_size(inputs, first)))
+
+
+def _router_starting(inputs: StatusInputs) -> Verdict | None:
+    """Applies after all that is about groups: where no router is ready, no client reaches them."""
+    state = inputs.router
+    if state is None or state.ready > 0:
+        return None
+    return Verdict(
+        "reconciling", "Progressing", _with(f"{_count(inputs)} serve; none of {state.replicas} routers is ready", state.problem)
+    )
 
 
 def _serving(inputs: StatusInputs) -> str:

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from starling_crds.v1alpha1.engine import FilesystemTier
-from starling_crds.v1alpha1.model import WeightsCache
+from starling_crds.v1alpha1.model import SecretKey, WeightsCache
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import names
 from starling_operator.plan.admin_token import TOKEN_VOLUME
-from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, KV_PATH, PIN_PATH, TLS_PATH
+from starling_operator.plan.config import ADMIN_PATH, CACHE_PATH, KEYS_PATH, KV_PATH, PIN_PATH, RESPONSES_PATH, TLS_PATH
 from starling_operator.plan.source import MODELS_PATH, parse_source
 
 HOME = "/home/starling"
@@ -66,20 +65,27 @@ def _optional(service: str, spec: InferenceServiceSpec, revision: str) -> list[V
         found.append(Volume("model", source, MODELS_PATH, read_only=True))
     keys = spec.endpoint.api_key_secret
     if keys is not None:
-        secret = {"secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]} | _OPTIONAL}
-        found.append(Volume("api-keys", secret, KEYS_PATH, read_only=True))
+        found.append(api_keys(keys))
     if spec.endpoint.tls_secret is not None:
         found.append(Volume("tls", {"secret": {"secretName": spec.endpoint.tls_secret} | _OPTIONAL}, TLS_PATH, read_only=True))
-    if spec.kv_cache.tiers.filesystem is not None:
-        found.append(Volume("kv", _filesystem_tier(spec.kv_cache.tiers.filesystem), KV_PATH))
+    tier, store = spec.kv_cache.tiers.filesystem, spec.endpoint.response_store
+    if tier is not None:
+        found.append(Volume("kv", _folder(tier.claim, tier.path), KV_PATH))
+    if store.claim is not None or store.path is not None:
+        found.append(Volume("responses", _folder(store.claim, store.path), RESPONSES_PATH))
     return found
 
 
-def _filesystem_tier(tier: FilesystemTier) -> dict[str, Any]:
-    """Source of the filesystem tier. Kubernetes gives a claim to the pods' fsGroup, but leaves a node's folder as it is."""
-    if tier.claim is not None:
-        return {"persistentVolumeClaim": {"claimName": tier.claim}}
-    return {"hostPath": {"path": tier.path, "type": "DirectoryOrCreate"}}
+def api_keys(keys: SecretKey) -> Volume:
+    secret = {"secret": {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]} | _OPTIONAL}
+    return Volume("api-keys", secret, KEYS_PATH, read_only=True)
+
+
+def _folder(claim: str | None, path: str | None) -> dict[str, Any]:
+    """Source of a folder that outlives pods. Kubernetes gives a claim to the pods' fsGroup, but leaves a node's folder as it is."""
+    if claim is not None:
+        return {"persistentVolumeClaim": {"claimName": claim}}
+    return {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
 
 
 def _cache(cache: WeightsCache) -> dict[str, Any]:

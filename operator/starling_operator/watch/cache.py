@@ -7,12 +7,12 @@ decision is made on a state older than our last write.
 from collections.abc import Container, Mapping, MutableMapping
 from typing import TypeVar
 
-from starling_operator.cluster.kinds import GROUP_LABEL, INFERENCE_SERVICE, POD, SERVICE_LABEL, Kind
+from starling_operator.cluster.kinds import GROUP_LABEL, INFERENCE_SERVICE, POD, ROUTER_LABEL, SERVICE_LABEL, Kind
 from starling_operator.logs import Key
 from starling_operator.plan.gangs import waiting_gangs
-from starling_operator.plan.observed import Gang, Manifest, Pod
+from starling_operator.plan.observed import Gang, Manifest, Pod, RouterPod
 from starling_operator.watch.ownership import applied_fields
-from starling_operator.watch.pods import read_pod
+from starling_operator.watch.pods import read_pod, read_router_pod
 
 _TOMBSTONES = 20_000
 _Outer = TypeVar("_Outer")
@@ -35,6 +35,7 @@ class Cache:
         self._services: dict[Key, Manifest] = {}
         self._children: dict[str, dict[tuple[str, str], Manifest]] = {}
         self._pods: dict[Key, dict[str, Pod]] = {}
+        self._routers: dict[Key, dict[str, RouterPod]] = {}
         self._seen: dict[str, tuple[Kind, str, str, int]] = {}
         self._index: dict[str, tuple[Key, str]] = {}
         self._gone: dict[str, None] = {}
@@ -53,6 +54,10 @@ class Cache:
         """Returns pods of the service's own StatefulSets: others may give theirs the same labels."""
         found = (pod for pod in self._pods.get(key, {}).values() if self._belongs(key, pod))
         return tuple(sorted(found, key=lambda pod: (pod.group, pod.number, pod.uid)))
+
+    def routers(self, key: Key) -> tuple[RouterPod, ...]:
+        """Returns pods with the label of the service's routers: whoever makes one there can mount the routers' Secret as well."""
+        return tuple(sorted(self._routers.get(key, {}).values(), key=lambda pod: pod.name))
 
     def gangs(self) -> tuple[Gang, ...]:
         """Returns the gangs of all services that wait for nodes; only services with an unscheduled pod can have one."""
@@ -105,6 +110,7 @@ class Cache:
             del self._services[key]
         elif kind is POD:
             _remove(self._pods, key, uid)
+            _remove(self._routers, key, uid)
             self._unscheduled.discard(uid)
         else:
             held = self._children.get(owner_uid, {}).get((kind.name, name))
@@ -114,15 +120,19 @@ class Cache:
 
     def _insert(self, kind: Kind, uid: str, body: Manifest) -> Key | None:
         metadata = body["metadata"]
-        owner = controller_of(body) or {}
+        owner, labels = controller_of(body) or {}, metadata.get("labels") or {}
+        is_group = owner.get("kind") == "StatefulSet"
         if kind is INFERENCE_SERVICE:
             key, owner_uid = (metadata["namespace"], metadata["name"]), ""
             self._services[key] = body
-        elif kind is POD and owner.get("kind") == "StatefulSet" and owner["name"] == metadata["labels"].get(GROUP_LABEL):
-            key, owner_uid = (metadata["namespace"], metadata["labels"][SERVICE_LABEL]), ""
+        elif kind is POD and SERVICE_LABEL in labels and is_group and owner["name"] == labels.get(GROUP_LABEL):
+            key, owner_uid = (metadata["namespace"], labels[SERVICE_LABEL]), ""
             pod = self._pods.setdefault(key, {})[uid] = read_pod(body)
             if not pod.scheduled:
                 self._unscheduled.add(uid)
+        elif kind is POD and ROUTER_LABEL in labels:
+            key, owner_uid = (metadata["namespace"], labels[ROUTER_LABEL]), ""
+            self._routers.setdefault(key, {})[uid] = read_router_pod(body)
         elif owner.get("kind") == INFERENCE_SERVICE.name:
             key, owner_uid = (metadata["namespace"], owner["name"]), owner["uid"]
             self._children.setdefault(owner_uid, {})[kind.name, metadata["name"]] = body

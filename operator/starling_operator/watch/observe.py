@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pydantic import ValidationError
 from starling_crds.parse import parse_spec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 from starling_operator.agents.reports import AgentReports
+from starling_operator.agents.routers import RouterReports
 from starling_operator.logs import Key
 from starling_operator.plan.admin_token import token_of
-from starling_operator.plan.observed import LeaderRefusal, Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.observed import LeaderRefusal, Manifest, Observed, Pod, RouterPod, Service, Settings
 from starling_operator.plan.pod_report import with_report
 from starling_operator.watch.cache import Cache
 
@@ -18,6 +20,7 @@ from starling_operator.watch.cache import Cache
 def observe(
     cache: Cache,
     reports: AgentReports,
+    routers: RouterReports,
     settings: Settings,
     key: Key,
     operator_key: bytes,
@@ -33,6 +36,7 @@ def observe(
         service=service,
         children=cache.children(service.uid),
         pods=tuple(_with_report(pod, key, reports) for pod in cache.pods(key)),
+        routers=tuple(_with_router_report(pod, routers) for pod in cache.routers(key)),
         answers=answers or {},
         gangs=cache.gangs(),
         settings=settings,
@@ -73,3 +77,8 @@ def _read_status(status: Manifest) -> InferenceServiceStatus:
 def _with_report(pod: Pod, key: Key, reports: AgentReports) -> Pod:
     reply = reports.reply(pod.uid)
     return pod if reply is None else with_report(pod, key[1], reply.report, reply.age, reply.error)
+
+
+def _with_router_report(pod: RouterPod, routers: RouterReports) -> RouterPod:
+    reply = routers.reply(pod.uid)
+    return pod if reply is None else replace(pod, report=reply.report, report_age=reply.age)

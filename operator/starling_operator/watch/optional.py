@@ -1,4 +1,4 @@
-"""ServiceMonitor and HTTPRoute: their CRDs are installed and removed while the operator runs.
+"""ServiceMonitor, HTTPRoute and InferencePool: their CRDs are installed and removed while the operator runs.
 
 They are listed periodically, for a watch could not outlive its kind. A CRD that comes or goes, and a drift, is seen within PERIOD
 seconds.
@@ -25,16 +25,24 @@ class OptionalKinds:
     def __init__(self, kube: Kube, cache: Cache, scopes: Sequence[str | None], wake: Callable[[Key], None]) -> None:
         self._kube, self._cache, self._scopes, self._wake = kube, cache, scopes, wake
         self._present: set[Kind] = set()
+        self._unlisted = set(OPTIONAL)
+        self._problems: dict[Kind, str] = {}
+        """The reason for which a kind could not be listed the last time."""
 
     def adapt(self, settings: Settings) -> Settings:
         """Returns the settings for this cluster."""
         return replace(settings, service_monitors=SERVICE_MONITOR in self._present)
 
+    @property
+    def unlisted(self) -> frozenset[str]:
+        """Names of kinds of which nobody knows yet what the cluster has."""
+        return frozenset(kind.name for kind in self._unlisted)
+
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Goes on after a first `refresh`, until it is cancelled."""
         while True:
-            await self.refresh()
             await asyncio.sleep(PERIOD)
+            await self.refresh()
 
     async def refresh(self) -> None:
         """Lists all optional kinds. One that cannot be listed stays as it was."""
@@ -42,7 +50,13 @@ class OptionalKinds:
             try:
                 await self._refresh_kind(kind)
             except KubeError as error:
-                log.warning("%s cannot be listed: %s", kind.plural, error)
+                if error.status == 403:
+                    self._on_known(kind)  # As far as this operator may see, there are none.
+                if self._problems.get(kind) != str(error):
+                    log.warning("%s cannot be listed: %s", kind.plural, error)
+                self._problems[kind] = str(error)
+            else:
+                self._problems.pop(kind, None)
 
     async def has(self, kind: Kind) -> bool:
         """Returns whether the cluster has the kind at this moment, optional or not. Raises KubeError."""
@@ -60,6 +74,7 @@ class OptionalKinds:
             self._on_removed(kind)
         else:
             self._on_installed(kind)
+        self._on_known(kind)
 
     async def _list(self, kind: Kind, scope: str | None) -> None:
         answer = await self._kube.get(kind.path(scope), {"labelSelector": kind.selector})
@@ -81,6 +96,11 @@ class OptionalKinds:
         if kind in self._present:
             log.info("the cluster no longer has %s", kind.plural)
             self._present.discard(kind)
+            self._wake_all()
+
+    def _on_known(self, kind: Kind) -> None:
+        if kind in self._unlisted:
+            self._unlisted.discard(kind)
             self._wake_all()
 
     def _wake_all(self) -> None:

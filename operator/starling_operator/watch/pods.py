@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from starling_operator.cluster.kinds import GROUP
-from starling_operator.plan.observed import Manifest, Pod
+from starling_operator.plan.observed import Manifest, Pod, RouterPod
 
 # Reasons of states that every container goes through.
 _ROUTINE = ("ContainerCreating", "PodInitializing", "Completed")
@@ -40,6 +40,13 @@ def read_pod(body: Manifest) -> Pod:
         waiting=_waiting(body),
         termination_message=_termination_message(status),
     )
+
+
+def read_router_pod(body: Manifest) -> RouterPod:
+    metadata, status = body["metadata"], body.get("status", {})
+    address, phase = status.get("podIP", ""), status.get("phase", "Pending")
+    is_running, is_going = phase == "Running" and bool(address), "deletionTimestamp" in metadata
+    return RouterPod(name=metadata["name"], uid=metadata["uid"], address=address, is_running=is_running, is_going=is_going)
 
 
 def read_time(text: str) -> float:

@@ -36,7 +36,7 @@ def put(leader: Agent, name: str, data: int) -> httpx.Response:
 
 def scale(leader: Agent, name: str, data: int) -> Operation:
     """Sends an operation and waits for its end."""
-    leader.first_report(time.monotonic() + 30)
+    leader.first_report()
     assert put(leader, name, data).status_code == 202
     ended = leader.reports(lambda report: report.operation is not None and report.operation.id == name and report.operation.ended)
     operation = ended[-1].operation

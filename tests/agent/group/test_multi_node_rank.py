@@ -43,7 +43,7 @@ def test_a_model_on_two_nodes_survives_the_loss_of_a_worker_and_of_a_pod(start_n
     stream = StreamReader(second, 3900)
     os.kill(worker_pid(second), signal.SIGKILL)
     assert "error" in stream.last_event()
-    down = first.reports(lambda report: report.phase == "restarting", seconds=20)[-1]
+    down = first.reports(lambda report: report.phase == "restarting")[-1]
     assert "rank 1 on 127.0.0.1 is gone" in (down.last_error or "")
     for agent in (first, second):
         wait_for_ranks(agent, 1)
@@ -68,14 +68,14 @@ def another_pod_replaces_one_that_was_killed(
     start_node: Callable[..., Agent], first: Agent, second: Agent, layout: dict[str, Any]
 ) -> None:
     second.process.send_signal(signal.SIGKILL)
-    assert "rank 1" in (first.reports(lambda report: not report.ready, seconds=20)[-1].last_error or "")
+    assert "rank 1" in (first.reports(lambda report: not report.ready)[-1].last_error or "")
     again = start_node(1, first, **layout)
     for agent in (first, again):
         wait_for_ranks(agent, 1)
         assert complete(agent).status_code == 200
     stream = StreamReader(first, 1500)
     again.process.send_signal(signal.SIGTERM)
-    report = first.reports(lambda report: not report.ready, seconds=20)[-1]
+    report = first.reports(lambda report: not report.ready)[-1]
     assert (report.phase, report.healthy) == ("serving", True), "it takes no new requests, and finishes those that it has"
     assert first.end() == 0 and again.process.wait(120) == 0, "both wait for what is open"
     assert stream.result().endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in stream.text

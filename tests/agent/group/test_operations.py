@@ -10,11 +10,11 @@ import pytest
 from starling_agent.contract.config import LayoutConfig
 from starling_agent.contract.group import GroupMember
 from starling_agent.contract.scale import LoadedExperts, Operation
+from starling_agent.file_token import FileToken
 from starling_agent.group.leader import Leader
 from starling_agent.group.operations import REMEMBERED, Operations
 from starling_agent.group.size_controller import SizeController
 from starling_agent.node.admin import SleepRoutes, create_admin
-from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.drain_deadline import DrainDeadline
 from starling_agent.node.pinned_commit import PinnedCommit
 from starling_agent.report_state import ReportState
@@ -86,7 +86,7 @@ def code(answer: httpx.Response) -> tuple[int, str]:
 def client(state: ReportState, folder: Path, operations: Operations | None) -> httpx.AsyncClient:
     (folder / "token").write_text("sesame")
     app = create_admin(
-        state, AdminToken(folder / "token"), None, "10.0.0.1:8001", operations, SleepRoutes(), PinnedCommit(None), DrainDeadline()
+        state, FileToken(folder / "token"), None, "10.0.0.1:8001", operations, SleepRoutes(), PinnedCommit(None), DrainDeadline()
     )
     headers = {"Authorization": "Bearer sesame"}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin", headers=headers)

@@ -77,8 +77,8 @@ class Agent:
 
     def reports(self, enough: Callable[[Report], bool], seconds: float = SECONDS) -> list[Report]:
         """Returns all reports of a long poll from now until `enough` holds."""
+        seen = [self.first_report()]
         deadline = time.monotonic() + seconds
-        seen = [self.first_report(deadline)]
         while not enough(seen[-1]):
             assert time.monotonic() < deadline, f"{seen[-1]}\n{self.errors}"
             report = self.report(seen[-1].version, wait=2.0)
@@ -89,7 +89,9 @@ class Agent:
     def until(self, phase: str) -> list[Report]:
         return self.reports(lambda report: report.phase == phase)
 
-    def first_report(self, deadline: float) -> Report:
+    def first_report(self) -> Report:
+        """Waits until the process has started: on a busy machine that takes a while."""
+        deadline = time.monotonic() + SECONDS
         while True:
             try:
                 return self.report()
@@ -172,7 +174,7 @@ class StreamReader(threading.Thread):
         self._agent = agent
         self._body = {"model": "pydoc", "prompt": "import", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         self.start()
-        assert self.begun.wait(30)
+        assert self.begun.wait(60)
 
     def run(self) -> None:
         with self._agent.http.stream("POST", "/v1/completions", json=self._body) as answer:

@@ -121,8 +121,8 @@ def test_many_polls_wait_at_once_while_requests_are_served(agent: Agent):
         thread.start()
     assert complete(agent).status_code == 200
     for thread in threads:
-        thread.join(10)
-    assert time.monotonic() - began < 14
+        thread.join(30)
+    assert time.monotonic() - began < 16, "one after another takes 16 s"
 
 
 def test_the_agents_process_does_not_load_torch(agent: Agent):

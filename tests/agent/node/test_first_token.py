@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
+from starling_agent.file_token import FileToken
 from starling_agent.node.first_token import FirstToken, local_url
 
 
@@ -16,7 +18,9 @@ async def test_a_connection_without_an_answer_is_given_up_soon() -> None:
             each.setblocking(False)
             each.connect_ex(address)
         async with asyncio.timeout(30):
-            cause = await FirstToken("m", lambda: None).request(f"http://127.0.0.1:{address[1]}/v1")
+            cause = await FirstToken("m", lambda: None, "p-0", FileToken(Path("/none"))).request(
+                f"http://127.0.0.1:{address[1]}/v1"
+            )
         for each in waiting:
             each.close()
     assert cause == f"http://127.0.0.1:{address[1]}/v1/completions: ConnectTimeout: "

@@ -6,10 +6,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from starling_agent.contract.backend import BackendState
 from starling_agent.contract.report import Report
+from starling_agent.openai.responses.folder_store import FolderStore
+from starling_agent.openai.responses.ids import ResponsePod, pod_of
+from starling_agent.openai.responses.store import StoreLimits
 
 from tests.agent.node.certificates import make_certificate
 from tests.agent.node.conftest import Agent, StartAgent, StreamReader, complete, free_port
+
+RESPONSE = {"model": "pydoc", "input": "import", "max_output_tokens": 1}
+LONG_RESPONSE = {"model": "pydoc", "input": "import", "background": True, "structured_outputs": {"regex": "[a-z ]{9999}"}}
 
 
 def phases(reports: Sequence[Report]) -> list[str]:
@@ -22,6 +29,7 @@ def test_a_killed_engine_is_restarted_in_place_until_no_restart_is_left(start_ag
     before = agent.until("serving")[-1]
     counted = agent.metric("vllm:generation_tokens_total")
     stream = StreamReader(agent, 3900)
+    responses = [agent.http.post("/v1/responses", json=body).json()["id"] for body in (RESPONSE, LONG_RESPONSE)]
     os.kill(agent.core_pid(), signal.SIGKILL)
     down = agent.reports(lambda report: report.phase == "restarting")[-1]
     assert "SIGKILL" in (down.last_error or "")
@@ -36,8 +44,13 @@ def test_a_killed_engine_is_restarted_in_place_until_no_restart_is_left(start_ag
     assert up[-1].incarnation == before.incarnation and up[-1].topology == before.topology
     assert [report.version for report in up] == sorted({report.version for report in up})
     assert complete(agent).status_code == 200
+    state = BackendState.model_validate(agent.http.get("/backend").json())
+    assert (state.pod, state.group, state.revision) == ("chat-1a2b3c4-0-0", "chat-1a2b3c4-0", "1a2b3c4")
     assert agent.metric("vllm:generation_tokens_total") > counted, "counters go on"
     assert agent.metric("starling:agent_engine_restarts_total") == 1
+    assert all(pod_of(response_id) == ResponsePod("chat-1a2b3c4-0", 0) for response_id in responses)
+    statuses = [agent.http.get(f"/v1/responses/{response_id}").json()["status"] for response_id in responses]
+    assert statuses == ["incomplete", "failed"], "what is stored outlives the engine"
     os.kill(agent.core_pid(), signal.SIGKILL)
     it_fails_and_reports_the_cause(agent)
 
@@ -73,7 +86,7 @@ def it_fails_and_reports_the_cause(agent: Agent) -> None:
 
 def test_metrics_name_the_caches_type_before_there_is_an_engine(start_agent: StartAgent):
     agent = start_agent(engine={"kv_cache_dtype": "fp8_e4m3", "block_size": 32})
-    agent.first_report(time.monotonic() + 60)
+    agent.first_report()
     (line,) = [line for line in agent.http.get("/metrics").text.splitlines() if line.startswith("vllm:cache_config_info{")]
     assert 'block_size="32"' in line and 'cache_dtype="fp8_e4m3"' in line
 
@@ -99,9 +112,10 @@ def test_a_hung_engine_is_restarted(start_agent: StartAgent):
     assert not Path(f"/proc/{core}").exists(), "the old core has ended"
 
 
-def test_sigterm_lets_open_streams_finish(start_agent: StartAgent):
-    agent = start_agent(drain={"accept_seconds": 5})
+async def test_sigterm_lets_open_streams_and_responses_finish(start_agent: StartAgent, tmp_path: Path):
+    agent = start_agent(drain={"accept_seconds": 2}, endpoint={"response_store": str(tmp_path / "responses")})
     agent.until("serving")
+    response = agent.http.post("/v1/responses", json=LONG_RESPONSE).json()
     stream = StreamReader(agent, 300)
     agent.process.send_signal(signal.SIGTERM)
     draining = agent.until("draining")[-1]
@@ -110,7 +124,9 @@ def test_sigterm_lets_open_streams_finish(start_agent: StartAgent):
     assert agent.admin.get("/health").status_code == 200
     assert stream.result().endswith("data: [DONE]\n\n")
     assert '"finish_reason":"length"' in stream.text
-    assert agent.process.wait(30) == 0
+    assert agent.process.wait(60) == 0
+    stored = await FolderStore(tmp_path / "responses", StoreLimits(64 << 20, 3600.0)).get(response["id"], None)
+    assert stored.status == "completed"
 
 
 def test_a_second_sigterm_ends_open_streams_with_an_error(start_agent: StartAgent):

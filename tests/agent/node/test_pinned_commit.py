@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 from starling_agent.contract.config import ModelSourceConfig
+from starling_agent.file_token import FileToken
 from starling_agent.node.admin import SleepRoutes, create_admin
-from starling_agent.node.admin_token import AdminToken
 from starling_agent.node.drain_deadline import DrainDeadline
 from starling_agent.node.failures import NodeFailure
 from starling_agent.node.pinned_commit import PinnedCommit, pinned
@@ -94,7 +94,7 @@ async def test_the_operator_sends_the_commit_with_its_poll_and_the_first_one_sta
     (tmp_path / "token").write_text("secret")
     pin = PinnedCommit(tmp_path / "absent")
     state = ReportState(make_report(), lambda: 0)
-    app = create_admin(state, AdminToken(tmp_path / "token"), None, "", None, SleepRoutes(), pin, DrainDeadline())
+    app = create_admin(state, FileToken(tmp_path / "token"), None, "", None, SleepRoutes(), pin, DrainDeadline())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:
         for given, token, known in (
             (COMMIT, "wrong", None),

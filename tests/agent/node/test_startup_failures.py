@@ -16,6 +16,7 @@ from tests.agent.node.conftest import StartAgent, configuration, free_port
         ({"model": {"source": 5}}, ["model.source", "string"]),
         ({"engine": {"max_sequences": 4}}, ["engine.max_sequences", "no such argument", "max_num_seqs"]),
         ({"endpoint": {"tls_cert_file": "/no/cert", "tls_key_file": "/no/key"}}, ["endpoint.tls_cert_file", "/no/cert"]),
+        ({"endpoint": {"response_store": "/dev/null/responses"}}, ["endpoint.response_store", "/dev/null/responses"]),
     ],
 )
 def test_a_wrong_field_is_reported_and_the_process_stays(start_agent: StartAgent, changes: dict[str, Any], words: list[str]):

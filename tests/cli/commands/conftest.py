@@ -46,7 +46,7 @@ def install_crd(kubeconfig):
     assert done.returncode == 0, done.stderr
     # `kubectl wait` fails where no condition was written yet, so the kind itself is asked for.
     listing = [*kubectl(kubeconfig), "get", "inferenceservices"]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (listed := subprocess.run(listing, text=True, capture_output=True, timeout=60)).returncode:
         assert time.monotonic() < deadline, listed.stderr
         time.sleep(0.1)

@@ -56,6 +56,16 @@ def test_many_groups_and_nodes_are_shown_as_a_number(file):
     assert "and 84 groups more" in answer.stdout
 
 
+def test_a_namespace_is_that_of_manifests_without_one(file):
+    placed = body("placed")
+    placed["metadata"]["namespace"] = "blue"
+    lines = starling("plan", "-f", file(body(), placed), "-n", "prod").stdout.splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("Inf")] == [
+        "InferenceService prod/chat",
+        "InferenceService blue/placed",
+    ]
+
+
 def test_several_documents(file):
     other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
     answer = starling("plan", "-f", file(body("one"), other, body("two")))

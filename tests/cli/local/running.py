@@ -64,7 +64,8 @@ class RunningUp:
             time.sleep(0.05)
 
     def ask(self, tokens=4, **more):
-        body = {"messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": tokens, **more}
+        question = {"role": "user", "content": "What is a list?"}
+        body = {"model": self.status["service"], "messages": [question], "max_tokens": tokens, **more}
         answer = httpx.post(f"{self.status['url']}/chat/completions", json=body, timeout=60, trust_env=False)
         assert answer.status_code == 200, answer.text
         return answer.json()

@@ -42,6 +42,7 @@ def status(pods=(), ready="False", trouble="", stopping=False, **conditions):
         status=status,
         wanted=1,
         pods=pods,
+        routers=(),
         trouble=trouble,
         stopping=stopping,
     )

@@ -13,7 +13,7 @@ from starling_cli.local.launch import PodPlacement, launch, unused_here
 from starling_cli.local.sources import PathMap
 from starling_cli.local.volumes import LaunchError, Objects
 
-from tests.cli.local.manifests import children
+from tests.cli.local.manifests import children, service
 
 
 @pytest.fixture
@@ -106,6 +106,12 @@ def test_a_folder_for_kept_kv_is_made_and_used(start, tmp_path):
     assert (tmp_path / "on" / "node").is_dir()
 
 
+def test_a_folder_of_responses_is_used(start, tmp_path):
+    launched = start(endpoint={"responseStore": {"path": str(tmp_path / "responses")}})
+    assert config_of(launched).endpoint.response_store == str(tmp_path / "responses" / "team" / "chat")
+    assert config_of(start()).endpoint.response_store is None
+
+
 @pytest.mark.parametrize(("place", "prefix"), [({"path": "/var/kv"}, "/var/kv"), ({"claim": "kv"}, "pvc://kv")])
 def test_a_folder_for_kept_kv_may_be_mapped(start, tmp_path, place, prefix):
     launched = start(kvCache=tiers(**place), maps=(PathMap(prefix, tmp_path / "kept"),))
@@ -182,6 +188,9 @@ def test_a_volume_that_only_a_cluster_has_is_refused(start):
         start(template=overlay)
 
 
+MODEL = {"source": "hf://org/name"}
+
+
 def test_unused_fields_are_named():
     overlay = {
         "spec": {
@@ -189,13 +198,17 @@ def test_unused_fields_are_named():
             "containers": [{"name": "agent", "resources": {}, "env": []}, {"name": "helper"}],
         }
     }
-    assert unused_here("registry/image", overlay) == [
+    rollout = {"canary": {"steps": [{"weight": 5}]}}
+    rest = {"image": "registry/image", "template": overlay, "scaling": {"idleSeconds": 60}, "rollout": rollout}
+    assert unused_here(service(**rest).spec) == [
         "spec.image",
         "spec.template.spec.nodeSelector",
         "spec.template.spec.containers[agent].resources",
         "spec.template.spec.containers[helper]",
+        "spec.scaling.idleSeconds",
+        "spec.rollout.canary",
     ]
-    assert unused_here(None, {}) == []
+    assert unused_here(service().spec) == []
 
 
 def test_the_files_of_a_pod_are_json(start):

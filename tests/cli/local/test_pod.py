@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from starling_cli.local.pod import LocalPod, PodRunner, _next_backoff
 from starling_cli.local.volumes import LaunchError
 
 
-async def until(holds, seconds=10.0):
+async def until(holds, seconds=60.0):
     """Polls files and processes, whose changes cause no event."""
 
     def wait():
@@ -36,12 +37,12 @@ class Running:
     def __init__(self, folder, script, grace=5.0, prepare=None):
         log = folder / "log"
         self.pod = LocalPod(name="g-0", group="g", group_uid="u", revision="r", number=0, folder=folder, scratch=folder, log=log)
-        launched = Launch(("/bin/sh", "-c", script), {"NAME": "value"}, "t", "h", "c", grace)
+        launched = Launch(("/bin/sh", "-c", script), {"NAME": "value"}, grace)
         self.events = asyncio.Event()
         self.runner = PodRunner(self.pod, prepare or (lambda: launched), self.events.set)
 
     async def until(self, holds):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not holds():
                 self.events.clear()
                 await self.events.wait()
@@ -85,10 +86,11 @@ async def test_a_signal_is_named(run):
     assert "ended by SIGKILL" in running.pod.waiting
 
 
-async def test_stopping_sends_sigterm_and_does_not_restart(run):
-    running = run("trap 'echo drained; exit 0' TERM; echo up; sleep 60 & wait")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_stopping_sends_the_signal_and_does_not_restart(run, number):
+    running = run(f"trap 'echo drained; exit 0' {number.name[3:]}; echo up; sleep 60 & wait")
     await running.until_log("up")
-    running.runner.stop()
+    running.runner.stop(number=number)
     await running.runner.wait()
     assert "drained" in running.pod.log.read_text()
     assert running.pod.deleted_at is not None
@@ -99,7 +101,7 @@ async def test_who_ignores_sigterm_is_killed_after_the_grace(run):
     running = run("trap '' TERM; echo up; while true; do sleep 0.1; done", grace=0.3)
     await running.until_log("up")
     running.runner.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await running.runner.wait()
 
 
@@ -108,7 +110,7 @@ async def test_who_is_being_started_is_killed_without_grace_too(run):
     while running.runner.pod.launch is None:  # noqa: ASYNC110 - it is no event
         await asyncio.sleep(0)
     running.runner.stop(grace_seconds=0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await running.runner.wait()
 
 
@@ -116,7 +118,7 @@ async def test_no_grace_kills_at_once(run):
     running = run("trap 'sleep 60' TERM; echo up; sleep 60")
     await running.until_log("up")
     running.runner.stop(grace_seconds=0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await running.runner.wait()
 
 
@@ -145,7 +147,7 @@ async def test_a_pod_that_cannot_be_prepared_waits_and_is_tried_again(run):
 
 
 async def test_a_missing_command_is_reported(run, tmp_path):
-    launched = Launch((str(tmp_path / "none"),), {}, "t", "h", "c", 1.0)
+    launched = Launch((str(tmp_path / "none"),), {}, 1.0)
     running = run("", prepare=lambda: launched)
     await running.until(lambda: "No such file" in running.pod.waiting)
 
@@ -171,7 +173,7 @@ from starling_cli.local.pod import LocalPod, PodRunner
 async def main():
     folder = Path({str(tmp_path)!r})
     pod = LocalPod(name="g-0", group="g", group_uid="u", revision="r", number=0, folder=folder, scratch=folder, log=folder / "log")
-    launched = Launch(("/bin/sh", "-c", "exec sleep 987"), {{}}, "t", "h", "c", 5.0)
+    launched = Launch(("/bin/sh", "-c", "exec sleep 987"), {{}}, 5.0)
     runner = PodRunner(pod, lambda: launched, lambda: pod.pid and print(pod.pid, flush=True))
     await runner.wait()
 
@@ -179,7 +181,7 @@ asyncio.run(main())
 """
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None
-    child = int(await asyncio.wait_for(parent.stdout.readline(), 20))
+    child = int(await asyncio.wait_for(parent.stdout.readline(), 60))
     os.kill(child, 0)
     parent.kill()
     await parent.wait()

@@ -28,6 +28,7 @@ PLAIN = AttentionWeights(
     norm_eps=1e-6,
 )
 NORMS = (torch.linspace(0.5, 1.5, 16), torch.linspace(1.5, 0.5, 16))
+SINKS = torch.tensor([2.0, -1.0, 0.5, 3.0])
 LAYERS = {
     "plain": PLAIN,
     "one head each": replace(PLAIN, num_kv_heads=4),
@@ -39,6 +40,8 @@ LAYERS = {
     "head norms": replace(PLAIN, q_norm=NORMS[0], k_norm=NORMS[1]),
     "half rotated": replace(PLAIN, cos_sin=build_cos_sin(RopeConfig(), 8, 256, CPU)),
     "scale": replace(PLAIN, scale=1.0),
+    "sinks": replace(PLAIN, sinks=SINKS),
+    "sinks, a soft cap and a window": replace(PLAIN, sinks=SINKS, soft_cap=2.0, window=13),
 }
 
 
@@ -78,7 +81,11 @@ def whole(qkv: torch.Tensor, layer: AttentionWeights) -> torch.Tensor:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     age = torch.arange(tokens)[:, None] - torch.arange(tokens)[None]
     hidden = (age < 0) | ((age >= layer.window) if layer.window else (age < 0))
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    mass = scores.exp().sum(-1, keepdim=True)
+    if layer.sinks is not None:
+        mass = mass + layer.sinks.exp().view(-1, 1, 1)
+    weights = scores.exp() / mass
     return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 

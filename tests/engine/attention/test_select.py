@@ -1,6 +1,8 @@
 """The choice of an attention backend, and its logged reason."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +10,15 @@ from starling_engine import native
 from starling_engine.attention import select
 from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.select import select_attention
+from starling_engine.config import ParallelLayout
 from starling_engine.errors import ConfigError
+from starling_engine.parallel.absent import absent_ranks
 from starling_engine.platforms.cpu import CpuPlatform
 from starling_engine.platforms.triton_support import INTERPRETED
+from starling_engine.worker.setup import RankSetup
+
+from bench.gpu.shapes import model_folder
+from tests.engine.workers import plain_worker
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -89,20 +97,21 @@ def test_an_impossible_choice_says_what_is_possible(
     assert caught.value.field == "attention_backend"
 
 
-def test_a_cache_in_fp8_has_fewer_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_in_fewer_bits_has_fewer_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load", object)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     monkeypatch.setattr(select, "_make", lambda chosen, _latent: chosen)
-    assert select_attention("auto", CpuPlatform(), BF16, 128, cache="fp8")[0] == "native"
-    assert select_attention("auto", CpuPlatform(), FP16, 128, cache="fp8")[0] == "torch"
-    assert select_attention("auto", CudaPlatform(), BF16, 128, cache="fp8")[0] == "triton"
     for name in ("flash_attn", "flashinfer"):
-        with pytest.raises(ConfigError, match=r"not possible \(it reads no cache in fp8\); possible: auto, triton, sdpa, torch"):
-            select_attention(name, CudaPlatform(), BF16, 128, cache="fp8")
-    for cache in ("int8", "int4"):
+        with pytest.raises(ConfigError, match=r"not possible \(it has no attention sinks.*possible: auto, triton, sdpa, torch"):
+            select_attention(name, CudaPlatform(), BF16, 128, sinks=True)
+    for cache in ("fp8", "int8", "int4"):
         assert select_attention("auto", CpuPlatform(), BF16, 128, cache=cache)[0] == "native"
-        with pytest.raises(ConfigError, match=rf"not possible \(it reads no cache in {cache}\); possible: auto, native, torch"):
-            select_attention("triton", CpuPlatform(), BF16, 128, cache=cache)
+        assert select_attention("auto", CpuPlatform(), FP16, 128, cache=cache)[0] == "torch"
+        assert select_attention("auto", CudaPlatform(), BF16, 128, cache=cache)[0] == "triton"
+        for name in ("flash_attn", "flashinfer"):
+            words = rf"not possible \(it reads no cache in {cache}\); possible: auto, triton, sdpa, torch"
+            with pytest.raises(ConfigError, match=words):
+                select_attention(name, CudaPlatform(), BF16, 128, cache=cache)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +144,35 @@ def test_on_cuda(
         assert f"{chosen}: {why}" == outcome
 
 
+def test_more_query_heads_than_a_query_block_holds_take_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    monkeypatch.setattr(select, "_make", lambda chosen, _latent: chosen)
+    assert select_attention("auto", CudaPlatform(), BF16, 64, group=32)[0] == "triton"
+    chosen, why = select_attention("auto", CudaPlatform(), BF16, 64, group=71)
+    assert f"{chosen}: {why}" == "sdpa: not triton: 71 query heads share a key-value head, above 32"
+    with pytest.raises(ConfigError, match=r"'triton' is not possible .71 query heads"):
+        select_attention("triton", CudaPlatform(), BF16, 64, group=71)
+
+
+@pytest.mark.parametrize(("tensor", "group"), [(1, 66), (2, 33)])
+def test_a_rank_counts_the_heads_that_it_has(tensor: int, group: int, tmp_path: Path) -> None:
+    """Each rank has one key-value head where there are fewer than ranks, for its share of the query heads."""
+    settings = {"hidden_size": 66, "num_attention_heads": 66, "num_key_value_heads": 1, "head_dim": 16}
+    folder = model_folder("Llama-3-8B", toy=True, root=tmp_path)
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | settings))
+    layout = ParallelLayout(tensor=tensor)
+    config = plain_worker(model_path=str(folder), load_format="dummy", attention_backend="triton", layout=layout)
+    with pytest.raises(ConfigError, match=rf"'triton' is not possible .{group} query heads"):
+        RankSetup.choose(config, CpuPlatform(), lambda _: absent_ranks(config))
+
+
 def test_on_a_cpu_triton_is_for_tests() -> None:
     with pytest.raises(ConfigError, match=r"'triton' is not possible .*interpreter .TRITON_INTERPRET=1., for tests"):
         select_attention("triton", CpuPlatform(), BF16, 128)
+
+
+def test_without_any_backend_the_reasons_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that compiles ahead has Triton's alone."""
+    monkeypatch.setattr(CudaPlatform, "attention_backends", lambda _: ("triton",))
+    with pytest.raises(ConfigError, match=r"no backend can serve this model \(triton: 40 query heads share"):
+        select_attention("auto", CudaPlatform(), BF16, 128, group=40)

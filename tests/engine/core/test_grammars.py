@@ -4,7 +4,7 @@ import json
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from starling_engine.request import EngineRequest
 from starling_engine.request_state import Gate
 from starling_engine.scheduler import grammar_builds
 from starling_engine.structured_output import json_grammar
+from starling_engine.structured_output.matcher import GrammarMatcher
 from starling_engine.structured_output.vocabulary import read_vocabulary
 from transformers import AutoModelForCausalLM
 
@@ -49,7 +50,7 @@ def run(core: EngineCore, requests: list[EngineRequest]) -> dict[str, tuple[list
     """Returns each request's tokens, finish reason and error."""
     for one in requests:
         assert core.add(one) is None
-    tokens: dict[str, list[int]] = {one.id: [] for one in requests}
+    tokens: dict[str, list[int]] = {name: [] for name in core.scheduler.requests}
     ends: dict[str, tuple[str | None, str | None]] = {}
     deadline = time.monotonic() + 60
     while core.has_work:
@@ -114,6 +115,31 @@ def test_a_request_goes_on_elsewhere_where_it_was(expected: dict[str, list[int]]
             resumed = request(name, GRAMMARS[0])
             resumed.output_ids, resumed.attempt = whole[:cut], 1
             assert run(core, [resumed])[name][:2] == (whole[cut:], "stop")
+
+
+def test_a_core_goes_on_while_the_output_of_another_is_taken_again(
+    expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core's grammar thread does that, and may be late."""
+    name, whole = next(iter(expected.items()))
+    resumed, replay, released = request(name, GRAMMARS[0]), GrammarMatcher.replay, threading.Event()
+    resumed.output_ids, resumed.attempt = whole[:-3], 1
+
+    def slow(matcher: GrammarMatcher, tokens: Sequence[int]) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert released.wait(30)
+        replay(matcher, tokens)
+
+    monkeypatch.setattr(GrammarMatcher, "replay", slow)
+    with core_for(FOLDER, **SETTINGS) as core:
+        for one in (resumed, request("free", "", max_tokens=5)):
+            core.add(one)
+        while "free" in core.scheduler.requests:
+            core.step()
+        assert core.scheduler.requests[name].gates == {Gate.GRAMMAR}
+        core.scheduler.check_integrity()
+        released.set()
+        assert run(core, [])[name] == (whole[-3:], "stop", None)
 
 
 def test_who_ignores_the_end_jumps_forward_too(expected: dict[str, list[int]]) -> None:

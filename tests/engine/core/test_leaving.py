@@ -61,7 +61,7 @@ def test_a_tier_that_hangs_does_not_hold_the_end_up(checkpoint: Path, tmp_path: 
         serve(core)
         began = time.monotonic()
         core.leave(0.5)
-        assert 0.5 <= time.monotonic() - began < 10
+        assert 0.5 <= time.monotonic() - began < 40
         go.set()
 
 

@@ -121,6 +121,14 @@ def test_a_block_of_a_prompt_goes_in_however_long_decodes_take() -> None:
     assert "long" in engine.finished
 
 
+def test_stats_say_how_many_prompt_tokens_a_step_has_room_for() -> None:
+    engine = long_engine(step_target_ms=20)
+    assert engine.scheduler.snapshot().step_tokens == 512, "all, until a prompt was measured"
+    engine.add("long", prompt_of(600), params(1))
+    engine.step()
+    assert engine.scheduler.snapshot().step_tokens < 100
+
+
 def test_a_prompt_without_streams_takes_the_whole_step() -> None:
     engine = long_engine(step_target_ms=20)
     engine.add("long", prompt_of(1100), params(1))

@@ -1,6 +1,7 @@
 """Engine cores as processes: several frontends, several cores, and what happens when one of them dies or hangs."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 def test_a_core_that_cannot_start_says_why_whatever_it_is(tmp_path: Path) -> None:
     """Also what is no error of ours: here the folder of its socket is missing."""
     _, _, config = resolve(engine_args())
-    start = CoreStart(f"ipc://{tmp_path}/nowhere/core", None, config)
+    start = CoreStart(f"ipc://{tmp_path}/nowhere/core", None, config, logging.INFO)
     command = [sys.executable, "-m", "starling_engine.core"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as core:
         assert core.stdin is not None and core.stderr is not None

@@ -6,8 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+import zmq.asyncio
 from starling_engine.core import process
-from starling_engine.core.messages import Add, FromCore, Ping, Pong, ShutdownCore
+from starling_engine.core.client import CoreClient
+from starling_engine.core.messages import Add, FromCore, Loading, Ping, Pong, ShutdownCore
 from starling_engine.delta import Delta
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
@@ -68,3 +70,20 @@ async def test_steps_go_on_however_many_messages_come(tmp_path: Path, monkeypatc
             pongs = 0
             while pongs < 2:  # one answers its only ping
                 pongs += isinstance(msgspec.msgpack.decode(flood.recv(), type=FromCore), Pong)
+
+
+async def test_a_core_that_was_busy_while_it_loaded_is_heard_as_soon_as_it_answers(tmp_path: Path) -> None:
+    """Its answers to all pings come at once then, and the next one may be that it is ready."""
+    address, phases = f"ipc://{tmp_path}/core", []
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as core:
+        core.bind(address)
+        client = CoreClient(context, address, 20.0)
+        connecting = asyncio.create_task(client.connect(phases.append))
+        pings = [await core.recv_multipart() for _ in range(20)]
+        for number, (identity, _) in enumerate(pings):
+            await core.send_multipart((identity, encode(Loading(f"phase {number}"))))
+        for _ in range(5):
+            await core.recv_multipart()
+        assert len(phases) == 20
+        connecting.cancel()
+        await client.close()

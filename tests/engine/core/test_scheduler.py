@@ -87,6 +87,16 @@ def test_a_constraint_that_allows_no_more_ends_with_text_and_not_with_a_token_th
         assert (engine.finished["a"].finish_reason, engine.finished["a"].last_is_text) == ("stop", last_is_text)
 
 
+@pytest.mark.parametrize("token_fails", [False, True])
+def test_a_constraint_that_fails_ends_its_request_alone(token_fails: bool) -> None:
+    engine = ToyEngine()
+    for name, fails_at in (("a", 3), ("b", None)):
+        engine.add(name, prompt_of(10), params(6), ToyConstraint(3, 9, fails_at, token_fails=token_fails))
+    engine.run()
+    assert (engine.finished["a"].finish_reason, engine.finished["a"].error) == ("error", "it is told to fail")
+    assert len(engine.outputs["a"]) == 3 and engine.finished["b"].finish_reason == "length"
+
+
 def test_a_second_request_hits_the_prefix() -> None:
     engine = ToyEngine()
     engine.add("a", prompt_of(40), params(4))
@@ -304,7 +314,10 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
                 name = f"{step}/{i}"
                 fork = f"{step}/0" if i else None
                 fails_at = rng.choice([None, None, 3])
-                constraint = ToyConstraint(i, rng.randint(1, 15), fails_at) if masked and rng.random() < 0.5 else None
+                free = rng.choice([0, 3]) if fails_at is None else 0
+                token_fails = rng.random() < 0.5
+                toy = ToyConstraint(i, rng.randint(1, 15), fails_at, free, token_fails=token_fails)
+                constraint = toy if masked and rng.random() < 0.5 else None
                 settings = {"fork_of": fork, "priority": rng.randint(0, 2), "arrival": float(step)}
                 if engine.add(name, prompt, own, constraint, seed=i, **settings) is None:
                     none = constraint is not None and constraint.most == NO_GRAMMAR

@@ -11,6 +11,7 @@ from starling_engine.core.engine_core import EngineCore
 from starling_engine.core.messages import Answer, FrontendCall
 from starling_engine.delta import Delta
 from starling_engine.executor.thread import ThreadExecutor
+from starling_engine.ipc.collection import collect_everything
 from starling_engine.kv_offload.secondary.folder.tier import FolderTier
 from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
@@ -107,12 +108,16 @@ def test_what_the_tags_name_wakes_by_itself(reference: Reference) -> None:
 
 
 def models_here() -> int:
-    return sum(type(thing) is Decoder for thing in gc.get_objects())
+    """Counts models. What is frozen is not listed, so all is thawed for it; and frozen then, as by a core that gets ready."""
+    gc.unfreeze()
+    count = sum(type(thing) is Decoder for thing in gc.get_objects())
+    gc.freeze()
+    return count
 
 
 def test_a_sleeping_core_has_no_model(reference: Reference) -> None:
     """Nothing of it: what has no storage that can be given back, as oneDNN's weights, goes with it."""
-    gc.collect()
+    collect_everything()
     others = models_here()
     with core_for(reference.folder) as core:
         assert isinstance(core.executor, ThreadExecutor), "its worker is in this process"

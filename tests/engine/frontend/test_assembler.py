@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from starling_engine.delta import Delta
 from starling_engine.frontend.assembler import Assembler
 from starling_engine.frontend.tokenizer import Tokenizer
-from starling_engine.outputs import Logprob
+from starling_engine.outputs import EarlierOutput, EarlierRun, Logprob, OutputDelta
 from starling_engine.params import SamplingParams
 from starling_engine.step import LogprobRow
 
@@ -211,3 +211,39 @@ def test_the_deltas_add_up_to_the_output(text: str, cuts: list[int], stop: list[
     assert "".join(output.text for output in outputs) == whole.text
     assert [id_ for output in outputs for id_ in output.token_ids] == whole.token_ids
     assert outputs[-1].finish_reason == whole.finish_reason
+
+
+@pytest.mark.parametrize("stop", [None, ["cde", "zé"]])
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_an_earlier_run_is_replayed_after_any_token(tokenizer: Tokenizer, stop: list[str] | None, logprobs: int | None) -> None:
+    tokens = [token for char in "abcdabé🙂zé" for token in tokenizer.encode(char)]
+    deltas = [delta([token], logprobs=[LogprobRow([token], [-1.0], 1)]) for token in tokens]
+    deltas[-1].finish_reason = "length"
+
+    def rest_of(run: Assembler, behind: int) -> tuple[list[OutputDelta], str]:
+        taken = []
+        for each in deltas[behind:]:
+            run.push(0, each)
+            if (gains := run.take()) is not None:
+                taken += gains.outputs
+        return taken, "".join(output.text for output in taken)
+
+    for cut in range(1, len(tokens)):
+        undisturbed = assembler(tokenizer, cumulative=False, stop=stop, logprobs=logprobs)
+        for each in deltas[:cut]:
+            undisturbed.push(0, each)
+        before = undisturbed.take()
+        resumed = assembler(tokenizer, cumulative=False, stop=stop, logprobs=logprobs)
+        replayed = resumed.replay(EarlierRun([EarlierOutput(tokens[:cut])], num_cached_tokens=4))
+        assert before is not None and replayed is not None and replayed.replayed
+        assert (replayed.outputs[0].text, replayed.num_cached_tokens) == (before.outputs[0].text, 4)
+        assert rest_of(resumed, cut) == rest_of(undisturbed, cut)
+
+
+@pytest.mark.parametrize(("reason", "stop_reason", "shown"), [("stop", None, "ab"), ("stop", "c", "ab"), ("length", None, "abc")])
+def test_an_output_that_ended_stays_ended(tokenizer: Tokenizer, reason: Any, stop_reason: str | None, shown: str) -> None:
+    run = assembler(tokenizer, cumulative=False, n=2, stop=["c"] if stop_reason else None)
+    ended = EarlierOutput(letters(tokenizer, "abc"), reason, stop_reason)
+    gains = run.replay(EarlierRun([ended, EarlierOutput()]))
+    assert gains is not None and not gains.finished and run.is_finished(0) and not run.is_finished(1)
+    assert [(o.text, o.finish_reason, o.stop_reason) for o in gains.outputs] == [(shown, reason, stop_reason)]

@@ -273,7 +273,7 @@ async def test_a_grammar_is_made_once_for_all_who_want_it() -> None:
 
 async def test_grammars_that_were_asked_for_last_are_kept_within_bytes() -> None:
     made = compiler(max_cached_bytes=14_000)
-    await grammar(made, choice=["x" * 20_000])
+    await grammar(made, choice=["x" * 8_000, "y" * 8_000])
     assert made.cached_bytes == 0
     for letter in "abcad":
         await grammar(made, choice=[letter * 2_000])

@@ -244,10 +244,25 @@ def test_embeds(llm: LLM, reference: Any) -> None:
         assert output.outputs.embedding == pytest.approx(expected, abs=1e-3)
     last = llm.embed("The list", PoolingParams(pooling="last", normalize=False), use_tqdm=False)[0].outputs.embedding
     assert math.hypot(*last) != pytest.approx(1.0, abs=1e-3)
+    short = llm.embed("The list", PoolingParams(pooling="last", dimensions=24), use_tqdm=False)[0].outputs.embedding
+    assert short == pytest.approx([number / math.hypot(*last[:24]) for number in last[:24]], abs=1e-4)
+    for wrong in (0, 257):
+        with pytest.raises(InvalidRequest, match=r"dimensions must be in \[1, 256\]"):
+            llm.embed("a", PoolingParams(dimensions=wrong))
     before = llm.engine.stats.prompt_tokens_total
     with pytest.raises(PromptTooLong):
         llm.embed(["a", "b " * 600])
     assert is_idle(llm) and llm.engine.stats.prompt_tokens_total == before
+
+
+def test_logits_of_some_tokens_stand_for_a_vector(llm: LLM, reference: Any) -> None:
+    params = PoolingParams(logit_token_ids=[894, 979, 3])
+    for output in llm.embed([*PROMPTS, *PROMPTS], params, use_tqdm=False):
+        with torch.no_grad():
+            logits = reference(torch.tensor([output.prompt_token_ids])).logits[0, -1]
+        assert output.outputs.embedding == pytest.approx(logits[[894, 979, 3]].tolist(), abs=1e-3)
+    with pytest.raises(InvalidRequest, match="token id 4096 is not in the vocabulary"):
+        llm.embed("a", PoolingParams(logit_token_ids=[4096]))
 
 
 @pytest.mark.parametrize(("width", "length_penalty"), [(1, 1.0), (2, 1.0), (4, 0.0), (4, 1.0), (5, 2.0), (3, -1.0)])
@@ -305,7 +320,7 @@ def test_a_model_that_is_not_there_leaves_no_thread(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with pytest.raises(ModelError):
         LLM(str(tmp_path))
-    deadline = time.monotonic() + 10  # threads of a pool may take a moment to end
+    deadline = time.monotonic() + 60  # threads of a pool may take a moment to end
     while left := [thread for thread in threading.enumerate() if thread not in before and "tqdm" not in repr(thread).lower()]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

@@ -1,15 +1,19 @@
 """The repository's own model as other people's tools quantize it: as good as its bits allow, in each layout, apart in the tiers."""
 
+import json
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from starling_engine import native
 from starling_engine.errors import ConfigError, UnsupportedModel
 from starling_engine.frontend.resolve import resolve
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
+from starling_engine.weights.checkpoint import stored_formats
 
 from tests.engine.checkpoints import edit_json
 from tests.engine.frontend.test_quantization import GREEDY, TEXT, model, surprise
@@ -70,6 +74,24 @@ def test_the_model_stays_as_good_as_its_bits_allow(kind: str, folders: dict[str,
 def test_ranks_have_the_same_weights(layout: dict[str, int], folders: dict[str, Path]) -> None:
     with model(folders["awq"]) as one, model(folders["awq"], **layout) as several:
         assert surprise(several) == pytest.approx(surprise(one), abs=5e-3)
+
+
+def test_ranks_gather_the_columns_of_their_groups(folders: dict[str, Path], tmp_path: Path) -> None:
+    """GPTQ with desc_act: the same matrices with their groups in another order."""
+    shutil.copytree(folders["gptq"], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for module in [name.removesuffix(".g_idx") for name in tensors if name.endswith(".g_idx")]:
+        scales = tensors[f"{module}.scales"]
+        order = torch.randperm(len(scales))
+        tensors[f"{module}.scales"] = scales[order]
+        tensors[f"{module}.g_idx"] = order.argsort()[tensors[f"{module}.g_idx"].long()].int()
+    save_file(tensors, tmp_path / "model.safetensors")
+    method = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    edit_json(tmp_path / "config.json", {"quantization_config": {**method, "desc_act": True}})
+    assert all(form.gathered for form in stored_formats(tmp_path).values())
+    with model(folders["gptq"]) as plain, model(tmp_path) as one, model(tmp_path, tensor_parallel_size=2) as several:
+        assert surprise(one) == pytest.approx(surprise(plain), abs=5e-3)
+        assert surprise(several) == pytest.approx(surprise(plain), abs=5e-3)
 
 
 def test_float32_is_dequantized(folders: dict[str, Path]) -> None:

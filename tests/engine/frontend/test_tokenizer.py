@@ -5,12 +5,14 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from starling_engine.errors import InvalidRequest, ModelError
-from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.frontend.tokenizer import Tokenizer, Truncation
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.engine.frontend.conftest import BYTE_KINDS, KINDS
@@ -37,6 +39,26 @@ def test_encodes_and_decodes_as_transformers(
         ids = ours.encode(text, add_special_tokens=special)
         assert ids == theirs.encode(text, add_special_tokens=special)
         assert ours.decode(ids, skip_special_tokens=special) == theirs.decode(ids, skip_special_tokens=special)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_truncates_as_transformers(
+    kind: str, side: Literal["left", "right"], loaded: dict[str, Tokenizer], references: dict[str, PreTrainedTokenizerFast]
+) -> None:
+    ours, theirs = loaded[kind], references[kind]
+    theirs.truncation_side = side
+    for special in (True, False):
+        for length in (ours.num_around(special) + 1, 4, 50):
+            ids = ours.encode(TEXTS[3], special, Truncation(length, side))
+            assert ids == theirs.encode(TEXTS[3], add_special_tokens=special, truncation=True, max_length=length)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_tokens_of_a_text(kind: str, loaded: dict[str, Tokenizer]) -> None:
+    beginnings = [loaded[kind].first_tokens(TEXTS[3], count) for count in range(1, 60)]
+    assert beginnings[0] != TEXTS[3] == beginnings[-1] and all(TEXTS[3].startswith(each) for each in beginnings)
+    assert [len(each) for each in beginnings] == sorted(len(each) for each in beginnings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,3 +184,15 @@ def test_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, starling_engine.frontend.assembler as _; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_model_embeds_every_token_that_is_no_added_one(tmp_path: Path) -> None:
+    """The vocabulary may list added tokens or not, and have gaps between ids."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 5, "<listed>": 7}, unk_token="a"))
+    backend.add_special_tokens(["<listed>", "<new>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.vocab_size == 8 and tokenizer.special_ids == {7, 3}
+    tokenizer.check_fits(6)
+    with pytest.raises(ModelError, match="vocab_size: the tokenizer has token 5, the model has 5 embeddings"):
+        tokenizer.check_fits(5)

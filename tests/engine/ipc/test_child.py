@@ -42,10 +42,23 @@ def test_threads_that_wait_leave_the_processor_to_others_unless_set_otherwise(
     assert process.communicate()[1].decode() == policy
 
 
-@pytest.mark.parametrize(("level", "heard"), [("DEBUG", ["debug", "info"]), ("INFO", ["info"]), ("ERROR", ["info"])])
-def test_a_child_logs_at_its_parents_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, heard: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("level", "later", "heard"),
+    [
+        ("DEBUG", None, ["debug", "info"]),
+        ("INFO", None, ["info"]),
+        ("ERROR", None, ["info"]),
+        ("INFO", logging.DEBUG, ["debug", "info"]),
+        ("DEBUG", logging.INFO, ["info"]),
+    ],
+)
+def test_a_child_logs_at_its_parents_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, later: int | None, heard: list[str]
+) -> None:
+    """`later` is the level that it is told when it has started."""
     lines = "logging.getLogger('starling.core').debug('debug'); logging.getLogger('starling.core').info('info')"
-    source = f"import logging, os; from starling_engine.ipc.child import live_with_parent; live_with_parent(); {lines}; os._exit(0)"
+    start_logging = f"from starling_engine.ipc.child import live_with_parent; live_with_parent({later})"
+    source = f"import logging, os; {start_logging}; {lines}; os._exit(0)"
     (tmp_path / "talking.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))

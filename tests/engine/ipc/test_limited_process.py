@@ -106,7 +106,7 @@ async def test_a_copy_ends_with_its_process() -> None:
     process = made()
     copy = await say(process, "before")
     process.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while _is_alive(copy):  # noqa: ASYNC110 - it is no child of this process
             await asyncio.sleep(0.01)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from starling_engine.platforms.triton_support import INTERPRETED
+from starling_engine.platforms.triton_support import H200, INTERPRETED
 
 MAX_SHARED = 227 << 10
 """Bytes of shared memory that a block may have on Hopper."""
@@ -37,7 +37,12 @@ def compiled(launch: Callable[..., object], *args: object, **options: object) ->
 
     `launch` is a function of a module that can be imported by name; it makes its tensors on the device "meta". Nothing runs.
     """
-    return _process().submit(_compile, functools.partial(launch, *args, **options)).result()
+    return _process().submit(compile_here, functools.partial(launch, *args, **options)).result()
+
+
+def in_compiler(work: Callable[..., Any], *args: object) -> Any:
+    """Returns what `work(*args)` does in that process, where kernels are not interpreted."""
+    return _process().submit(work, *args).result()
 
 
 @functools.cache
@@ -51,25 +56,12 @@ def _not_interpreted() -> None:
     os.environ.pop(INTERPRETED, None)
 
 
-class _H200:
-    """The part of Triton's driver that compiling needs."""
+def compile_here(launch: Callable[[], object]) -> list[Compiled]:
+    """Does the same in that process."""
+    from starling_engine.kernels.ahead import pretend
+    from triton.runtime import JITFunction
 
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int) -> int:
-        return 0
-
-
-def _compile(launch: Callable[[], object]) -> list[Compiled]:
-    from triton.runtime import JITFunction, driver
-
-    driver.set_active(_H200())
+    pretend(H200)
     run, kernels = JITFunction.run, []
 
     def compile_only(self: Any, *args: Any, **options: Any) -> None:

@@ -6,8 +6,11 @@ from starling_engine.attention.mla_triton import attend_expanded
 from starling_engine.kernels import grouped, mla, routing
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.mla_store import rotate_and_store
+from starling_engine.layers.expert_biases import ExpertBiases
+from starling_engine.layers.experts import ExpertsShape
 from starling_engine.model_config.mla_shape import MlaShape, QuerySpan
-from starling_engine.model_config.moe import Routing
+from starling_engine.model_config.moe import ClampedSwiglu, Routing
+from starling_engine.topology.shard import Share
 
 BF16 = torch.bfloat16
 V3 = MlaShape(num_heads=128, q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, interleaved=True)
@@ -27,6 +30,15 @@ def experts(tokens: int) -> None:
     slots, weights = empty(tokens, 8, dtype=torch.int64), empty(tokens, 8, dtype=torch.float32)
     tiles = grouped.tiles_for(tokens, 8, 128, BF16)
     grouped.experts(empty(tokens, 2048), slots, weights, empty(128, 2 * 768, 2048), empty(128, 2048, 768), tiles)
+
+
+def biased_experts(tokens: int) -> None:
+    """A layer of gpt-oss-20b."""
+    shape = ExpertsShape(32, 32, 2880, Share.all(2880), bias=True, gate=ClampedSwiglu(1.702, 7.0))
+    slots, weights = empty(tokens, 4, dtype=torch.int64), empty(tokens, 4, dtype=torch.float32)
+    biases, tiles = ExpertBiases(shape, BF16, slots.device), grouped.tiles_for(tokens, 4, 32, BF16)
+    gate_ups, downs = empty(32, 2 * 2880, 2880), empty(32, 2880, 2880)
+    grouped.experts(empty(tokens, 2880), slots, weights, gate_ups, downs, tiles, biases, shape.gate)
 
 
 def step(rows: int, queries: int) -> AttentionMetadata:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from starling_engine.kernels import grouped
 from starling_engine.kernels.coded_weight import empty_codes
+from starling_engine.kernels.gather_columns import gather_columns
 from starling_engine.kernels.quantized_linear import quantized_linear
 from starling_engine.native.group_quantized import Format
 
@@ -18,6 +19,10 @@ def linear(rows: int, form: Format, dtype: torch.dtype) -> None:
         torch.empty(rows, 14336, dtype=dtype, device=META),
         replace(weight, codes=weight.codes[0], scales=weight.scales[0], minima=minima),
     )
+
+
+def gather() -> None:
+    gather_columns(torch.empty(7, 14336, dtype=torch.bfloat16, device=META), torch.empty(14336, dtype=torch.int32, device=META))
 
 
 def experts(tokens: int, form: Format, dtype: torch.dtype) -> None:

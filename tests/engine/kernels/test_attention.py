@@ -8,9 +8,10 @@ import pytest
 import torch
 from starling_engine.kernels.attention_plan import MAX_SEGMENTS, AttentionShape, decode_segments, decode_tiles
 from starling_engine.native import reference
+from starling_engine.native.cache_rows import FP8, INT4, INT8, cached, uncached
 from torch import Tensor
 
-FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
 """Tolerance, relative to the largest value of the reference, in fp32 of the same inputs. The weights are rounded to the type."""
 
@@ -40,6 +41,7 @@ class Case:
     dtype: torch.dtype = BF16
     cache: torch.dtype | None = None
     max_blocks: int = 12
+    sinks: bool = False
 
 
 CASES = {
@@ -49,17 +51,24 @@ CASES = {
     "mixed in a window": Case(MIXED, group=3, block_size=32, window=21, max_blocks=3),
     "mixed in a window of a block, capped": Case(MIXED, kv_heads=1, window=16, soft_cap=3.0, dtype=FP16),
     "prefill in a window of several tiles": Case(((200, 70),), kv_heads=1, head_dim=128, window=130, max_blocks=13),
+    "mixed with sinks, split": Case(((400, 1), (90, 41), (70, 3), (0, 0), (300, 1), (9, 6)), group=4, max_blocks=32, sinks=True),
+    "mixed, split in a window, fp8": Case(((560, 1), (90, 41), (0, 1), (70, 7)), kv_heads=1, window=520, cache=FP8, max_blocks=36),
     "mixed, fp32": Case(MIXED, group=4, kv_heads=1, dtype=FP32),
     "prefill, fp32": Case(PREFILL, group=1, kv_heads=1, block_size=8, window=10, soft_cap=2.0, dtype=FP32, head_dim=80),
     "prefill, heads of 256": Case(PREFILL, head_dim=256, kv_heads=1),
     "prefill, heads of 96, 5 each": Case(PREFILL, group=5, head_dim=96, kv_heads=1),
     "prefill, fp8": Case(PREFILL, cache=FP8),
+    "prefill, int8": Case(PREFILL, cache=INT8),
+    "mixed in a window, heads of 96, int4": Case(MIXED, head_dim=96, window=21, cache=INT4, dtype=FP16),
+    "mixed, int8, fp32": Case(MIXED, group=4, kv_heads=1, block_size=8, cache=INT8, dtype=FP32),
     "decode": Case(DECODE, group=4, head_dim=128),
     "decode, one head each": Case(DECODE, group=1, head_dim=80, dtype=FP16),
     "decode, 16 heads each": Case(DECODE, group=16, kv_heads=1, head_dim=256, block_size=32, max_blocks=6),
     "decode, 7 heads each, fp32": Case(DECODE, group=7, kv_heads=1, head_dim=96, block_size=8, dtype=FP32),
     "decode in a window, capped": Case(DECODE, group=8, kv_heads=1, window=12, soft_cap=4.0),
     "decode, fp8": Case(DECODE, cache=FP8, group=4),
+    "decode, int8": Case(DECODE, cache=INT8, head_dim=128, soft_cap=4.0),
+    "decode, int4": Case(DECODE, cache=INT4, head_dim=32, group=4, block_size=32, max_blocks=6),
     "decode, split": Case(DECODE, group=4, max_blocks=48),
     "decode, split in a window": Case(DECODE, window=520, max_blocks=80),
     "decode, split, fp32": Case(DECODE, head_dim=80, dtype=FP32, max_blocks=64, soft_cap=4.0),
@@ -71,9 +80,16 @@ CASES = {
     "drafts in a window, capped": Case(EIGHT, group=2, window=11, soft_cap=4.0, block_size=8, max_blocks=13),
     "drafts, split, 16 heads each": Case(EIGHT, group=16, kv_heads=1, max_blocks=48),
     "drafts, split, 32 heads each, fp8": Case(EIGHT, group=32, kv_heads=1, max_blocks=48, cache=FP8),
+    "drafts, split, int8": Case(DRAFT, group=6, head_dim=96, kv_heads=1, max_blocks=32, cache=INT8),
+    "drafts in a window, int4": Case(EIGHT, group=2, head_dim=256, window=11, cache=INT4),
     "drafts, 12 heads of 256 each": Case(EIGHT, group=12, kv_heads=1, head_dim=256),
     "drafts, one head each, fp8": Case(EIGHT, group=1, head_dim=128, cache=FP8),
     "drafts, split, fp32": Case(EIGHT, group=7, kv_heads=1, head_dim=80, dtype=FP32, max_blocks=48),
+    "prefill with sinks, in a window": Case(PREFILL, kv_heads=2, window=16, sinks=True),
+    "mixed with sinks, capped": Case(MIXED, group=3, soft_cap=3.0, dtype=FP32, sinks=True),
+    "decode with sinks": Case(DECODE, group=4, sinks=True, cache=FP8),
+    "decode with sinks, split in a window": Case(DECODE, group=3, window=520, max_blocks=80, sinks=True),
+    "drafts with sinks, split": Case(EIGHT, group=8, kv_heads=2, head_dim=80, max_blocks=48, sinks=True, cache=FP8),
 }
 
 
@@ -84,11 +100,12 @@ class Inputs:
     block_tables: Tensor
     query_start: Tensor
     context_lens: Tensor
+    sinks: Tensor | None
 
     def widened(self, key_scale: float, value_scale: float) -> "Inputs":
         """The same in fp32, dequantised, and 0 where the cache holds nothing, for the reference multiplies by it."""
         scales = torch.tensor([key_scale, value_scale], device=self.kv.device)[:, None, None, None]
-        return replace(self, q=self.q.float(), kv=(self.kv.float() * scales).nan_to_num(0.0))
+        return replace(self, q=self.q.float(), kv=(uncached(self.kv, FP32) * scales).nan_to_num(0.0))
 
     def all(self) -> tuple[Tensor, ...]:
         return self.q, self.kv, self.block_tables, self.query_start, self.context_lens
@@ -105,21 +122,24 @@ def make(case: Case, device: torch.device, shared: int = 0) -> Inputs:
     pages = sequences * case.max_blocks + 1
     tables = (torch.randperm(pages - 1, generator=generator) + 1).view(sequences, case.max_blocks).int()
     tables[:, : shared // size] = tables[0, : shared // size]
-    kv = torch.full((pages, 2, case.kv_heads, size, case.head_dim), float("nan"), dtype=case.cache or case.dtype)
+    dtype = case.cache or case.dtype
+    kv = cached(torch.full((pages, 2, case.kv_heads, size, case.head_dim), float("nan")), dtype, 1.0).to(dtype)
     for table, context, queries in zip(tables, contexts, counts, strict=True):
         first = max(0, context - queries - case.window + 1) if case.window else 0
         table[: first // size] = 0
         at = torch.arange(first // size * size, context)
-        new = torch.randn(len(at), 2, case.kv_heads, case.head_dim, generator=generator).to(kv.dtype)
-        kv[table[at // size].long(), :, :, at % size] = new
+        new = torch.randn(len(at), 2, case.kv_heads, case.head_dim, generator=generator)
+        kv[table[at // size].long(), :, :, at % size] = cached(new, dtype, 1.0).to(dtype)
     q = torch.randn(sum(counts), case.group * case.kv_heads, case.head_dim, generator=generator).to(case.dtype)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
-    return Inputs(*(tensor.to(device) for tensor in (q, kv, tables, starts, torch.tensor(contexts, dtype=torch.int32))))
+    sinks = 2 * torch.randn(q.shape[1], generator=generator) if case.sinks else None
+    tensors = (q, kv, tables, starts, torch.tensor(contexts, dtype=torch.int32))
+    return Inputs(*(tensor.to(device) for tensor in tensors), sinks=None if sinks is None else sinks.to(device))
 
 
 def expected(case: Case, inputs: Inputs, key_scale: float = 1.0, value_scale: float = 1.0) -> Tensor:
     wide = inputs.widened(key_scale, value_scale)
-    return reference.paged_attention(*wide.all(), case.head_dim**-0.5, case.window, case.soft_cap)
+    return reference.paged_attention(*wide.all(), case.head_dim**-0.5, case.window, case.soft_cap, sinks=inputs.sinks)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
@@ -128,15 +148,20 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     assert difference <= TOLERANCE[actual.dtype] * expected.abs().max().item()
 
 
-@pytest.mark.parametrize("name", CASES)
+WHOLE = ("drafts, split, 16 heads each", "drafts, split, fp32")
+"""Other cases of every run have splits with more heads each, and splits in fp32."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.whole) if name in WHOLE else name for name in CASES])
 def test_equals_the_reference(name: str, device: torch.device) -> None:
     from starling_engine.kernels.paged_attention import paged_attention
 
     case = CASES[name]
     inputs = make(case, device)
-    scales = {"key_scale": 0.5, "value_scale": 3.0} if case.cache else {}
+    scales = {"key_scale": 0.5, "value_scale": 3.0} if case.cache == FP8 else {}
     longest = max(queries for _, queries in case.rows)
-    actual = paged_attention(*inputs.all(), case.head_dim**-0.5, case.window, case.soft_cap, max_query_len=longest, **scales)
+    arguments = (*inputs.all(), case.head_dim**-0.5, case.window, case.soft_cap)
+    actual = paged_attention(*arguments, max_query_len=longest, sinks=inputs.sinks, **scales)
     assert actual.dtype == case.dtype
     assert_close(actual, expected(case, inputs, **scales))
 
@@ -173,15 +198,18 @@ def test_large_scores_overflow_nowhere(device: torch.device) -> None:
         assert_close(actual, expected(case, inputs))
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype"),
-    [(((90, 1), (64, 0), (70, 1), (65, 1)), BF16), (((90, 1), (128, 50), (66, 2)), FP32)],
-    ids=["decode, bf16", "mixed, fp32"],
-)
-def test_cascade_equals_the_reference(rows: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
+CASCADES = {
+    "decode with sinks, bf16": Case(((90, 1), (64, 0), (70, 1), (65, 1)), group=4, soft_cap=5.0, max_blocks=60, sinks=True),
+    "mixed, fp32": Case(((90, 1), (128, 50), (66, 2)), group=4, soft_cap=5.0, dtype=FP32, max_blocks=60),
+    "decode, int4": Case(((90, 1), (64, 0), (70, 1), (65, 1)), cache=INT4, max_blocks=60),
+}
+
+
+@pytest.mark.parametrize("name", CASCADES)
+def test_cascade_equals_the_reference(name: str, device: torch.device) -> None:
     from starling_engine.kernels.paged_attention import AttentionCall, cascade_attention
 
-    case = Case(rows, group=4, soft_cap=5.0, dtype=dtype, max_blocks=60)
+    case = CASCADES[name]
     inputs = make(case, device, shared=64)
     call = AttentionCall(
         q=inputs.q,
@@ -191,8 +219,9 @@ def test_cascade_equals_the_reference(rows: Sequence[tuple[int, int]], dtype: to
         context_lens=inputs.context_lens,
         scale=case.head_dim**-0.5,
         soft_cap=case.soft_cap,
+        sinks=inputs.sinks,
     )
-    longest = max(queries for _, queries in rows)
+    longest = max(queries for _, queries in case.rows)
     assert_close(cascade_attention(call, 64, longest), expected(case, inputs))
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from starling_engine.native.cache_rows import INT4, INT8, cached
 
 from tests.engine.kernels.compiled import MAX_SHARED, Compiled, compiled
 
@@ -19,11 +20,16 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def launch_attention(tokens: int, sequences: int, longest: int, cache: torch.dtype = BF16) -> None:
+def empty_cache(dtype: torch.dtype, dim: int) -> torch.Tensor:
+    row = cached(torch.empty(dim), dtype, 1.0).shape[-1]
+    return empty(1 << 14, 2, 8, 16, row, dtype=dtype)
+
+
+def launch_attention(tokens: int, sequences: int, longest: int, cache: torch.dtype = BF16, dim: int = 128) -> None:
     """Makes a step of the shape of Llama 3 8B, with contexts of up to 8,192 tokens."""
     from starling_engine.kernels.paged_attention import paged_attention
 
-    q, kv = empty(tokens, 32, 128, dtype=BF16), empty(1 << 14, 2, 8, 16, 128, dtype=cache)
+    q, kv = empty(tokens, 32, dim, dtype=BF16), empty_cache(cache, dim)
     paged_attention(q, kv, empty(sequences, 512), empty(sequences + 1), empty(sequences), 0.1, max_query_len=longest)
 
 
@@ -37,17 +43,18 @@ def launch_cascade() -> None:
         query_start=empty(65),
         context_lens=empty(64),
         scale=0.1,
+        sinks=empty(32, dtype=torch.float32),
     )
     cascade_attention(call, 4096, 1)
 
 
-def launch_store(cache: torch.dtype = BF16) -> None:
+def launch_store(cache: torch.dtype = BF16, dim: int = 128) -> None:
     from starling_engine.kernels.store import qk_norm_rope_store
 
-    norms = [empty(128, dtype=BF16), empty(128, dtype=BF16)]
+    norms = [empty(dim, dtype=BF16), empty(dim, dtype=BF16)]
     positions, slots = empty(64, dtype=torch.int64), empty(64, dtype=torch.int64)
-    cos_sin, kv = empty(4096, 128, dtype=torch.float32), empty(1 << 14, 2, 8, 16, 128, dtype=cache)
-    qk_norm_rope_store(empty(64, 48 * 128, dtype=BF16), positions, cos_sin, *norms, 1e-6, kv, slots)
+    cos_sin, kv = empty(4096, dim, dtype=torch.float32), empty_cache(cache, dim)
+    qk_norm_rope_store(empty(64, 48 * dim, dtype=BF16), positions, cos_sin, *norms, 1e-6, kv, slots)
 
 
 def test_all_parts_of_a_cascade_fit_on_the_device() -> None:
@@ -57,7 +64,7 @@ def test_all_parts_of_a_cascade_fit_on_the_device() -> None:
 
 def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time() -> None:
     """A cache of half the bytes: what is read at once is 8 bytes at least, where it is not page numbers."""
-    decode, _ = compiled(launch_attention, 64, 64, 1, cache=FP8)
+    decode, _ = compiled(launch_attention, 32, 32, 1, cache=FP8)
     (prefill,) = compiled(launch_attention, 8192, 1, 8192, cache=FP8)
     (store,) = compiled(launch_store, cache=FP8)
     assert decode.stack == store.stack == 0
@@ -70,6 +77,21 @@ def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time() -> Non
     assert "max.NaN.f32" in store.ptx and "min.NaN.f32" in store.ptx, "what is not a number must not become one"
 
 
+@pytest.mark.parametrize("cache", [pytest.param(INT8, marks=pytest.mark.whole), INT4])
+def test_kernels_of_a_cache_of_codes_fit_on_the_device_two_blocks_at_a_time(cache: torch.dtype) -> None:
+    """Rows of codes are no multiple of 16 bytes in int8, and their parts are read in 8."""
+    decode, _ = compiled(launch_attention, 32, 32, 1, cache=cache)
+    (prefill,) = compiled(launch_attention, 8192, 1, 8192, cache=cache)
+    (store,) = compiled(launch_store, cache=cache)
+    assert decode.stack == store.stack == 0
+    assert prefill.stack <= 16, "a few words"
+    for kernel, threads in ((decode, 128), (prefill, 256)):
+        assert 2 * kernel.shared <= MAX_SHARED and 2 * threads * kernel.registers <= REGISTERS
+        assert _copied(kernel) == {4, 8 if cache == INT8 else 16}
+    assert "wgmma.mma_async" in prefill.ptx
+    assert "max.NaN.f32" in store.ptx and "min.NaN.f32" in store.ptx, "what is not a number must not become one"
+
+
 def test_prefill_runs_on_the_tensor_cores_of_whole_warpgroups_two_blocks_at_a_time() -> None:
     (prefill,) = compiled(launch_attention, 8192, 1, 8192)
     assert prefill.stack == 0
@@ -79,13 +101,28 @@ def test_prefill_runs_on_the_tensor_cores_of_whole_warpgroups_two_blocks_at_a_ti
 
 
 def test_decode_reads_the_cache_sixteen_bytes_at_a_time_three_blocks_at_a_time() -> None:
-    decode, merge = compiled(launch_attention, 64, 64, 1)
+    decode, merge = compiled(launch_attention, 32, 32, 1)
     assert decode.stack == merge.stack == 0
     assert 3 * decode.shared <= MAX_SHARED and 3 * 128 * decode.registers <= REGISTERS
     assert _copied(decode) == {4, 16}
 
 
-@pytest.mark.parametrize("sequences", [1, 64])
+def test_a_decode_that_fills_the_device_is_not_split_and_fits_three_blocks_at_a_time() -> None:
+    (decode,) = compiled(launch_attention, 64, 64, 1)
+    assert decode.stack <= 8, "two words"
+    assert 3 * decode.shared <= MAX_SHARED and 3 * 128 * decode.registers <= REGISTERS
+    assert _copied(decode) == {4, 16}
+
+
+def test_a_decode_beside_a_prompt_is_split_too() -> None:
+    """Unsplit, the longest context is read by one block for each key-value head, while the others of the device wait."""
+    prompt, decode, merge = compiled(launch_attention, 1024 + 1, 2, 1024)
+    assert prompt.shared < decode.shared and decode.stack == merge.stack == 0
+    assert 3 * decode.shared <= MAX_SHARED and 3 * 128 * decode.registers <= REGISTERS
+    assert len(compiled(launch_attention, 1024 + 63, 64, 1024)) == 2, "so many fill the device"
+
+
+@pytest.mark.parametrize("sequences", [1, 32])
 def test_decode_with_drafts_is_split_and_fits_two_blocks_at_a_time(sequences: int) -> None:
     decode, *merge = compiled(launch_attention, 8 * sequences, sequences, 8)
     assert decode.stack == 0 and all(kernel.stack == 0 for kernel in merge)

@@ -39,7 +39,7 @@ def flash_attn_varlen_func(
         rows, keys = slice(*starts[s : s + 2]), slice(*key_starts[s : s + 2])
         if rows.start < rows.stop:
             both = (x[keys].transpose(0, 1) for x in (k, v))
-            out[rows] = reference._attend(q[rows], *both, softmax_scale, window_size[0] + 1, softcap)
+            out[rows] = reference._attend(q[rows], *both, softmax_scale, window_size[0] + 1, softcap, None)
     return out
 
 

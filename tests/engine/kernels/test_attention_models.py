@@ -29,7 +29,7 @@ def backend() -> AttentionBackend:
     return TritonAttention()
 
 
-@pytest.mark.parametrize("name", ["one for all", "head norms", "half rotated"])
+@pytest.mark.parametrize("name", ["one for all", "head norms", "half rotated", "sinks"])
 def test_equals_attention_written_out(name: str, backend: AttentionBackend) -> None:
     _written_out(name, torch.float32, 1e-5, backend)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from starling_engine.kernels.attention_plan import AttentionShape, cascade_pays, common_prefix, prefix_segments
+from starling_engine.kernels.attention_plan import AttentionShape, cascade_pays, common_prefix, decode_segments, prefix_segments
 
 LLAMA_8B = AttentionShape(tokens=64, sequences=64, heads=32, kv_heads=8, head_dim=128, itemsize=2)
 
@@ -38,7 +38,7 @@ def test_common_prefix(tables: list[list[int]], computed: list[int], shared: int
         (replace(LLAMA_8B, tokens=2, sequences=2), 1 << 16, True),
         (replace(LLAMA_8B, tokens=8192, sequences=2), 4096, False),
         (replace(LLAMA_8B, tokens=4, sequences=4), 2048, True),
-        (replace(LLAMA_8B, tokens=4, sequences=4, kv_itemsize=1), 2048, False),
+        (replace(LLAMA_8B, tokens=4, sequences=4, row_bytes=128), 2048, False),
     ],
 )
 def test_cascade_pays_where_it_saves_more_bytes_than_it_adds(shape: AttentionShape, shared: int, pays: bool) -> None:
@@ -46,6 +46,12 @@ def test_cascade_pays_where_it_saves_more_bytes_than_it_adds(shape: AttentionSha
 
 
 def test_a_prefix_is_split_until_each_core_has_a_part() -> None:
-    assert prefix_segments(LLAMA_8B, 1 << 16, sms=132) == 16
+    assert prefix_segments(LLAMA_8B, 1 << 16, sms=132) == 8, "128 programs are as good as one for each core"
     assert prefix_segments(LLAMA_8B, 1024, sms=132) == 4
     assert prefix_segments(replace(LLAMA_8B, tokens=8192), 1 << 16, sms=132) == 1
+
+
+@pytest.mark.parametrize(("sequences", "segments"), [(1, 32), (16, 4), (32, 2), (33, 2), (34, 1), (64, 1), (256, 1)])
+def test_a_context_is_split_only_where_that_fills_the_device(sequences: int, segments: int) -> None:
+    """A step of 64 sequences runs 512 programs at once, of 528 that could: a merge would cost more than the rest is worth."""
+    assert decode_segments(replace(LLAMA_8B, tokens=sequences, sequences=sequences), 8192, sms=132) == segments

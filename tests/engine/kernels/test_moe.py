@@ -1,15 +1,19 @@
 """The experts' kernels give what transformers' experts give, however the tokens are spread over them."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from starling_engine.kernels import grouped, grouping
 from starling_engine.kernels.grouped import FEW_ROWS, FP32_TILES, MANY_ROWS, SOME_ROWS, ExpertTiles
 from starling_engine.layers.experts import Experts, ExpertsShape, group_by_slot
-from starling_engine.layers.experts_triton import TritonExperts
-from starling_engine.topology.shard import Share
+from starling_engine.layers.experts_triton import TritonExperts, TritonQuantizedExperts
+from starling_engine.native.group_quantized import INT8
+from starling_engine.topology.shard import Shard, Share
 
 from tests.engine.kernels import moe_launches
 from tests.engine.kernels.compiled import MAX_SHARED, compiled
+from tests.engine.layers import test_experts_with_biases as with_biases
 from tests.engine.layers.test_experts import NAMES, load, reference, routes
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -84,6 +88,21 @@ def test_gives_what_the_reference_gives(
     assert torch.equal(grouped.experts(*given, tiles), out)
 
 
+@pytest.mark.parametrize(("tokens", "dtype", "tolerance"), [(1, BF16, 0.03), (9, FP32, 1e-5)])
+def test_biases_and_a_clamped_gate(tokens: int, dtype: torch.dtype, tolerance: float, device: torch.device) -> None:
+    """Ranks have a part of each expert, and one of them adds the biases of downs."""
+    source = with_biases.reference()
+    shapes = [with_biases.shape_of(Shard(rank, 2).of(with_biases.WIDTH)) for rank in range(2)]
+    parts = [with_biases.filled(TritonExperts(), dtype, shape, source, device) for shape in shapes]
+    with_biases.check(source, parts, tokens, dtype, tolerance, device)
+
+
+def test_codes_with_biases_and_a_clamped_gate(device: torch.device) -> None:
+    source, shape = with_biases.reference(), with_biases.shape_of(Share.all(with_biases.WIDTH))
+    layer = with_biases.filled(TritonQuantizedExperts(INT8, INT8, online=True), BF16, shape, source, device)
+    with_biases.check(source, [layer], 9, BF16, 0.06, device)
+
+
 def test_a_layer_of_which_some_experts_are_elsewhere(device: torch.device) -> None:
     shape = ExpertsShape(6, 3, 64, Share.all(32))
     layer = filled(shape, BF16, device)
@@ -116,9 +135,12 @@ def test_tiles_follow_the_rows_of_an_expert(tokens: int, dtype: torch.dtype, til
     assert grouped.tiles_for(tokens, 8, 128, dtype) == tiles
 
 
-@pytest.mark.parametrize("tokens", [1, 512, 8192])
-def test_compiles_without_spills(tokens: int) -> None:
-    found = {kernel.name: kernel for kernel in compiled(moe_launches.experts, tokens)}
+@pytest.mark.parametrize(
+    ("launch", "tokens"),
+    [(moe_launches.experts, 1), (moe_launches.experts, 512), (moe_launches.experts, 8192), (moe_launches.biased_experts, 8192)],
+)
+def test_compiles_without_spills(launch: Callable[[int], None], tokens: int) -> None:
+    found = {kernel.name: kernel for kernel in compiled(launch, tokens)}
     for kernel in found.values():
         assert kernel.stack == 0 and kernel.shared <= MAX_SHARED, kernel.name
     for name in ("_gate_up", "_down"):

@@ -31,11 +31,14 @@ def _same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("rows", "size", "dtype"), SHAPES)
-@pytest.mark.parametrize("in_place", [False, True])
-def test_rms_norm_and_with_the_residual(rows: int, size: int, dtype: torch.dtype, in_place: bool, device: torch.device) -> None:
+@pytest.mark.parametrize(("in_place", "wide"), [(False, False), (True, False), (False, True)])
+def test_rms_norm_and_with_the_residual(
+    rows: int, size: int, dtype: torch.dtype, in_place: bool, wide: bool, device: torch.device
+) -> None:
+    """Wide weights are of fp32."""
     torch.manual_seed(0)
     x, residual = (3 * torch.randn(2, rows, size, device=device)).to(dtype).unbind()
-    weight = (1 + torch.randn(size, device=device) / 8).to(dtype)
+    weight = (1 + torch.randn(size, device=device) / 8).to(FP32 if wide else dtype)
     expected, actual = torch.empty_like(x), x.clone() if in_place else torch.full_like(x, torch.nan)
     reference.rms_norm(x, weight, 1e-6, expected)
     norm.rms_norm(actual if in_place else x, weight, 1e-6, actual)

@@ -1,5 +1,7 @@
 """Products with matrices in 2 to 8 bits on a GPU: those of the dequantized matrix, in every format."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from starling_engine.kernels import grouped
@@ -10,7 +12,16 @@ from starling_engine.layers.experts_triton import TritonQuantizedExperts
 from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinear, QuantizedLinear
 from starling_engine.layers.quantized_kernels import triton_kernels
-from starling_engine.native.group_quantized import FP8, INT4, INT8, Format, GroupQuantized, quantize
+from starling_engine.native.group_quantized import (
+    FP8,
+    INT4,
+    INT8,
+    Format,
+    GroupQuantized,
+    gather_columns,
+    gathered,
+    quantize,
+)
 from starling_engine.native.reference import silu_mul
 from starling_engine.topology.shard import Shard, Share
 from torch.nn import functional as F
@@ -94,8 +105,34 @@ def test_a_layer_of_several_formats_is_loaded_as_codes(device: torch.device) -> 
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("tokens", "dtype"), [(1, FP32), (2, BF16), (90, BF16)])
+def test_columns_in_another_order(device: torch.device) -> None:
+    torch.manual_seed(0)
+    gathers, group_of = Format(4, 32, minima=True, gathered=192), torch.randperm(192) % 7
+    layer = Linear(stacked(["o"], [48], 192), QuantizedLinear([gathers], triton_kernels(BF16, device)), BF16, device)
+    plain = random_matrix(48, 7 * 32, replace(gathers, gathered=0))
+    matrix = gathered(plain.codes[:, :192], plain.scales, plain.minima, group_of, gathers)
+    (slot,) = layer.weight_slots().values()
+    assert slot.load_codes is not None and matrix.order is not None and matrix.codes.shape == (48, 224)
+    slot.load_codes(matrix)
+    x = rows_of(3, 192, BF16)
+    rows = triton_kernels(BF16, device).gather(x.to(device), matrix.order.to(device))
+    assert torch.equal(rows.cpu(), gather_columns(x, matrix.order))
+    expected = F.linear(x.float(), matrix.dequantized().to(BF16).float())
+    found = layer.forward(x.to(device), FP32).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+FEW = ("int4", "as Q4_K_M")
+"""Formats that every run has with two rows of bfloat16; each other one has a row of float32, and many of bfloat16."""
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "dtype"),
+    [
+        *((name, tokens, dtype) for name in FORMATS for tokens, dtype in ((1, FP32), (90, BF16))),
+        *((name, 2, BF16) if name in FEW else pytest.param(name, 2, BF16, marks=pytest.mark.whole) for name in FORMATS),
+    ],
+)
 def test_experts_give_what_their_dequantized_matrices_give(
     name: str, tokens: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -175,3 +212,8 @@ def test_compiles_without_spills(rows: int, form: Format, dtype: torch.dtype) ->
 def test_experts_compile_without_spills(tokens: int, form: Format, dtype: torch.dtype) -> None:
     for kernel in compiled(quantized_launches.experts, tokens, form, dtype):
         assert kernel.stack == 0 and kernel.shared <= MAX_SHARED, kernel.name
+
+
+def test_the_gather_compiles_for_an_h200() -> None:
+    (kernel,) = compiled(quantized_launches.gather)
+    assert kernel.stack == 0

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.model_config.rope import RopeConfig
 from starling_engine.native import reference
+from starling_engine.native.cache_rows import INT4, INT8, cached, uncached
 
 FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 SLOTS = [17, -1, 20, 95, 3]
@@ -21,6 +23,7 @@ class Case:
     rotary_dim: int = 64
     block_size: int = 16
     norm: bool = False
+    wide: bool = False
     dtype: torch.dtype = BF16
     cache: torch.dtype | None = None
 
@@ -28,6 +31,7 @@ class Case:
 CASES = {
     "plain": Case(),
     "head norms": Case(norm=True, head_dim=128, rotary_dim=128, heads=16, kv_heads=8),
+    "head norms whose weights are fp32": Case(norm=True, wide=True),
     "head norms, fp32": Case(norm=True, dtype=FP32, block_size=8),
     "partly rotated, fp16": Case(rotary_dim=24, dtype=FP16),
     "partly rotated, head norms": Case(rotary_dim=48, head_dim=80, norm=True, heads=5, kv_heads=1),
@@ -45,7 +49,10 @@ def test_equals_the_reference(name: str, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(1)
     dim = case.head_dim
     qkv = (4 * torch.randn(len(SLOTS), (case.heads + 2 * case.kv_heads) * dim, generator=generator)).to(case.dtype)
-    norms = [torch.rand(dim, generator=generator).to(case.dtype).to(device) if case.norm else None for _ in range(2)]
+    norms = [
+        torch.rand(dim, generator=generator).to(FP32 if case.wide else case.dtype).to(device) if case.norm else None
+        for _ in range(2)
+    ]
     cos_sin = build_cos_sin(RopeConfig(), case.rotary_dim, 256, device)
     kv = torch.full((96 // case.block_size, 2, case.kv_heads, case.block_size, dim), 5.0, dtype=case.dtype, device=device)
     cache = kv.to(case.cache or case.dtype)
@@ -71,3 +78,55 @@ def test_equals_the_reference(name: str, device: torch.device) -> None:
         assert kv[:, 1].abs()[written[:, 1]].max() > 0.01 * torch.finfo(FP8).max, "no value was too large"
     else:
         torch.testing.assert_close(cache, kv, rtol=tolerance, atol=tolerance)
+
+
+CODED = {
+    "plain": Case(head_dim=128, rotary_dim=128, heads=17, kv_heads=3),
+    "partly rotated, fp16": Case(rotary_dim=24, dtype=FP16),
+    "heads of 96, fp32": Case(head_dim=96, rotary_dim=96, block_size=8, dtype=FP32),
+    "heads of 32": Case(head_dim=32, rotary_dim=32, heads=1, kv_heads=1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
+@pytest.mark.parametrize("cache", [INT8, INT4])
+@pytest.mark.parametrize("name", CODED)
+def test_codes_are_those_of_the_reference(name: str, cache: torch.dtype, device: torch.device) -> None:
+    """They say the same numbers to the bit, since tiers hand them to CPUs: also what no code holds, and what is no number."""
+    from starling_engine.kernels.store import qk_norm_rope_store
+
+    case, generator = CODED[name], torch.Generator().manual_seed(1)
+    numbers = [None, 0.0, 1e-9, 1e-6, -3.0, 6e4, 1e9, torch.inf, -torch.inf, torch.nan]
+    qkv = torch.randn(2 * len(numbers), case.heads + 2 * case.kv_heads, case.head_dim, generator=generator)
+    for token, number in enumerate(numbers):
+        if number is not None:
+            qkv[2 * token, case.heads :, 3] = number
+            qkv[2 * token + 1, case.heads :] = number
+    places = torch.randint(0, 256, (len(qkv),), generator=generator).to(device)
+    slots = torch.randperm(96, generator=generator)[: len(qkv)]
+    slots[5] = -1
+    kv = torch.zeros(96 // case.block_size, 2, case.kv_heads, case.block_size, case.head_dim)
+    found = cached(kv, cache, 1.0).to(device)
+    expected = found.clone()
+    arguments = qkv.flatten(1).to(case.dtype).to(device), places, build_cos_sin(RopeConfig(), case.rotary_dim, 256, device)
+    with np.errstate(invalid="ignore", over="ignore"):
+        qk_norm_rope_store(*arguments, None, None, 1e-6, found, slots.to(device))
+    reference.qk_norm_rope_store(*arguments, None, None, 1e-6, expected, slots.to(device))
+    # What is read: a group of NaN may have any code, and a least number of 0 either sign.
+    torch.testing.assert_close(uncached(found, FP32), uncached(expected, FP32), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("cache", [INT8, INT4])
+def test_codes_are_of_what_was_normalised(cache: torch.dtype, device: torch.device) -> None:
+    from starling_engine.kernels.store import qk_norm_rope_store
+
+    dim, generator = 64, torch.Generator().manual_seed(1)
+    qkv = (4 * torch.randn(7, 8 * dim, generator=generator)).to(device)
+    norms = [torch.rand(dim, generator=generator).to(device) for _ in range(2)]
+    arguments = qkv, torch.arange(7, device=device), build_cos_sin(RopeConfig(), 48, 256, device), *norms, 1e-6
+    kv, slots = torch.zeros(1, 2, 2, 16, dim, device=device), torch.arange(7, device=device)
+    found = cached(kv, cache, 1.0)
+    queries = qk_norm_rope_store(*arguments, found, slots)
+    torch.testing.assert_close(queries, reference.qk_norm_rope_store(*arguments, kv, slots))
+    # Up to half a step between codes.
+    torch.testing.assert_close(uncached(found, FP32), kv, rtol=0, atol=kv.abs().max().item() / (250 if cache == INT8 else 14))

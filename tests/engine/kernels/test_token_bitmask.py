@@ -37,6 +37,7 @@ def test_it_is_the_op_where_triton_runs(monkeypatch: pytest.MonkeyPatch, device:
     assert select_mask_op(torch.device("meta")) is reference.apply_token_bitmask
 
 
+@pytest.mark.whole  # a minute and a half
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the platform puts its tensors on the CPU, and the kernels are compiled here")
 def test_a_device_samples_masked_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INTERPRETED, "1")

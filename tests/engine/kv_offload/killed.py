@@ -1,6 +1,6 @@
 """`python killed.py FOLDER COUNT`: forks processes that use one folder, two at a time, and kills each after a moment.
 
-Each writes, reads and evicts as fast as it can. COUNT are killed, and more, up to four times as many, while none was in the middle
+Each writes, reads and evicts as fast as it can. COUNT are killed, and more, for MOST_SECONDS at most, while none was in the middle
 of a file or nothing had to be evicted. It ends with 3 where one read wrong bytes, with 5 where one met half a file, and prints how
 much was done.
 """
@@ -20,6 +20,7 @@ from starling_engine.kv_offload.secondary.folder.tier import open_folder
 from tests.engine.kv_offload.objects import FILE, MODEL, content, read, write
 
 NUMBERS, FITS = 60, 30
+MOST_SECONDS = 90.0
 LIMIT = FITS * FILE
 CONTENT = [content(number) for number in range(NUMBERS)]
 
@@ -73,7 +74,8 @@ def main(folder: str, kills: int) -> int:
     seen: set[str] = set()
     leftovers, code = 0, -signal.SIGKILL
     young = Child(folder, 0)
-    for seed in range(1, 4 * kills + 1):
+    ends = time.monotonic() + MOST_SECONDS
+    for seed in count(1):
         old, young = young, Child(folder, seed)
         if seed % 4:
             old.work()
@@ -83,7 +85,7 @@ def main(folder: str, kills: int) -> int:
             break
         seen |= {path.name for path in Path(folder).rglob("*.kv")}
         leftovers += any(Path(folder).glob("tmp/*"))
-        if seed >= kills and leftovers and len(seen) > FITS:
+        if seed >= kills and ((leftovers and len(seen) > FITS) or time.monotonic() > ends):
             break
     code = max(code, young.end())
     print(f"{len(seen)} objects, {leftovers} kills in the middle of a file")

@@ -12,7 +12,7 @@ from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.write_back import PAUSE
 from starling_engine.params import SamplingParams
 
-from tests.engine.toy_engine import ToyEngine, ToyTiers, expected_output
+from tests.engine.toy_engine import ToyConstraint, ToyEngine, ToyTiers, expected_output
 
 Secondary = dict[tuple[int, bytes], np.ndarray]
 LENGTH = 400
@@ -431,7 +431,7 @@ def pass_by_and_be_late(engine: ToyEngine, rng: random.Random) -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
-    """Whatever moves when, and whatever fails: outputs are as if there were no tiers, and all is given back."""
+    """Whatever moves when, and whatever fails, with drafts and masks: outputs are those without tiers, and all is given back."""
     rng = random.Random(seed)
     secondary: Secondary = {}
     tokens = data.draw(st.integers(26, 80)) * 16
@@ -445,7 +445,9 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         "preempt": data.draw(st.sampled_from(["auto", "swap", "recompute"])),
         "cpu_policy": data.draw(st.sampled_from(["lru", "arc"])),
         "policy": data.draw(st.sampled_from(["fcfs", "priority"])),
+        "drafts": data.draw(st.sampled_from([0, 4])),
     }
+    masked = data.draw(st.booleans())
     prefixes = [prompt_of(rng.randint(30, 250), i) for i in range(4)]
     for restart in range(data.draw(st.integers(1, 2))):
         block_size = data.draw(st.sampled_from([8, 16, 32]))
@@ -460,8 +462,10 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
             for copy in range(rng.choice([1, 1, 3])):
                 own = f"{name}/{copy}"
                 order = {"priority": rng.randint(0, 2), "arrival": float(i)}
-                if engine.add(own, prompt, asked, seed=i + copy, fork_of=f"{name}/0" if copy else None, **order) is None:
-                    wanted[own] = (prompt, asked, i + copy)
+                constraint = ToyConstraint(i, 60) if masked and rng.random() < 0.5 else None
+                fork = f"{name}/0" if copy else None
+                if engine.add(own, prompt, asked, constraint, seed=i + copy, fork_of=fork, **order) is None:
+                    wanted[own] = (prompt, asked, i + copy, constraint)
             for _ in range(rng.randint(0, 6)):
                 engine.step()
             if rng.random() < 0.1 and wanted:
@@ -472,5 +476,5 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         engine.run()
         assert not engine.offload.promotions._lookups, "each has been counted"
         longest = min(LENGTH, engine.kv.max_tokens)
-        for name, (prompt, asked, number) in wanted.items():
-            assert engine.outputs[name] == expected_output(prompt, asked, number, longest)
+        for name, (prompt, asked, number, constraint) in wanted.items():
+            assert engine.outputs[name] == expected_output(prompt, asked, number, longest, constraint)

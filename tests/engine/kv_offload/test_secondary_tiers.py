@@ -16,6 +16,7 @@ from starling_engine.kv_offload.secondary.folder import tier as folder_tier
 from starling_engine.kv_offload.secondary.parts import GroupShare, group_shares
 from starling_engine.kv_offload.secondary.tiers import SecondaryTiers
 from starling_engine.model_config.config import ModelConfig, load_model_config
+from starling_engine.model_config.layer import with_windows
 from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.kv_offload.objects import PART, key, quiet_tier
@@ -60,7 +61,7 @@ class Dead(MemoryTier):
 def model_of(layers: int, heads: int, windows: tuple[int, ...]) -> ModelConfig:
     model = load_model_config(MODEL)
     pattern = tuple(itertools.islice(itertools.cycle(windows), layers))
-    return replace(model, num_layers=layers, num_heads=8, num_kv_heads=heads, head_dim=4, windows=pattern)
+    return replace(model, layers=with_windows(pattern), num_heads=8, num_kv_heads=heads, head_dim=4)
 
 
 def worker_of(layout: ParallelLayout, rank: int) -> WorkerConfig:

@@ -151,7 +151,7 @@ def test_damage_is_missing_dropped_and_counted(tier: StoreTier, damage: str) -> 
     }[damage]
     client = tier._supervisor.client
     assert client is not None
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     with client.reserve(len(bad), deadline) as stored:
         stored.view[:] = bad
         assert client.call("put", [name], deadline, stored) == [0]

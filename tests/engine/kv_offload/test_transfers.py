@@ -49,12 +49,12 @@ def test_reads_do_not_wait_for_writes() -> None:
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(TransferOrder(1, "write_back", chunks))
     for _ in range(THREADS["write_back"]):
-        assert far.began.acquire(timeout=5)
+        assert far.began.acquire(timeout=60)
     transfers.order(TransferOrder(2, "look_up", chunks))
     transfers.order(TransferOrder(3, "promote", chunks))
-    assert {answers.get(timeout=5).job, answers.get(timeout=5).job} == {2, 3}
+    assert {answers.get(timeout=60).job, answers.get(timeout=60).job} == {2, 3}
     far.go.set()
-    assert all(answers.get(timeout=5).done), "and then they are written"
+    assert all(answers.get(timeout=60).done), "and then they are written"
 
 
 @pytest.mark.timeout(60)
@@ -168,5 +168,5 @@ def test_a_store_waits_for_its_step_on_this_rank() -> None:
         answers.get(timeout=0.2)
     pages.fill_(7)
     transfers.finished(5)
-    assert answers.get(timeout=5).done == [True]
+    assert answers.get(timeout=60).done == [True]
     assert arena.slot(0)[:64].tolist() == [7] * 64

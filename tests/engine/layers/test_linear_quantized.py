@@ -1,5 +1,7 @@
 """Linear layers with quantized weights, their own or a checkpoint's, against the quantized matrix in torch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from starling_engine import native
@@ -7,7 +9,16 @@ from starling_engine.errors import ConfigError
 from starling_engine.layers.linear import Linear, LinearShape, stacked
 from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.layers.linear_select import select_linear_method
-from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize, quantized_linear
+from starling_engine.native.group_quantized import (
+    INT4,
+    INT8,
+    Format,
+    GroupQuantized,
+    gather_columns,
+    gathered,
+    quantize,
+    quantized_linear,
+)
 from starling_engine.native.reference import silu_mul
 from starling_engine.topology.shard import Share
 
@@ -130,6 +141,32 @@ def test_codes_of_a_checkpoint_are_multiplied_as_they_are(name: str) -> None:
         torch.testing.assert_close(layer.forward(x), expected.to(BF16), rtol=2e-2, atol=1e-2 * largest)
 
 
+@pytest.mark.parametrize("orders", [(0, 0), (0, 1)], ids=["one order", "two orders"])
+@pytest.mark.parametrize("form", [INT4, FOUR], ids=["symmetric", "minima"])
+def test_columns_are_gathered(form: Format, orders: tuple[int, int]) -> None:
+    """Groups of 24 to 40 columns anywhere in a row; gates and ups of one order are one matrix."""
+    torch.manual_seed(0)
+    shape, gathers = SHAPES["gated"], replace(form, gathered=64)
+    method = select_linear_method(BF16, CPU, None, {"gate.weight": gathers, "up.weight": gathers})(shape)
+    layer, matrices = Linear(shape, method, BF16, CPU), []
+    for seed, slot in zip(orders, layer.weight_slots().values(), strict=True):
+        group_of = torch.tensor([0] * 24 + [1] * 40)[torch.randperm(64, generator=torch.Generator().manual_seed(seed))]
+        plain = stored_matrix(48, 64, form)
+        matrices.append(gathered(plain.codes, plain.scales, plain.minima, group_of, gathers))
+        assert slot.load_codes is not None
+        slot.load_codes(matrices[-1])
+    x = torch.randn(5, 64).to(BF16)
+    parts = []
+    for each in matrices:
+        assert each.order is not None
+        assert each.codes.shape == (48, 96)
+        parts.append(quantized_linear(gather_columns(x, each.order), each.in_order, None, torch.float32))
+    expected = silu_mul(torch.cat(parts, 1))
+    torch.testing.assert_close(layer.forward(x), expected.to(BF16), rtol=2e-2, atol=1e-2 * expected.abs().max().item())
+    exact = silu_mul(torch.cat([x.float() @ each.dequantized().T for each in matrices], 1))
+    torch.testing.assert_close(expected, exact, rtol=0, atol=3e-2 * exact.abs().max().item())
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape", "stored"),
     [
@@ -137,8 +174,9 @@ def test_codes_of_a_checkpoint_are_multiplied_as_they_are(name: str) -> None:
         (BF16, SHAPES["stacked"], {"q.weight": INT4, "k.weight": INT4}),
         (BF16, stacked(["a"], [64], Share(16, 32, 64)), {"a.weight": INT4}),
         (BF16, stacked(["router"], [64], 64, exact=True), {"router.weight": INT4}),
+        (BF16, SHAPES["tied head"], {"embed.weight": replace(INT4, gathered=64)}),
     ],
-    ids=["float32", "one of three is plain", "columns of a rank within a group", "exact"],
+    ids=["float32", "one of three is plain", "columns of a rank within a group", "exact", "rows in another order"],
 )
 def test_what_cannot_be_multiplied_as_it_is_takes_numbers(
     dtype: torch.dtype, shape: LinearShape, stored: dict[str, Format]

@@ -13,9 +13,10 @@ from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.kv.spec import KVSpec, WindowSpec
 from starling_engine.model_config.config import ModelConfig, load_model_config, parse_model_config
 from starling_engine.model_config.fields import Fields
-from starling_engine.model_config.moe import MoeConfig, Routing, checked
+from starling_engine.model_config.moe import ClampedSwiglu, MoeConfig, Routing, checked
 from starling_engine.model_config.quantization import WeightScheme
 from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, YarnScaling
+from starling_engine.model_config.traits import Traits
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,9 +51,9 @@ def of(architecture: str, **changes: Any) -> ModelConfig:
 
 def test_defaults_are_those_of_transformers() -> None:
     config = parse()
-    assert (config.head_dim, config.rms_eps, config.rope.theta, config.dtype) == (16, 1e-6, 10000.0, "float32")
+    assert (config.head_dim, config.rms_eps, config.ropes[0].theta, config.dtype) == (16, 1e-6, 10000.0, "float32")
     assert config.windows == (0, 0, 0, 0)
-    assert not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm or config.tie_word_embeddings)
+    assert config.traits == Traits() and not config.tie_word_embeddings
     assert config.eos_token_ids == () and config.bos_token_id is None and config.generation_defaults == {}
 
 
@@ -93,10 +94,15 @@ def test_windows(architecture: str, changes: dict[str, Any], windows: tuple[int,
 
 def test_family_traits() -> None:
     qwen2, qwen3 = of("Qwen2ForCausalLM"), of("Qwen3ForCausalLM")
-    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, False, 16)
-    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
+    assert (qwen2.traits.qkv_bias, qwen2.traits.o_bias, qwen2.traits.qk_norm, qwen2.head_dim) == (True, False, None, 16)
+    assert (qwen3.traits.qkv_bias, qwen3.traits.o_bias, qwen3.traits.qk_norm, qwen3.head_dim) == (False, False, "head", 128)
     llama = parse(attention_bias=True, mlp_bias=True, head_dim=32)
-    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias, llama.head_dim) == (True, True, True, 32)
+    assert (llama.traits.qkv_bias, llama.traits.o_bias, llama.traits.mlp_bias, llama.head_dim) == (True, True, True, 32)
+
+
+@pytest.mark.parametrize("changes", [{"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": None}, {}])
+def test_gelu_of_gemma_1_is_the_approximation_that_it_was_trained_with(changes: dict[str, Any]) -> None:
+    assert of("GemmaForCausalLM", **changes).hidden_act == "gelu_pytorch_tanh"
 
 
 LLAMA3 = {
@@ -137,14 +143,27 @@ LLAMA3 = {
 )
 def test_rope_in_both_ways_of_writing(fields: dict[str, Any], scaling: object, max_position: int) -> None:
     config = parse(**fields)
-    assert config.rope.scaling == scaling
+    assert config.ropes[0].scaling == scaling
     assert config.max_position == max_position
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes", "expected"),
+    [
+        ("CohereForCausalLM", {"model_max_length": 131072}, 131072),
+        ("CohereForCausalLM", {"model_max_length": None}, 2048),
+        ("Cohere2ForCausalLM", {"model_max_length": 131072}, 131072),
+        ("LlamaForCausalLM", {"model_max_length": 131072}, 2048),
+    ],
+)
+def test_the_length_of_command_r_has_a_field_of_its_own(architecture: str, changes: dict[str, Any], expected: int) -> None:
+    assert of(architecture, **changes).max_position == expected
+
+
 def test_theta_beside_or_inside_the_scaling() -> None:
-    assert parse(rope_theta=5e5).rope.theta == 5e5
-    assert parse(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}).rope.theta == 5e5
-    assert parse(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).rope.theta == 1e6
+    assert parse(rope_theta=5e5).ropes[0].theta == 5e5
+    assert parse(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}).ropes[0].theta == 5e5
+    assert parse(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).ropes[0].theta == 1e6
 
 
 QWEN3_MOE: dict[str, Any] = {
@@ -153,6 +172,9 @@ QWEN3_MOE: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+PHI3: dict[str, Any] = {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 512}
+GPT_OSS: dict[str, Any] = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
 MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -174,6 +196,16 @@ def test_a_dense_model_has_no_experts() -> None:
             MoeConfig(layers=(0, 2), intermediate_size=32, routing=Routing(num_experts=8, top_k=2)),
         ),
         (
+            GPT_OSS,
+            MoeConfig(
+                layers=(0, 1, 2, 3),
+                intermediate_size=128,
+                routing=Routing(num_experts=4, top_k=2, renormalize=True),
+                bias=True,
+                gate=ClampedSwiglu(alpha=1.702, limit=7.0),
+            ),
+        ),
+        (
             MIXTRAL,
             MoeConfig(layers=(0, 1, 2, 3), intermediate_size=128, routing=Routing(num_experts=4, top_k=2, renormalize=True)),
         ),
@@ -183,15 +215,22 @@ def test_experts(changes: dict[str, Any], moe: MoeConfig) -> None:
     assert parse(**changes).moe == moe
 
 
+def test_gpt_oss_has_sinks_biases_and_every_second_layer_slides() -> None:
+    config = parse(**GPT_OSS, swiglu_limit=3.0)
+    assert config.traits.attention_sinks and config.traits.qkv_bias and config.traits.o_bias
+    assert (config.windows, config.ropes[0].theta, config.head_dim) == ((128, 0, 128, 0), 150000.0, 64)
+    assert config.moe is not None and config.moe.gate == ClampedSwiglu(alpha=1.702, limit=3.0)
+
+
 def test_mixtral_has_defaults_of_its_own() -> None:
     config = parse(**MIXTRAL, sliding_window=8)
-    assert (config.rope.theta, config.rms_eps, config.windows) == (1e6, 1e-5, (8, 8, 8, 8))
+    assert (config.ropes[0].theta, config.rms_eps, config.windows) == (1e6, 1e-5, (8, 8, 8, 8))
 
 
 def test_qwen3_moe_slides_in_all_layers_or_none() -> None:
     assert parse(**QWEN3_MOE, sliding_window=8, max_window_layers=2).windows == (0, 0, 0, 0)
     config = parse(**QWEN3_MOE, sliding_window=8, max_window_layers=2, use_sliding_window=True)
-    assert (config.windows, config.qk_norm, config.head_dim) == ((8, 8, 8, 8), True, 16)
+    assert (config.windows, config.traits.qk_norm, config.head_dim) == ((8, 8, 8, 8), "head", 16)
 
 
 SOME_GROUPS = Routing(num_experts=8, top_k=3, num_groups=4, top_groups=2)
@@ -240,6 +279,15 @@ def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
         ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
         ({"hidden_size": True}, ["hidden_size", "integer"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "at least 1"]),
+        ({"num_hidden_layers": 10**9}, ["num_hidden_layers", "at most 10000"]),
+        ({"num_attention_heads": 0}, ["num_attention_heads", "at least 1"]),
+        ({**PHI3, "partial_rotary_factor": 1.5}, ["partial_rotary_factor", "at most 1", "1.5"]),
+        ({**PHI3, "partial_rotary_factor": 0.2}, ["partial_rotary_factor", "16 elements", "got 3"]),
+        ({**PHI3, "rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, ["long_factor", "8 numbers", "got 1"]),
+        ({**PHI3, "rope_scaling": {**LONGROPE, "short_factor": [0]}}, ["short_factor", "numbers above 0"]),
+        ({"architectures": ["CohereForCausalLM"], "logit_scale": 0}, ["logit_scale", "above 0"]),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, ["logits_scaling", "above 0"]),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, ["no_rope_layers", "(4)"]),
         ({"num_key_value_heads": 3}, ["num_attention_heads (4)", "num_key_value_heads (3)"]),
         ({"hidden_size": 66}, ["hidden_size (66)", "num_attention_heads (4)"]),
         ({"head_dim": 15}, ["head_dim", "even", "15"]),
@@ -280,8 +328,14 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
     ("changes", "words"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ({"architectures": ["Gemma3nForCausalLM"]}, ["the nearest is Gemma3ForCausalLM", "docs/models.md"]),
+        ({"architectures": ["CohereForCausalLM"], "use_qk_norm": True}, ["use_qk_norm", "false"]),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
+        ({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
         ({"architectures": None}, ["architectures", "none"]),
-        ({"hidden_act": "relu"}, ["hidden_act", "relu", "silu"]),
+        ({"hidden_act": "relu"}, ["hidden_act", "relu", "silu, gelu_pytorch_tanh"]),
+        ({"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu"}, ["hidden_act 'gelu'", "silu, gelu_pytorch_tanh"]),
+        ({**MIXTRAL, "hidden_act": "gelu_pytorch_tanh"}, ["'gelu_pytorch_tanh'", "for experts; supported: silu"]),
         ({"dtype": "float8_e4m3fn"}, ["dtype", "float8_e4m3fn"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_type", "dynamic", "yarn"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.engine.checkpoints import VARIANTS, Reference, make_reference
+from tests.engine.checkpoints import FAMILIES, STEPS, VARIANTS, Reference, make_reference
 
+FAMILY_STEPS = 24
+"""Tokens that a reference of a family decodes."""
 ReferenceOf = Callable[..., Reference]
 
 
@@ -24,7 +26,8 @@ def reference_of(tmp_path_factory: pytest.TempPathFactory) -> ReferenceOf:
 
     def get(name: str, dtype: torch.dtype = torch.float32) -> Reference:
         if (name, dtype) not in made:
-            made[name, dtype] = make_reference(tmp_path_factory.mktemp("checkpoint"), VARIANTS[name], dtype)
+            variant, steps = (VARIANTS[name], STEPS) if name in VARIANTS else (FAMILIES[name], FAMILY_STEPS)
+            made[name, dtype] = make_reference(tmp_path_factory.mktemp("checkpoint"), variant, dtype, steps)
         return made[name, dtype]
 
     return get

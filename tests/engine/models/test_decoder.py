@@ -61,7 +61,17 @@ def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: Attent
 
 @pytest.mark.parametrize("chunks", [[1] * PROMPT, [7, 8, 9, 16], [39, 1], [3, 37]], ids=str)
 @pytest.mark.parametrize(
-    "name", ["llama3.1", "qwen2-mixed", "mistral-window", "qwen3-moe", "mixtral-window", "deepseek-v2-lite-dense", "deepseek-v3"]
+    "name",
+    [
+        "llama3.1",
+        "qwen2-mixed",
+        "mistral-window",
+        "qwen3-moe",
+        "mixtral-window",
+        "gpt-oss",
+        "deepseek-v2-lite-dense",
+        "deepseek-v3",
+    ],
 )
 @pytest.mark.matrix
 def test_chunks_of_a_prompt_do_not_change_the_logits(
@@ -112,7 +122,7 @@ def test_an_mlp_in_pieces_gives_the_same(
 
 
 DENSE = ("llama3.1", "qwen2", "qwen3-tied", "mistral-window", "deepseek-v2-lite-dense", "deepseek-v3-dense")
-EXPERTS = ("qwen3-moe", "mixtral", "deepseek-v2-lite", "deepseek-v3")
+EXPERTS = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v2-lite", "deepseek-v3")
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,18 @@ from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.definition import TensorNames
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.moe import MoeConfig, Routing
+from starling_engine.model_config.quantization import QuantizationConfig, WeightScheme
 from starling_engine.models import mlp
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.moe_block import MoeBlock
+from starling_engine.parallel.communicator import Communicator
+from starling_engine.topology.shard import Share
 from torch import nn
 from transformers import DeepseekV2Config, DeepseekV3Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+
+from tests.engine.parallel.threads import on_ranks
 
 CPU = torch.device("cpu")
 HIDDEN, SIZE, EXPERTS = 32, 24, 16
@@ -66,8 +71,34 @@ def build_context(moe: MoeConfig, dtype: torch.dtype) -> BuildContext:
         methods=select_linear_method(dtype, CPU),
         experts=select_experts_method(dtype, CPU),
         backend=TorchPagedAttention(),
-        cos_sin=torch.empty(0),
+        rotations={},
     )
+
+
+def test_ranks_split_codes_where_kernels_can_multiply_them() -> None:
+    """Evenly where that is possible, or where there are no codes, or not for every rank."""
+    expected = {
+        (2880, 32): [704, 736, 704, 736],
+        (2880, 128): [704, 736, 704, 736],
+        (2880, 16): [720] * 4,
+        (2880, None): [720] * 4,
+        (2872, 32): [718] * 4,
+        (768, 32): [192] * 4,
+        (64, 32): [16] * 4,
+    }
+
+    def shares(ranks: Communicator) -> list[Share]:
+        found = []
+        for width, group in expected:
+            moe = MoeConfig(layers=(0,), intermediate_size=width, routing=V2_ROUTING)
+            build = replace(build_context(moe, torch.bfloat16), tensor=ranks)
+            quantization = None if group is None else QuantizationConfig("mxfp4", WeightScheme(4, group))
+            found.append(replace(build, config=replace(build.config, quantization=quantization)).expert_width(moe))
+        return found
+
+    for sizes, split in zip(expected.values(), zip(*on_ranks(4, "gloo", shares), strict=True), strict=True):
+        assert [share.size for share in split] == sizes
+        assert [share.start for share in split] == [sum(sizes[:at]) for at in range(4)]
 
 
 def pair(name: str, dtype: torch.dtype) -> tuple[MoeBlock, nn.Module]:

@@ -18,13 +18,17 @@ from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.models.moe_block import MoeBlock
 from starling_engine.native.group_quantized import quantize
+from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.weights.checkpoint import stored_formats
 from starling_engine.weights.loader import load_weights
 
-from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, VARIANTS, Variant, write_checkpoint
 from tests.engine.gguf_files import write_gguf
+from tests.engine.paged_driver import PagedDriver
+from tests.engine.parallel.threads import on_ranks
 from tests.engine.quantized_checkpoints import compressed, write_quantized
-from tests.engine.weights.test_loader import logits
+from tests.engine.weights.test_loader import PROMPT
+from tests.engine.weights.test_mxfp4_experts import write_pair
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
 
@@ -39,7 +43,12 @@ def variant(name: str) -> Variant:
     return Variant(VARIANTS[name].model_type, {**VARIANTS[name].changes, **SIZES})
 
 
-def answer(path: Path, quantization: str | None = None, *, codes: bool = False) -> torch.Tensor:
+def padded(name: str) -> Variant:
+    """Another default would lie outside of the small vocabulary."""
+    return Variant(FAMILIES[name].model_type, {**FAMILIES[name].changes, "pad_token_id": 0})
+
+
+def answer(path: Path, quantization: str | None = None, *, codes: bool = False, ranks: Communicator = ALONE) -> torch.Tensor:
     config, stored = load_model_config(path), stored_formats(path) if codes else {}
     model = Decoder(
         config,
@@ -48,11 +57,12 @@ def answer(path: Path, quantization: str | None = None, *, codes: bool = False) 
         select_linear_method(BF16, CPU, quantization, stored),
         TorchMla() if config.mla else TorchPagedAttention(),
         experts_method_selector=select_experts_method(BF16, CPU, quantization, stored),
+        tensor=ranks,
     )
     load_weights(model, path)
     names = {method.name for method in methods(model)}
     assert ("quantized" in names or bool(names & ONLINE.keys())) == (codes or quantization is not None), names
-    return logits(model, BF16).float()
+    return PagedDriver(model, BF16, block_size=8, tensor=ranks.shard).run([(0, PROMPT)])[0].float()
 
 
 def methods(model: Decoder) -> Iterator[LinearMethod | ExpertsMethod]:
@@ -92,9 +102,31 @@ def test_experts_of_a_gguf_file(type_name: str, tmp_path: Path) -> None:
     assert difference(answer(tmp_path / "m.gguf", codes=True), answer(tmp_path / "m.gguf")) < ROUNDED
 
 
-def test_latent_attention_of_a_quantized_checkpoint(tmp_path: Path) -> None:
+def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
+    """Its experts are multiplied in their codes, and the router sends tokens where it sends them with numbers."""
+    write_pair(tmp_path / "plain", tmp_path / "codes")
+    assert difference(answer(tmp_path / "codes", codes=True), answer(tmp_path / "plain")) < ROUNDED
+
+
+def test_ranks_split_experts_in_mxfp4_by_whole_groups(tmp_path: Path) -> None:
+    """Three groups on two ranks: `answer` sees that both multiply codes."""
+    gpt_oss = VARIANTS["gpt-oss"]
+    odd = Variant(gpt_oss.model_type, {**gpt_oss.changes, "intermediate_size": 96})
+    write_pair(tmp_path / "plain", tmp_path / "codes", odd)
+    expected = answer(tmp_path / "codes", codes=True)
+    found = on_ranks(2, "gloo", lambda ranks: answer(tmp_path / "codes", codes=True, ranks=ranks))
+    assert all(difference(each, expected) < ROUNDED for each in found)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "matrix"),
+    [(variant("deepseek-v3"), "kv_a_proj"), (padded("phi3"), "qkv_proj"), (padded("glm4"), "gate_up_proj")],
+    ids=["deepseek-v3", "phi3", "glm4"],
+)
+def test_a_quantized_checkpoint_whose_matrices_are_not_llamas(checkpoint: Variant, matrix: str, tmp_path: Path) -> None:
+    """Latent attention; one matrix for queries, keys and values; heads that rotate in pairs."""
     (tmp_path / "plain").mkdir()
-    write_checkpoint(tmp_path / "plain", variant("deepseek-v3"), BF16)
+    write_checkpoint(tmp_path / "plain", checkpoint, BF16)
     write_quantized(lambda: compressed("W8A8"), tmp_path / "plain", tmp_path)
-    assert any("kv_a_proj" in name for name in stored_formats(tmp_path))
+    assert any(matrix in name for name in stored_formats(tmp_path))
     assert difference(answer(tmp_path, codes=True), answer(tmp_path)) < ROUNDED

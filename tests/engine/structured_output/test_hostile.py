@@ -1,12 +1,18 @@
-"""Schemas made to exhaust a server: each is answered, or refused with a reason, within half a second of processor time."""
+"""Forms made to exhaust a server: each is answered, or refused with a reason, within half a second of processor time."""
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
 
+import llguidance
 import pytest
 from starling_engine.errors import InvalidRequest
 from starling_engine.structured_output import rewrite
+from starling_engine.structured_output.matcher import LIMITS, USUAL_SECONDS, GrammarMatcher
+from starling_engine.structured_output.trial import UnusableGrammar, try_grammar
+
+from tests.engine.structured_output.matching import TOKENIZER
 
 LIMIT = 0.5
 """Seconds."""
@@ -121,3 +127,39 @@ def test_the_refusal_says_which_limit_was_met(name: str, reason: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         rewrite(HOSTILE[name])
     assert reason in str(refusal.value)
+
+
+WORDS = -(-TOKENIZER.vocab_size // 32)
+AMBIGUOUS = {
+    "letters in any grouping": "start: s\ns: s s | /[a-z]/",
+    "words of words": """start: e\ne: e e | e "a" e | "b" e "c" | /[a-z]{1,30}/ | /[a-z ]{1,20}/ | "x" | /.{1,3}/""",
+}
+"""Grammars that begin cheaply, and of which each token takes longer than the one before."""
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_a_grammar_that_gets_ever_slower_ends_its_output(name: str) -> None:
+    """A neighbour in the same steps goes on: it is not charged for what another row takes."""
+    grammar = llguidance.LLMatcher.grammar_from_lark(AMBIGUOUS[name])
+    try_grammar(grammar, TOKENIZER)
+    hostile, usual = (_matcher(one) for one in (grammar, llguidance.LLMatcher.grammar_from_regex("[a-z]*")))
+    letters, length, started = random.Random(1), 0, time.process_time()
+    while hostile.error is None:
+        bits = bytearray(b"\xff") * (8 * WORDS)
+        GrammarMatcher.fill([(hostile, (), 0), (usual, (), 1)], bits)
+        hostile.advance(letters.choice([byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]))
+        usual.advance(ord("a"))
+        length += 1
+    assert time.process_time() - started < LIMIT + 0.2 + 4 * length * USUAL_SECONDS
+    assert "0.5 s of processor time" in hostile.error and usual.error is None
+
+
+@pytest.mark.parametrize("begins", ["", '("b" | "c") '])
+def test_a_grammar_whose_next_step_is_slow_is_refused(begins: str) -> None:
+    """What is forced is found at once, in a call of the library that lets no other thread of a core run."""
+    with pytest.raises(UnusableGrammar, match="a step takes more than"):
+        try_grammar(llguidance.LLMatcher.grammar_from_lark(f'start: {begins}"{"lorem ipsum " * 20_000}"'), TOKENIZER)
+
+
+def _matcher(grammar: str) -> GrammarMatcher:
+    return GrammarMatcher(llguidance.LLMatcher(TOKENIZER, grammar, log_level=0, limits=LIMITS), WORDS)

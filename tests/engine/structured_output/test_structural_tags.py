@@ -40,6 +40,11 @@ def triggered(**more: Any) -> dict[str, Any]:
     return {"type": "triggered_tags", "triggers": ["<f="], "tags": tags, **more}
 
 
+def separated(**more: Any) -> dict[str, Any]:
+    tags = [tag("<", const("a"), ">"), tag("<", const("b"), ">")]
+    return {"type": "tags_with_separator", "separator": ",", "tags": tags, **more}
+
+
 def matcher(form: dict[str, Any], **more: Any) -> FormMatcher:
     return FormMatcher(structural_tag={"type": "structural_tag", "format": form}, **more)
 
@@ -74,6 +79,10 @@ def matcher(form: dict[str, Any], **more: Any) -> FormMatcher:
         (tag("<s>", triggered(), "</s>"), ["<s>x</s>", f"<s>x{X}y</s>", f"<s>{X}</s>"], ["<s>x</s>y", f"<s>{X}", "<s><f=</s>"]),
         (row(tag("<t>", ANY, "</t>"), triggered()), ["<t>a</t>", f"<t><f=</t>b{X}"], ["a", "<t>a</t><f="]),
         (row(triggered(stop_after_first=True, at_least_one=True), JSON), [f'{X}{{"a":1}}'], [X]),
+        (separated(), ["", "<a>", "<a>,<b>,<a>"], ["<a>,", ",", "<a><b>", "<c>"]),
+        (separated(at_least_one=True), ["<a>", "<b>,<b>"], ["", ","]),
+        (separated(stop_after_first=True), ["", "<a>"], ["<a>,<b>"]),
+        (row(const("["), separated(), const("]")), ["[]", "[<a>,<a>]"], ["[", "<a>"]),
         # Special tokens are tokens.
         (tag("<think>", ANY, "</think>\n"), [[THINK, "ab", UNTHINK, "\n"]],
          ["<think>ab</think>\n", [THINK, "</think>\n", UNTHINK, "\n"]]),

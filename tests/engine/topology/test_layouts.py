@@ -25,10 +25,11 @@ CASES = [
     ("llama3.1", ParallelLayout(pipeline=2, tensor=2)),
     ("qwen3-moe", ParallelLayout(tensor=2)),
     ("mixtral", ParallelLayout(pipeline=2, tensor=2)),
+    ("gpt-oss", ParallelLayout(tensor=2)),
     ("deepseek-v3", ParallelLayout(tensor=2)),
     ("deepseek-v2", ParallelLayout(pipeline=3)),
 ]
-EXPERT_PARALLEL = [("qwen3-moe", TP2), ("deepseek-v3", TP4), ("mixtral", ParallelLayout(pipeline=2, tensor=2))]
+EXPERT_PARALLEL = [("qwen3-moe", TP2), ("gpt-oss", TP2), ("deepseek-v3", TP4), ("mixtral", ParallelLayout(pipeline=2, tensor=2))]
 
 LATE = [
     ("qwen3-mixed", TP2, "recorded"),

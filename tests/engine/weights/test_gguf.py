@@ -2,6 +2,7 @@
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from starling_engine.errors import ModelError, UnsupportedModel, WeightError
 from starling_engine.gguf.reader import BLOCK_TYPES, OTHER_TYPES, GgufFile
-from starling_engine.model_config.config import load_model_config
+from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.rope import LinearScaling, YarnScaling
 from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
 from starling_engine.native.group_quantized import Format
@@ -51,7 +52,7 @@ def test_the_config_is_that_of_its_checkpoint(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, SAME["llama3.1"])
     write_gguf(tmp_path / "model.gguf", tmp_path)
     actual, expected = load_model_config(tmp_path / "model.gguf"), load_model_config(tmp_path)
-    assert (actual.rope.theta, actual.rope.scaling) == (expected.rope.theta, expected.rope.scaling)
+    assert actual.ropes == expected.ropes
     assert (actual.max_position, actual.vocab_size, actual.dtype) == (expected.max_position, expected.vocab_size, "float32")
 
 
@@ -239,12 +240,24 @@ ROPES = {
 @pytest.mark.parametrize("name", ROPES)
 def test_a_scaling_of_rope_is_read(name: str, tmp_path: Path) -> None:
     fields, expected = ROPES[name]
+    assert config_with(tmp_path, {f"rope.{key}": value for key, value in fields.items()}).ropes[0].scaling == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, "mean"), ({"pooling_type": gguf.PoolingType.LAST}, "last"), ({"pooling_type": gguf.PoolingType.CLS}, "cls")],
+)
+def test_how_vectors_are_made_is_read(fields: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    assert config_with(tmp_path, {name: int(value) for name, value in fields.items()}).pooler.pooling == expected
+
+
+def config_with(folder: Path, fields: dict[str, Any]) -> ModelConfig:
+    """The config of a file that has these fields of its architecture besides those that it needs."""
     sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
     needed = {**dict.fromkeys(sizes, 64), "attention.layer_norm_rms_epsilon": 1e-5, "attention.key_length": 64}
-    written = {**needed, **{f"rope.{key}": value for key, value in fields.items()}}
-    entries = [ARCHITECTURE, *(typed_entry(f"llama.{key}", value) for key, value in written.items())]
-    (tmp_path / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
-    assert load_model_config(tmp_path / "model.gguf").rope.scaling == expected
+    entries = [ARCHITECTURE, *(typed_entry(f"llama.{key}", value) for key, value in {**needed, **fields}.items())]
+    (folder / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
+    return load_model_config(folder / "model.gguf")
 
 
 def test_scales_beyond_float16_are_named(tmp_path: Path) -> None:

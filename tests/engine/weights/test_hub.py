@@ -12,9 +12,9 @@ from starling_engine.weights.hub import resolve_model, split_name
 
 from tests.engine.weights.hub_server import COMMIT, HubServer, hub_server
 
-WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model"}
+WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model", "1_Pooling/config.json"}
 GGUF = {"model-Q4_0.gguf", "folder/model-Q8_0.gguf"}
-UNWANTED = GGUF | {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "README.md"}
+UNWANTED = GGUF | {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "2_Dense/model.safetensors"}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_downloads_what_serving_needs_and_nothing_else(name: str, revision: str 
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.strip())
     assert folder.name == COMMIT
-    assert {path.name for path in folder.iterdir()} == WANTED == set(hub.downloads)
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == WANTED == set(hub.downloads)
     assert (folder / "config.json").read_text() == "content of config.json"
 
 

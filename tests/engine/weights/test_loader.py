@@ -15,8 +15,9 @@ from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights
+from transformers import AutoModel
 
-from tests.engine.checkpoints import VARIANTS, edit_json, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, VARIANTS, edit_json, write_checkpoint
 from tests.engine.paged_driver import PagedDriver
 
 CPU = torch.device("cpu")
@@ -71,6 +72,31 @@ def test_converts_to_the_dtype_that_is_asked_for(folder: Path, rewrite: Callable
     rewrite(lambda tensors: tensors.update({name: tensor.half() for name, tensor in tensors.items()}))
     torch.testing.assert_close(loaded(folder), whole, atol=0.05, rtol=0)
     torch.testing.assert_close(loaded(folder, torch.bfloat16), whole, atol=0.5, rtol=0)
+
+
+def saved_as_base_model(folder: Path) -> torch.Tensor:
+    """Returns the last token's logits [1, VOCAB], which nobody asks for: those of a tied head."""
+    model = AutoModel.from_pretrained(folder)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        return model(torch.tensor([PROMPT])).last_hidden_state[0, -1:] @ model.embed_tokens.weight.T
+
+
+def test_a_base_model_has_names_without_a_prefix_and_no_head(folder: Path, rewrite: Callable[..., None]) -> None:
+    expected = saved_as_base_model(folder)
+    config = load_model_config(folder)
+    assert (config.architecture, config.has_lm_head) == ("Qwen2ForCausalLM", False)
+    torch.testing.assert_close(loaded(folder)[-1:], expected, atol=1e-4, rtol=1e-4)
+    rewrite(lambda tensors: tensors.pop("norm.weight"))
+    with pytest.raises(WeightError, match=r"model.norm.weight is missing"):
+        loaded(folder)
+
+
+def test_the_base_model_of_gemma_3_is_named_after_text(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FAMILIES["gemma3"])
+    expected = saved_as_base_model(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Gemma3TextModel"]
+    torch.testing.assert_close(loaded(tmp_path)[-1:], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_progress_counts_every_byte(folder: Path) -> None:

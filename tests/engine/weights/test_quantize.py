@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from starling_engine.errors import ConfigError, StarlingError, UnsupportedModel, WeightError
 from starling_engine.weights.checkpoint import open_checkpoint
 from starling_engine.weights.quantized.writer import SCHEMES, quantize_checkpoint
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+from transformers import AutoModel, AutoModelForCausalLM, CompressedTensorsConfig
 
 from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
 from tests.engine.weights.test_loader import PROMPT, loaded
@@ -27,6 +27,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     write_checkpoint(folder, SHAPE, torch.bfloat16)
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text("{}")
     return folder
 
 
@@ -36,6 +38,7 @@ def test_transformers_reads_the_same_numbers(name: str, source: Path, tmp_path: 
     written = quantize_checkpoint(source, tmp_path / "out", scheme)
     plain, files = load_file(source / "model.safetensors"), open_checkpoint(tmp_path / "out")
     assert written < sum(tensor.nbytes for tensor in plain.values()) * 0.8 and (tmp_path / "out" / "tokenizer.json").exists()
+    assert (tmp_path / "out/1_Pooling/config.json").exists()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what other people's code warns of is not ours
         how = CompressedTensorsConfig(dequantize=True)
@@ -107,10 +110,12 @@ def test_several_files_have_an_index(source: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_quantized_is_named(source: Path, tmp_path: Path) -> None:
     quantize_checkpoint(source, tmp_path / "done", SCHEMES["W8A8"])
     write_checkpoint(tmp_path / "narrow", VARIANTS["qwen2"])
+    AutoModel.from_pretrained(source).save_pretrained(tmp_path / "base")
     cases: list[tuple[Path, Path, type[StarlingError], str]] = [
         (source, tmp_path / "done", ConfigError, "done is not empty"),
         (tmp_path / "done", tmp_path / "a", UnsupportedModel, "quantized already .compressed-tensors"),
         (tmp_path / "narrow", tmp_path / "b", WeightError, "has 64 columns, no groups of 128"),
+        (tmp_path / "base", tmp_path / "c", UnsupportedModel, "has no head for tokens"),
         (source / "model.safetensors", tmp_path / "c", UnsupportedModel, "is no folder of safetensors"),
     ]
     for path, target, error, message in cases:

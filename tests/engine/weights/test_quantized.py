@@ -51,8 +51,8 @@ WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
     "gptq in 8 bits": (partial(auto_round, "auto_gptq", 8, symmetric=True, group=128), (8, 128)),
     "awq": (partial(auto_round, "auto_awq", 4, symmetric=False, group=64), (4, 64)),
     "auto-round": (partial(auto_round, "auto_round:gptqmodel", 4, symmetric=True), (4, 32)),
-    "nf4": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"), None),
-    "fp4 twice": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_use_double_quant=True), None),
+    "nf4": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"), (4, 64)),
+    "fp4 twice": (partial(bitsandbytes, load_in_4bit=True, bnb_4bit_use_double_quant=True), (4, 64)),
     "LLM.int8": (partial(bitsandbytes, load_in_8bit=True), (8, 128)),
     "torchao int8": (partial(torchao, "int8"), (8, 128)),
     "torchao int8, activations": (partial(torchao, "int8, activations"), (8, 128)),
@@ -65,6 +65,8 @@ WRITERS: dict[str, tuple[Callable[[], Writer], tuple[int, int] | None]] = {
 """Writers of each kind, and bits and groups of the codes that kernels get; None where they get numbers."""
 ROUNDED = 2**-8
 """Other tools compute numbers in the 8 bits of bfloat16, or in float16; ours are exact."""
+OF_CODES = {"nf4": 1 / 254, "fp4 twice": 1 / 254}
+"""What codes may differ from numbers, as a share of the largest, where tables are rounded; elsewhere scales alone are."""
 
 Checkpoints = dict[str, tuple[Path, Tensors]]
 """Folders of each kind, with their numbers."""
@@ -100,7 +102,7 @@ def test_numbers_are_those_of_the_tool_that_wrote_them(kind: str, written: Check
             assert found.shape == numbers.shape and (found.form and (found.form.bits, found.form.group)) == form
             if found.form is not None:
                 codes = file.read_codes(name, ())
-                torch.testing.assert_close(codes.dequantized(), numbers, rtol=0, atol=1e-3 * top)
+                torch.testing.assert_close(codes.dequantized(), numbers, rtol=0, atol=OF_CODES.get(kind, 1e-3) * top)
                 assert codes.format == found.form and int(codes.codes.max()) < 1 << found.form.bits
                 part = file.read_codes(name, (rows, columns))
                 assert torch.equal(part.dequantized(), codes.dequantized()[rows, columns])
@@ -134,19 +136,31 @@ def in_order(folder: Path, target: Path, order: torch.Tensor, group_of: torch.Te
     return f"{name}.weight"
 
 
-def test_columns_in_another_order_are_numbers(written: Checkpoints, tmp_path: Path) -> None:
+def check_gathered(folder: Path, name: str, expected: torch.Tensor, form: Format) -> None:
+    """Asserts that codes, of all columns and of a rank's, are the numbers."""
+    files = open_checkpoint(folder)
+    assert files.tensors[name].form == form
+    with files.open(folder / "model.safetensors") as file:
+        found = file.read(name, ())
+        top = found.abs().max().item()
+        torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDED * top)
+        half = slice(found.shape[1] // 2, None)
+        for columns in (slice(None), half):
+            codes = file.read_codes(name, (slice(20, 47), columns))
+            assert codes.order is not None and codes.codes.shape == (27, len(codes.order))
+            torch.testing.assert_close(codes.dequantized(), found[20:47, columns], rtol=0, atol=1e-3 * top)
+        assert codes.format.group == form.block and codes.codes.shape[1] <= 2 * len(found[0, half])
+
+
+def test_columns_in_another_order_are_gathered(written: Checkpoints, tmp_path: Path) -> None:
     """GPTQ with desc_act: the groups of columns are mixed. Codes in another order, each with its group, are the matrix so."""
     folder, expected = written["gptq"]
     order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
     name = in_order(folder, tmp_path, order, order // 32, desc_act=True)
-    files = open_checkpoint(tmp_path)
-    assert files.tensors[name].form is None
-    with files.open(tmp_path / "model.safetensors") as file:
-        found = file.read(name, ())
-        torch.testing.assert_close(found, expected[name][:, order], rtol=0, atol=ROUNDED * found.abs().max().item())
+    check_gathered(tmp_path, name, expected[name][:, order], Format(4, 32, 8, gathered=128))
 
 
-def test_columns_of_compressed_tensors_in_another_order_are_numbers(written: Checkpoints, tmp_path: Path) -> None:
+def test_columns_of_compressed_tensors_in_another_order_are_gathered(written: Checkpoints, tmp_path: Path) -> None:
     """actorder "group", which older versions wrote: the group of each column is in weight_g_idx."""
     folder, expected = written["W4A16"]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -162,11 +176,8 @@ def test_columns_of_compressed_tensors_in_another_order_are_numbers(written: Che
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     config["config_groups"]["group_0"]["weights"]["actorder"] = "group"
     edit_json(tmp_path / "config.json", {"quantization_config": config})
-    files = open_checkpoint(tmp_path)
-    assert files.tensors[f"{name}.weight"].form is None
-    with files.open(tmp_path / "model.safetensors") as file:
-        found = file.read(f"{name}.weight", ())
-    torch.testing.assert_close(found, expected[f"{name}.weight"][:, mixed], rtol=0, atol=ROUNDED * found.abs().max().item())
+    check_gathered(tmp_path, f"{name}.weight", expected[f"{name}.weight"][:, mixed], Format(4, 128, 8, gathered=384))
+    assert (loaded(tmp_path) - loaded(folder)).abs().max() > 0  # this matrix alone has its columns elsewhere
 
 
 def test_columns_in_an_order_that_the_config_denies_are_an_error(written: Checkpoints, tmp_path: Path) -> None:
@@ -188,7 +199,7 @@ def test_a_group_that_does_not_exist_is_an_error(written: Checkpoints, tmp_path:
 
 
 def test_the_last_group_may_be_smaller(written: Checkpoints, tmp_path: Path) -> None:
-    """GPTQ with 128 columns in groups of 48: two, and one of 32."""
+    """GPTQ with 128 columns in groups of 48: two, and one of 32, which is filled up."""
     folder, _ = written["gptq"]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.up_proj"
@@ -204,7 +215,19 @@ def test_the_last_group_may_be_smaller(written: Checkpoints, tmp_path: Path) -> 
     codes = (tensors[f"{name}.qweight"][:, None, :] >> torch.arange(0, 32, 4)[:, None] & 15).flatten(0, 1).T.float() - 8
     expected = codes * tensors[f"{name}.scales"].float()[torch.arange(128) // 48].T
     with files.open(tmp_path / "model.safetensors") as file:
-        assert files.tensors[f"{name}.weight"].form is None and torch.equal(file.read(f"{name}.weight", ()), expected)
+        assert torch.equal(file.read(f"{name}.weight", ()), expected)
+        codes = file.read_codes(f"{name}.weight", ())
+    assert codes.codes.shape == (384, 144) and torch.equal(codes.dequantized(), expected)
+
+
+def test_groups_of_any_size_are_filled_up(written: Checkpoints, tmp_path: Path) -> None:
+    """W8A8 in groups of 24, of which kernels have 32 columns."""
+    shutil.copytree(written["W8A8"][0], tmp_path, dirs_exist_ok=True)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.mlp.down_proj"
+    tensors[f"{name}.weight_scale"] = tensors[f"{name}.weight_scale"] * (torch.arange(16) + 1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    expected = tensors[f"{name}.weight"].float() * tensors[f"{name}.weight_scale"].float().repeat_interleave(24, 1)
+    check_gathered(tmp_path, f"{name}.weight", expected, Format(8, 32, 128, gathered=384))
 
 
 def test_biases_of_zeros_are_left_out(written: Checkpoints, tmp_path: Path) -> None:
@@ -382,12 +405,13 @@ def test_what_is_not_a_number_is_an_error(written: Checkpoints, tmp_path: Path) 
         file.read_codes(f"{UP}.weight", ())
 
 
-def test_groups_that_no_kernel_has_are_numbers(written: Checkpoints, tmp_path: Path) -> None:
-    """Groups of 8 columns: numbers, as the config of the tool allows."""
+def test_groups_that_no_kernel_has_are_numbers(written: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Groups of 8 columns: numbers, as the config of the tool allows. The log says so."""
     shutil.copytree(written["W8A8"][0], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors[f"{UP}.weight_scale"] = tensors[f"{UP}.weight_scale"].expand(-1, 16).contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
     assert f"{UP}.weight" not in stored_formats(tmp_path)
+    assert caplog.messages == [f"dequantized, since no kernel takes groups of their size: {UP}.weight"]
     assert stored_formats(tmp_path)["model.layers.0.mlp.up_proj.weight"] == Format(8, 128, zero=128)
     assert torch.equal(loaded(tmp_path), loaded(written["W8A8"][0]))

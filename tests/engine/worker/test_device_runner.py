@@ -3,19 +3,22 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from starling_engine.kv.spec import KVGroup, KVSpec
+from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.request import EngineRequest
+from starling_engine.worker.device import device_runner
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.device.graphs import Graphs, decode_sizes, draft_sizes, mixed_sizes
 from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import StepWriter
-from starling_engine.worker.host.batch import InputBatch
+from starling_engine.worker.host.batch import FlatBatch, InputBatch
+from starling_engine.worker.host.kv_pages import KVPages
 
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.cores import assert_greedy, core_for, greedy, run
@@ -54,6 +57,75 @@ def test_every_kind_of_request_is_answered_as_on_the_host(device: Callable[[], N
     expected = random_traffic(tmp_path)
     device()
     assert_same(random_traffic(tmp_path), expected)
+
+
+def test_steps_that_meet_kernels_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are compiled, steps of padding run before any is recorded."""
+    reference = make_reference(tmp_path, VARIANTS["qwen3-mixed"])
+    use_late_device(monkeypatch.setattr, recorded=True)
+    warmed: list[DeviceRunner] = []
+    record = DeviceRunner.record
+
+    def warm_and_record(runner: DeviceRunner) -> None:
+        runner.warm()
+        warmed.append(runner)
+        record(runner)
+
+    monkeypatch.setattr(DeviceRunner, "record", warm_and_record)
+    with core_for(tmp_path) as core:
+        tokens, error = run(core, [greedy("1", reference.prompt)])["1"]
+    assert warmed and error is None
+    assert_greedy(tokens, reference)
+
+
+def test_a_long_decode_beside_a_prompt_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be read unsplit. Beside prompts alone, and among decodes, it is recorded."""
+    reference = make_reference(tmp_path, VARIANTS["llama3.1"])
+    use_late_device(monkeypatch.setattr, recorded=True)
+    monkeypatch.setattr(device_runner, "LONG_CONTEXT", len(reference.prompt))
+    find, found = DeviceRunner._recorded, set()
+
+    def note(runner: DeviceRunner, step: FlatBatch, *, decode: bool) -> StepShape | None:
+        shape, rows = find(runner, step, decode=decode), zip(step.starts, step.ends, strict=True)
+        long = any(end - start == 1 and end > len(reference.prompt) for start, end in rows)
+        found.add(("decodes" if step.longest == 1 else "prompt", long, shape is not None))
+        return shape
+
+    monkeypatch.setattr(DeviceRunner, "_recorded", note)
+    with core_for(tmp_path, budget=32) as core:
+        answers = run(core, [greedy(str(n), reference.prompt) for n in range(4)])
+    assert found == {("prompt", False, True), ("prompt", True, False), ("decodes", True, True), ("decodes", False, True)}
+    for tokens, error in answers.values():
+        assert error is None
+        assert_greedy(tokens, reference)
+
+
+@pytest.mark.parametrize(
+    ("same", "recorded", "shared"),
+    [(0, False, 0), (1, False, 1), (32, True, 0), (33, True, 33), (62, True, 62)],
+)
+def test_tables_are_compared_only_where_rows_may_share_enough(
+    same: int, recorded: bool, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 256 rows of Llama-3-8B, whose blocks are 2 MiB each: a recorded step is worth 32 that are read once."""
+    groups, rows = [KVGroup(KVSpec(16, 8, 128, 2), tuple(range(32)))], 256
+    batch = InputBatch(groups, max_num_seqs=rows, max_model_len=1024, block_size=16)
+    batch.tables[0][:, :same] = 1 + np.arange(same)
+    batch.tables[0][:, same:63] = 100 + np.arange(rows * (63 - same)).reshape(rows, -1)
+    pages, ones, starts = KVPages([torch.zeros(1)] * 32, groups, lambda: None), np.ones(rows, np.int64), np.full(rows, 1008)
+    step = FlatBatch(np.arange(rows), starts, 0 * ones, ones.astype(np.int32), starts, ones.cumsum(), starts + 1, 1)
+    if not shared:
+        monkeypatch.setattr(device_runner, "common_prefix", None)
+    assert device_runner._shared_blocks(pages, batch, step, recorded=recorded) == shared
+
+
+def test_a_stage_of_window_layers_alone_shares_nothing() -> None:
+    groups = [KVGroup(KVSpec(16, 8, 128, 2), ()), KVGroup(WindowSpec(16, 8, 128, 2, sliding_window=64), (0, 1))]
+    rows, zeros = 256, np.zeros(256, np.int64)
+    batch = InputBatch(groups, max_num_seqs=rows, max_model_len=1024, block_size=16)
+    pages, starts = KVPages([torch.zeros(1)] * 2, groups, lambda: None), np.full(rows, 1008)
+    step = FlatBatch(np.arange(rows), starts, zeros, (zeros + 1).astype(np.int32), starts, (zeros + 1).cumsum(), starts + 1, 1)
+    assert device_runner._shared_blocks(pages, batch, step, recorded=True) == 0
 
 
 def test_a_step_is_padded_to_the_next_size() -> None:

@@ -20,7 +20,7 @@ from starling_engine.platforms import host_memory
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.worker.sleep.memory import ALIGNMENT, HostCopies, Pages, as_bytes, discard_pages, storages_of
 
-from tests.engine.checkpoints import VARIANTS, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, VARIANTS, write_checkpoint
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -33,7 +33,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 def model_of(variant: str, folder: Path, dtype: torch.dtype, method: type[LinearMethod]) -> Decoder:
-    write_checkpoint(folder, VARIANTS[variant])
+    write_checkpoint(folder, {**VARIANTS, **FAMILIES}[variant])
     config = load_model_config(folder)
 
     def select(_: LinearShape) -> LinearMethod:
@@ -45,7 +45,7 @@ def model_of(variant: str, folder: Path, dtype: torch.dtype, method: type[Linear
 
 
 @pytest.mark.parametrize("method", [DenseLinear, NativeLinear])
-@pytest.mark.parametrize("variant", ["llama-biases", "qwen3-tied", "qwen3-moe-some-plain", "deepseek-v3"])
+@pytest.mark.parametrize("variant", ["llama-biases", "qwen3-tied", "qwen3-moe-some-plain", "deepseek-v3", "smollm3", "olmo2"])
 def test_all_storages_of_a_model_are_found_once(
     variant: str, method: type[LinearMethod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +59,7 @@ def test_all_storages_of_a_model_are_found_once(
     weights = sum(2 * torch.Size(slot.local_shape).numel() for slot in model.weight_slots().values())
     found = storages_of(model)
     assert len({storage.data_ptr() for storage in found}) == len(found)
-    rotations = 64 * model.config.rotary_dim * 4
+    rotations = 64 * model.config.rotation_columns * 4
     assert weights + rotations <= sum(storage.nbytes() for storage in found) <= 1.02 * weights + rotations + 1024
     assert all(storage.resizable() for storage in found)
 

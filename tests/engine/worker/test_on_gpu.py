@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from starling_engine.config import SpeculativeConfig, TiersConfig
+from starling_engine.platforms.cuda import CudaQueue
 from starling_engine.sleep import Slept
+from starling_engine.worker.device.graphs import Graphs
+from starling_engine.worker.device.step_buffer import StepShape
 
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.core.test_drafts import Replay
@@ -98,3 +101,17 @@ def test_what_comes_back_from_the_cpu_tier_is_what_was_computed(tmp_path: Path) 
             core.scheduler.kv.pool.evict_free_blocks()
         cpu = core.scheduler.snapshot().tiers["cpu"]
         assert cpu.hits_total and cpu.stored_bytes_total and cpu.loaded_bytes_total
+
+
+def test_a_recording_that_a_call_has_ended_is_made_again() -> None:
+    queue, shape = CudaQueue(torch.device(DEVICE, 0)), StepShape(1, 1, 1, width=1)
+    graphs, total, calls = Graphs(queue, 1, 1, 1, 0), torch.zeros(1, device=DEVICE), iter(range(9))
+
+    def work() -> None:
+        total.add_(1)
+        if next(calls) == 1:  # the first try to record it
+            torch.cuda.synchronize()
+
+    graphs.run(shape, work)
+    graphs.run(shape, work)
+    assert (graphs.not_recorded, total.item()) == (0, 2)

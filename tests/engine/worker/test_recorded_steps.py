@@ -86,7 +86,7 @@ KINDS = [[1], [1] * 3, [4], [2, 1, 3], [4, 1, 1], [12, 1], [1, 12], [1] * 5]
 
 MODELS = [
     *(("qwen3", BF16), ("qwen3", torch.int8), ("qwen3", torch.uint8), ("ministral-mixed", BF16), ("llama-biases", BF16)),
-    *(("qwen3-moe", BF16), ("mixtral", BF16)),
+    *(("qwen3-moe", BF16), ("mixtral", BF16), ("gpt-oss", BF16)),
 ]
 
 

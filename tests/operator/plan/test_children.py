@@ -15,8 +15,6 @@ from tests.operator.plan.world import World
 
 ALL = replace(SETTINGS, service_monitors=True, operator_namespace="ops", operator_labels={"app": "op"})
 
-ROUTE = {"parentRefs": [{"name": "edge"}]}
-
 
 def decided(changes: dict[str, Any] | None = None, settings: Settings = SETTINGS) -> Decision:
     return plan(make_observed(make_spec(changes), settings=settings))
@@ -52,7 +50,7 @@ def test_a_service_monitor_only_where_the_cluster_has_them() -> None:
 
 
 def test_every_child_is_owned_labelled_and_in_the_service_s_namespace() -> None:
-    decision = decided({"endpoint": {"route": ROUTE}}, ALL)
+    decision = decided({"router": {}, "endpoint": {"route": {"parentRefs": [{"name": "edge"}], "backend": "InferencePool"}}}, ALL)
     for made in (*decision.create, *decision.apply):
         metadata = made["metadata"]
         assert metadata["namespace"] == "prod"
@@ -190,36 +188,6 @@ def test_the_service_monitor(tls: str | None, scheme: str | None) -> None:
     services = [made for made in decided().apply if made["kind"] == "Service"]
     matching = [made["metadata"]["name"] for made in services if made["metadata"]["labels"].items() >= wanted]
     assert matching == ["chat"], "not the groups' headless ones"
-
-
-@pytest.mark.parametrize(
-    "route",
-    [
-        ROUTE,
-        {
-            "parentRefs": [
-                {"group": "", "kind": "Service", "namespace": "edge", "name": "a", "sectionName": "tls", "port": 443},
-                {"name": "b"},
-            ]
-        },
-        {**ROUTE, "hostnames": ["chat.example.org", "*.example.org"]},
-    ],
-)
-def test_the_route_hangs_where_the_spec_says(route: dict[str, Any]) -> None:
-    rules = child("HTTPRoute", {"endpoint": {"route": ROUTE, "port": 8080}})["spec"]["rules"]
-    assert child("HTTPRoute", {"endpoint": {"route": route, "port": 8080}})["spec"] == {**route, "rules": rules}
-    assert rules[0]["backendRefs"] == [{"kind": "Service", "name": "chat", "port": 8080}]
-    assert rules[0]["timeouts"] == {"request": "0s"}, "no gateway ends a stream for its length"
-
-
-def test_a_route_goes_when_none_is_asked_for() -> None:
-    world = World({"endpoint": {"route": ROUTE}})
-    world.settle()
-    assert ("HTTPRoute", "chat") in world.children
-    world.edit({"endpoint": {"route": None}})
-    assert [deletion.kind for deletion in world.decide().delete] == ["HTTPRoute"]
-    world.settle()
-    assert ("HTTPRoute", "chat") not in world.children
 
 
 def test_a_group() -> None:

@@ -1,5 +1,6 @@
 """Random lives of a service: after any edits and faults, decisions lead back to what the spec asks for."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,14 +31,25 @@ edits = st.one_of(
         lambda pair: {"rollout": {"maxUnavailable": pair[0], "maxSurge": pair[1]}}
     ),
     st.booleans().map(lambda off: {"suspend": off}),
+    # without routers no canary is possible
+    st.sampled_from([None, {}, {"replicas": 1}]).map(
+        lambda router: {"router": router} | ({"rollout": {"canary": None}} if router is None else {})
+    ),
+    st.sampled_from([None, [30], [20, 60]]).map(
+        lambda weights: {"router": {}, "rollout": {"canary": weights and {"steps": [{"weight": w, "seconds": 9} for w in weights]}}}
+    ),
+    st.sampled_from([None, 30]).map(lambda idle: {"scaling": {"idleSeconds": idle}}),
     st.integers(1, 9).map(lambda port: {"endpoint": {"port": 8000 + port}}),
 )
+FARES: tuple[dict[str, Any], ...] = ({}, {"tried": {"requests": 9, "errors": 9}}, {"compared": 9, "differing": 1})
 steps = st.one_of(
+    st.tuples(st.just("fare"), st.sampled_from(FARES)),
     st.tuples(st.just("edit"), edits),
     st.tuples(st.just("fault"), st.tuples(st.sampled_from(sorted(FAULTS)), st.integers(0, 20))),
     st.tuples(st.just("run"), st.integers(1, 8)),
     st.tuples(st.just("wait"), st.integers(10, 100)),
     st.tuples(st.just("kill"), st.integers(0, 15)),
+    st.tuples(st.just("ask"), st.integers(1, 9)),
 )
 lives = st.lists(steps, max_size=25)
 shapes = st.sampled_from([SINGLE, PAIRS])
@@ -49,8 +61,8 @@ def test_every_life_ends_as_the_spec_asks(life: list[tuple[str, Any]], shape: di
     world = World({"replicas": 2, "recovery": {"restartBudget": 1000}} | shape, node_slots=node_slots)
     for kind, what in life:
         _live(world, kind, what)
-    world.node_slots, world.cordoned = 40, frozenset()
-    world.edit({"model": {"source": "hf://org/final"}, "suspend": False, "replicas": 3})
+    world.node_slots, world.cordoned, world.fares = 40, frozenset(), {}
+    world.edit({"model": {"source": "hf://org/final"}, "suspend": False, "replicas": 3, "scaling": {"idleSeconds": None}})
     world.settle()
     assert world.condition("Ready") == ("True", "Serving"), world.message()
     assert len(world.sets()) == len(world.available()) == 3
@@ -74,6 +86,10 @@ def _live(world: World, kind: str, what: Any) -> None:
         name, which = what
         if world.pods:
             FAULTS[name](world, world.pods[which % len(world.pods)])
+    elif kind == "fare":
+        world.fares = what
+    elif kind == "ask":
+        world.ask(what)
     elif kind == "wait":
         world.tick(what)
     elif kind == "kill":
@@ -97,10 +113,18 @@ def _watched_reconcile(world: World) -> None:
     """A decision never makes too many groups, and takes none that are needed."""
     before, available = len(world.sets()), set(world.available())
     decision = world.reconcile()
+    to_agents = "serving.starling.dev/role" in world.children["Service", "chat"]["spec"]["selector"]
+    assert to_agents or ("Deployment", "chat-router") in world.children
     spec = world.spec
     wanted = 0 if spec.suspend else spec.replicas
+    if decision.status.scaling is not None:
+        assert not spec.suspend
+        wanted = decision.status.scaling.wanted
+        assert wanted or not world.open or world.blind, "no request waits at zero"
     removed = {deletion.name for deletion in decision.delete if deletion.kind == "StatefulSet"}
     made = len(world.sets()) + len(removed) - before
-    assert made == 0 or before + made <= wanted + spec.rollout.max_surge
+    canary = spec.rollout.canary
+    on_top = max(1, math.ceil(wanted * canary.steps[-1].weight / 100)) if canary is not None else 0
+    assert made == 0 or before + made <= wanted + spec.rollout.max_surge + on_top
     floor = wanted - (spec.rollout.max_unavailable if spec.rollout.max_surge or spec.rollout.max_unavailable else 1)
     assert len(available - removed) >= min(len(available), floor), (available, removed, floor)

@@ -12,12 +12,14 @@ from functools import partial
 from typing import Any
 
 from starling_agent.contract.report import Phase, Topology
+from starling_agent.contract.router_report import CanaryReport, RouterReport, ServiceNotice
 from starling_crds.spec_layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 from starling_operator.plan import labels
+from starling_operator.plan.canary_notice import canary_notice
 from starling_operator.plan.decision import Decision, Event
-from starling_operator.plan.observed import Manifest, Observed, Pod, Service, Settings
+from starling_operator.plan.observed import Manifest, Observed, Pod, RouterPod, Service, Settings
 from starling_operator.plan.plan import plan
 from starling_operator.plan.pod_report import with_report
 
@@ -87,6 +89,16 @@ class World:
     """True while no agent has answered the operator, which has just started."""
     address: str = "10.0.0.1"
     """Address of each pod, once it is scheduled."""
+    open: int = 0
+    """Requests that wait in the first router until a group serves; then all are answered in the next tick."""
+    answered: int = 0
+    quiet_since: float = NOW
+    told: ServiceNotice = field(default_factory=ServiceNotice)
+    """What routers were told last."""
+    fares: dict[str, Any] = field(default_factory=dict)
+    """What the first router reports of a canary: fields of CanaryReport."""
+    mute_routers: int = 0
+    """Routers, of the last ones, that do not answer the operator."""
     cordoned: frozenset[str] | None = frozenset()
     """Cordoned nodes; each pod has a node for itself. None: the operator may not list nodes."""
 
@@ -101,6 +113,11 @@ class World:
         if after != self.changes:
             self.changes = after
             self.generation += 1
+
+    def ask(self, requests: int = 1) -> None:
+        """Sends requests. Without routers nobody holds them."""
+        if ("Deployment", "chat-router") in self.children:
+            self.open += requests
 
     # the operator
 
@@ -118,6 +135,7 @@ class World:
             service=service,
             children=self.children,
             pods=tuple(self._seen(member) for member in self.pods),
+            routers=tuple(self._routers()),
             cordoned=self.cordoned,
             refused_children=frozenset(self.refused),
             pod_creation_errors={live["metadata"]["name"]: self.quota for live in self.sets() if self._lacks(live)}
@@ -132,11 +150,13 @@ class World:
         return plan(self.observe(), _everything_is_possible)
 
     def reconcile(self, writes: int | None = None) -> Decision:
-        """Reconciles once; with `writes`, the operator is killed after that many."""
+        """Reconciles once; with `writes`, the operator is killed after that many, and another one says what the status says."""
         decision = self.decide()
+        self.told = decision.notice
         assert not (silent := silent_conditions(decision)), f"conditions without a message: {silent}"
         for done, write in enumerate(self._writes(decision)):
             if done == writes:
+                self.told = ServiceNotice(canary=canary_notice(self.observe(), self.status.canary))
                 return decision
             write()
         self.events += decision.events
@@ -155,6 +175,9 @@ class World:
         """Every controller and agent does its next step."""
         self.now += seconds
         self._drain()
+        self._start_routers()
+        if self.open and self.available():
+            self.answered, self.open, self.quiet_since = self.answered + self.open, 0, self.now
         for live in self.sets():
             self._make_pods(live)
         self._schedule()
@@ -266,8 +289,8 @@ class World:
             uid = f"uid-{self.made}"
             self.children[key] = json.loads(json.dumps(manifest))
         else:
-            uid = self.children[key]["metadata"]["uid"]
-            self.children[key] = json.loads(json.dumps(manifest))
+            uid, status = self.children[key]["metadata"]["uid"], self.children[key].get("status", {})
+            self.children[key] = json.loads(json.dumps(manifest)) | ({"status": status} if status else {})
         self.children[key]["metadata"]["uid"] = uid
 
     def _delete(self, kind: str, name: str, uid: str, grace: int | None) -> None:
@@ -281,6 +304,26 @@ class World:
             else:
                 self._end(member)
                 member.drains |= grace is None
+
+    def _start_routers(self) -> None:
+        for (kind, _), live in self.children.items():
+            if kind == "Deployment":
+                live["status"] = {"readyReplicas": live["spec"]["replicas"]}
+
+    def _routers(self) -> Iterator[RouterPod]:
+        live = self.children.get(("Deployment", "chat-router"), {})
+        count = live.get("status", {}).get("readyReplicas", 0)
+        for number in range(count):
+            has = self.open if number == 0 else 0
+            quiet = None if has else self.now - self.quiet_since
+            canary = self._canary_report(self.fares if number == 0 else {})
+            report = RouterReport(version=1, incarnation="i", open=has, held=has, quiet_seconds=quiet, canary=canary)
+            said = report if number < count - self.mute_routers and not self.blind else None
+            yield RouterPod(name=f"chat-router-{number}", uid=f"r-{number}", address="10.0.1.1", is_running=True, report=said)
+
+    def _canary_report(self, fares: dict[str, Any]) -> CanaryReport | None:
+        canary = self.told.canary
+        return None if canary is None else CanaryReport(canary=canary.canary, attempt=canary.attempt, **fares)
 
     def _drain(self) -> None:
         owners = {live["metadata"]["uid"] for live in self.sets()}
@@ -377,7 +420,7 @@ class World:
         config = self.children.get(("ConfigMap", member.config))
         text = config["data"]["agent.json"] if config else ""
         layout = group_layout(self.spec.parallelism, self.spec.accelerators.per_node)
-        serving = member.stage == 4
+        loaded, serving = member.stage >= 3, member.stage == 4
         return make_report(
             config_hash=_hash(text),
             revision=member.revision,
@@ -389,6 +432,7 @@ class World:
             healthy=not member.broken,
             fatal=bool(member.broken) and not member.passing,
             last_error=member.broken or None,
+            weights=_hash(json.loads(text)["model"]["source"]) if text and loaded else None,
             token_seen=serving,
             service_token_seen=serving or None,
             topology=Topology(tensor=layout.tensor, pipeline=layout.pipeline, data=layout.data, expert=1, ranks=layout.ranks)

@@ -1,14 +1,18 @@
-"""Agents that answer /admin/report as real ones do, without an engine: a test sets what they report."""
+"""Agents that answer /admin/report as real ones do, without an engine: a test sets what they report. And routers nobody asks."""
 
 import asyncio
 import itertools
 import secrets
+import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from starling_agent.contract.config import ADMIN_PORT
+from prometheus_client import CollectorRegistry
+from starling_agent.contract.config import ADMIN_PORT, ENDPOINT_PORT
 from starling_agent.contract.report import Report, Topology
+from starling_router.canary import CanaryTraffic
+from starling_router.demand import Demand
 
 
 @dataclass
@@ -116,15 +120,18 @@ class EagerAgent(Agent):
 
 
 class AgentServer:
-    """One process for all agents, each at an address of its own in 127.0.0.0/8; `block` keeps tests apart that run at once."""
+    """One process for all pods, each at an address of its own in 127.0.0.0/8; `block` keeps tests apart that run at once."""
 
     def __init__(self, block: int) -> None:
         self._addresses = (f"127.{block}.{high}.{low}" for high, low in itertools.product(range(256), range(1, 255)))
         self._agents: dict[str, Agent] = {}
-        self._sites: dict[str, web.TCPSite] = {}
+        self._demands: dict[str, Demand] = {}
+        self._sockets: dict[str, socket.socket] = {}
+        self._sites: dict[str, web.SockSite] = {}
         app = web.Application()
         app.router.add_get("/admin/report", self._answer)
         app.router.add_route("*", "/admin/scale", self._scale)
+        app.router.add_post("/router/report", self._demand)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
 
     async def start(self) -> None:
@@ -134,8 +141,14 @@ class AgentServer:
         """Returns its address."""
         address = next(self._addresses)
         self._agents[address] = agent
-        self._sites[address] = web.TCPSite(self._runner, address, ADMIN_PORT)
-        await self._sites[address].start()
+        await self._listen(address, ADMIN_PORT)
+        return address
+
+    async def add_router(self) -> str:
+        """Returns the address of a router that answers the operator as a real one that nobody asks for anything."""
+        address = next(self._addresses)
+        self._demands[address] = Demand(lambda: 0, CanaryTraffic(CollectorRegistry()))
+        await self._listen(address, ENDPOINT_PORT)
         return address
 
     def replace(self, address: str, agent: Agent) -> None:
@@ -144,12 +157,26 @@ class AgentServer:
 
     async def remove(self, address: str) -> None:
         self._agents.pop(address, None)
+        self._demands.pop(address, None)
         site = self._sites.pop(address, None)
         if site is not None:
+            await self._end_accepting(self._sockets.pop(address))
             await site.stop()
 
     async def close(self) -> None:
+        await self._end_accepting(*self._sockets.values())
         await self._runner.cleanup()
+
+    async def _listen(self, address: str, port: int) -> None:
+        self._sockets[address] = socket.create_server((address, port))
+        self._sites[address] = web.SockSite(self._runner, self._sockets[address])
+        await self._sites[address].start()
+
+    async def _end_accepting(self, *listening: socket.socket) -> None:
+        """Lets connections that were accepted in this turn begin: Python 3.11 leaks one whose server is closed before."""
+        for each in filter(_is_open, listening):
+            asyncio.get_running_loop().remove_reader(each.fileno())
+        await asyncio.sleep(0)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         agent = self._agent_at(request)
@@ -159,7 +186,23 @@ class AgentServer:
         agent = self._agent_at(request)
         return web.Response(status=503) if agent is None else await agent.scale(request)
 
+    async def _demand(self, request: web.Request) -> web.StreamResponse:
+        demand, asked = self._demands.get(_address(request)), request.query
+        if demand is None:
+            return web.Response(status=503)
+        report = await demand.wait(int(asked.get("after", "0")), asked.get("incarnation", ""), float(asked.get("wait", "0")))
+        return web.Response(text=report.model_dump_json(), content_type="application/json")
+
     def _agent_at(self, request: web.Request) -> Agent | None:
-        transport = request.transport
-        assert transport is not None
-        return self._agents.get(transport.get_extra_info("sockname")[0])
+        return self._agents.get(_address(request))
+
+
+def _address(request: web.Request) -> str:
+    """Of the pod that is asked."""
+    transport = request.transport
+    assert transport is not None
+    return str(transport.get_extra_info("sockname")[0])
+
+
+def _is_open(listening: socket.socket) -> bool:
+    return listening.fileno() >= 0

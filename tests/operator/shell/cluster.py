@@ -3,14 +3,15 @@
 import asyncio
 import json
 import ssl
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from tests.waiting import until
 
 Manifest = dict[str, Any]
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
@@ -19,6 +20,7 @@ SCALES = "/apis/serving.starling.dev/v1alpha1/namespaces/{}/parallelismscales"
 CHILD_PATHS = {
     "ParallelismScale": SCALES,
     "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
     "ControllerRevision": "/apis/apps/v1/namespaces/{}/controllerrevisions",
     "Service": "/api/v1/namespaces/{}/services",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
@@ -151,22 +153,6 @@ class Cluster:
             return found.get("status") == "True" and found.get("observedGeneration") == body["metadata"]["generation"]
 
         await until(check, f"{name} to be ready", seconds, lambda: self.service(name))
-
-
-async def until(
-    check: Callable[[], Awaitable[Any]],
-    what: str,
-    seconds: float = 60.0,
-    shown: Callable[[], Awaitable[Any]] | None = None,
-) -> Any:
-    """Returns the first true answer. Fails with what was waited for, and what is there instead."""
-    end = time.monotonic() + seconds
-    while not (answer := await check()):
-        if time.monotonic() > end:
-            instead = "" if shown is None else f"; instead: {json.dumps(await shown(), indent=1)[-4000:]}"
-            raise AssertionError(f"waited {seconds} s for {what}{instead}")
-        await asyncio.sleep(0.05)
-    return answer
 
 
 def manifest(name: str = "chat", **spec: Any) -> Manifest:

@@ -10,14 +10,20 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from starling_operator.cluster.kube import Kube
+from starling_operator.logs import Key
 
 from tests.kube.apiserver import apiserver as apiserver
 from tests.operator.shell.agents import Agent, AgentServer
-from tests.operator.shell.cluster import Access, Cluster, Manifest, until
+from tests.operator.shell.cluster import Access, Cluster, Manifest
 from tests.operator.shell.crd import install_crd
 from tests.operator.shell.kubelet import NODE, Kubelet
 from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 StartOperator = Callable[..., Awaitable[OperatorProcess]]
 """start(*options, altered=(), wait=True): one more operator process, as altered.py alters it; waits until it is ready."""
@@ -27,6 +33,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def woken() -> list[Key]:
+    """Services that were woken, one after the other."""
+    return []
 
 
 @pytest.fixture
@@ -44,6 +56,16 @@ async def cluster(apiserver: Path) -> AsyncIterator[Cluster]:
         await until(has_account, "the service account `default`")
         yield made
         await made.delete(f"/api/v1/namespaces/{made.namespace}")
+
+
+@pytest.fixture
+async def kube(apiserver: Path) -> AsyncIterator[Kube]:
+    """The operator's own client, with the rights of an administrator."""
+    settings = Configuration()
+    await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
+    made = Kube(ApiClient(settings), lambda: 10.0)
+    yield made
+    await made.close()
 
 
 @pytest.fixture

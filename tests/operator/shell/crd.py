@@ -2,7 +2,8 @@
 
 from starling_crds.manifest import crds
 
-from tests.operator.shell.cluster import Cluster, Manifest, until
+from tests.operator.shell.cluster import Cluster, Manifest
+from tests.waiting import until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

@@ -1,4 +1,4 @@
-"""A node that runs no containers: it binds pods, gives them addresses with agents behind, and lets them go when deleted."""
+"""A node that runs no containers: it binds pods, gives them addresses where agents and routers answer, and lets them go."""
 
 import asyncio
 import base64
@@ -18,6 +18,7 @@ _AT_ONCE = 8
 class Kubelet:
     """`admit` decides what the agent of a new pod reports; None: the pod starts no agent.
 
+    router_address   address of each router's pod, where a test answers for it
     holding      new pods are not started
     has_room     whether a new pod is scheduled
     draining     pods that are deleted do not end
@@ -35,6 +36,7 @@ class Kubelet:
         self._cluster, self._server, self._admit, self._period, self._node = cluster, server, admit, period, node
         self.agents: dict[str, Agent] = {}
         self._addresses: dict[str, str] = {}
+        self.router_address = ""
         self.holding = self.draining = False
         self.has_room: Callable[[Manifest], bool] = lambda _: True
         self.node_ready = "True"
@@ -81,7 +83,7 @@ class Kubelet:
                 await self._start(pod)
             elif address and pod["status"]["phase"] == "Pending":
                 # It was started, and its status did not arrive.
-                await self.set_status(pod, ready=self.agents[name].report.ready)
+                await self.set_status(pod, ready=name not in self.agents or self.agents[name].report.ready)
 
     async def _start(self, pod: Manifest) -> None:
         metadata = pod["metadata"]
@@ -94,6 +96,10 @@ class Kubelet:
                 "target": {"kind": "Node", "name": self._node},
             }
             await self._cluster.call("POST", f"{path}/binding", binding)
+        if "serving.starling.dev/router" in metadata["labels"]:
+            self._addresses[metadata["uid"]] = self.router_address or await self._server.add_router()
+            await self.set_status(pod)
+            return
         agent = self._admit(pod, Agent(await self._report(pod), await self._token(pod)))
         self._addresses[metadata["uid"]] = ""
         if agent is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.fork_server import OPERATOR, Fork, fork
-from tests.operator.shell.cluster import until
+from tests.waiting import until
 
 PROBE_SECONDS = 5.0
 """`timeoutSeconds` of the chart's probes."""

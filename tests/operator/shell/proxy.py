@@ -36,7 +36,7 @@ class Request:
 class Proxy:
     """`after_write` is called with the number of the operator's writes so far, when the last one was carried out.
 
-    refuse    requests with this in their path are forbidden
+    refuse    requests with this in their path are refused, with `status`: they are forbidden
     mute      a watch with this in its path stays open and shows nothing
     """
 
@@ -45,6 +45,7 @@ class Proxy:
         self.requests: list[Request] = []
         self.after_write: Callable[[int], None] = lambda _: None
         self.refuse = self.mute = self.url = ""
+        self.status = 403
 
     async def start(self, port: int = 0) -> None:
         # A watch is open for long; every one needs a connection.
@@ -91,7 +92,7 @@ class Proxy:
         self.requests.append(seen)
         if self.refuse and self.refuse in seen.path:
             refusal = {"kind": "Status", "status": "Failure", "reason": "Forbidden", "message": f"{seen.path} is forbidden"}
-            return web.json_response(refusal, status=403)
+            return web.json_response(refusal, status=self.status)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP} | self._access.headers
         url = URL(self._access.url + request.path_qs, encoded=True)
         body, alone = await request.read(), ("Content-Type", "Accept-Encoding")

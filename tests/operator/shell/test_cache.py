@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from starling_operator.cluster.kinds import BY_NAME, GROUP, GROUP_LABEL, INFERENCE_SERVICE, POD, SERVICE_LABEL
+from starling_operator.cluster.kinds import BY_NAME, GROUP, GROUP_LABEL, INFERENCE_SERVICE, POD, ROUTER_LABEL, SERVICE_LABEL
 from starling_operator.watch.cache import Cache
 
 SET = BY_NAME["StatefulSet"]
@@ -140,3 +140,14 @@ def test_pods_of_a_deleted_set_are_listed_until_they_are_gone_too() -> None:
     assert len(cache.pods(KEY)) == 1
     assert cache.drop("q") == KEY
     assert cache.pods(KEY) == ()
+
+
+def test_routers_are_found_by_their_label_and_no_pods_of_groups() -> None:
+    cache = Cache()
+    router = body("chat-router-x", 5, uid="r", status={"phase": "Running", "podIP": "10.0.0.9"})
+    router["metadata"]["labels"] = {ROUTER_LABEL: "chat"}
+    assert cache.put(POD, router) == KEY
+    (found,) = cache.routers(KEY)
+    assert (found.name, found.address, found.is_running, found.is_going) == ("chat-router-x", "10.0.0.9", True, False)
+    assert cache.pods(KEY) == ()
+    assert cache.drop("r") == KEY and cache.routers(KEY) == ()

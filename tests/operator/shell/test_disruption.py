@@ -8,9 +8,10 @@ import pytest
 from starling_agent.contract.report import Topology
 
 from tests.operator.shell.agents import Agent
-from tests.operator.shell.cluster import PODS, Cluster, Manifest, Refused, manifest, until
+from tests.operator.shell.cluster import PODS, Cluster, Manifest, Refused, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.operator.shell.cluster import CHILD_PATHS, SERVICES, Cluster, Manifest, manifest, until
+from tests.operator.shell.cluster import CHILD_PATHS, SERVICES, Cluster, Manifest, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubelet")
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from tests.operator.shell.agents import Agent
-from tests.operator.shell.cluster import SCALES, SERVICES, Cluster, Manifest, manifest, until
+from tests.operator.shell.cluster import SCALES, SERVICES, Cluster, Manifest, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.leaders import Groups, Member
 from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
 from tests.operator.shell.test_lease import LEASE
+from tests.waiting import until
 
 PHASES = ("waiting", "preparing", "committing", "releasing")
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.operator.shell.agents import Agent
-from tests.operator.shell.cluster import Cluster, Manifest, manifest, until
+from tests.operator.shell.cluster import Cluster, Manifest, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
+from tests.waiting import until
 
 NAMES = ("chat", "talk")
 

@@ -2,11 +2,12 @@
 
 import signal
 
-from tests.operator.shell.cluster import CHILD_PATHS, Cluster, manifest, until
+from tests.operator.shell.cluster import CHILD_PATHS, Cluster, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 STUCK_SOON = "starling_operator.operator:STUCK_SECONDS=2"
 AUDITED_OFTEN = "starling_operator.watch.audit:PERIOD=1"

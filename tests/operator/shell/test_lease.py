@@ -13,9 +13,10 @@ from starling_operator.cluster import lease as lease_module
 from starling_operator.cluster.kube import Kube
 from starling_operator.cluster.lease import Lease, run_in_thread
 
-from tests.operator.shell.cluster import Cluster, manifest, until
+from tests.operator.shell.cluster import Cluster, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.process import OperatorProcess
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubelet")
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/starling-operator"

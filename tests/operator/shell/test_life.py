@@ -2,10 +2,11 @@
 
 import pytest
 
-from tests.operator.shell.cluster import PODS, SERVICES, Cluster, manifest, until
+from tests.operator.shell.cluster import PODS, SERVICES, Cluster, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubelet")
 

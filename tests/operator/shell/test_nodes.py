@@ -13,10 +13,11 @@ from starling_operator.plan.observed import Pod
 from starling_operator.watch.nodes import KILL_OVERDUE_SECONDS, NodeHealth, is_lost, read_health
 
 from tests.operator.shell.agents import AgentServer
-from tests.operator.shell.cluster import Cluster, Manifest, manifest, until
+from tests.operator.shell.cluster import Cluster, Manifest, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import NODE, Kubelet
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 NOW = 1_800_000_000.0
 EVICTED = Pod(

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.operator.shell.agents import Agent
-from tests.operator.shell.cluster import Cluster, Manifest, manifest, until
+from tests.operator.shell.cluster import Cluster, Manifest, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
+from tests.waiting import until
 
 HUB = {"model": {"source": "hf://org/name"}}
 COMMITS = {"0": "a" * 40, "1": "b" * 40}

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from starling_operator.watch.pod_creation_errors import refusal_of
 
-from tests.operator.shell.cluster import SERVICES, Cluster, manifest, until
+from tests.operator.shell.cluster import SERVICES, Cluster, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 FORBIDDEN = 'pods "c-0" is forbidden: exceeded quota: few'
 

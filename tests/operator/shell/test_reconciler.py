@@ -6,7 +6,7 @@ import time
 from starling_operator.logs import Key
 from starling_operator.reconciler import Reconciler
 
-from tests.operator.shell.cluster import until
+from tests.waiting import until
 
 A, B = ("space", "a"), ("space", "b")
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.operator.shell.cluster import Cluster, manifest, until
+from tests.operator.shell.cluster import Cluster, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubelet")
 BAD = {"spec": {"dnsPolicy": "Nonsense"}}

@@ -2,31 +2,26 @@
 
 import json
 import secrets
-from collections.abc import AsyncIterator
-from pathlib import Path
+from typing import Any
 
 import pytest
-from kubernetes.aio import config
-from kubernetes.aio.client.api_client import ApiClient
-from kubernetes.aio.client.configuration import Configuration
-from starling_crds.v1alpha1.status import Condition, GroupNode, GroupStatus, InferenceServiceStatus
+from starling_crds.v1alpha1.status import (
+    CanaryStatus,
+    Condition,
+    GroupNode,
+    GroupStatus,
+    InferenceServiceStatus,
+    RevisionStatus,
+)
 from starling_operator.apply.status import StatusThrottle, write_status
 from starling_operator.cluster.kinds import INFERENCE_SERVICE
 from starling_operator.cluster.kube import Kube
+from starling_operator.plan.decision import Decision, Delete, Event
 from starling_operator.plan.status import summarised
 from starling_operator.watch.cache import Cache
 from starling_operator.watch.observe import read_service
 
 from tests.operator.shell.cluster import Cluster, manifest
-
-
-@pytest.fixture
-async def kube(apiserver: Path) -> AsyncIterator[Kube]:
-    settings = Configuration()
-    await config.load_kube_config(config_file=str(apiserver), client_configuration=settings)
-    made = Kube(ApiClient(settings), lambda: 10.0)
-    yield made
-    await made.close()
 
 
 @pytest.mark.parametrize(("if_unchanged", "written"), [(True, False), (False, True)])
@@ -88,23 +83,56 @@ def group_of_paper(index: int, ready: bool) -> GroupStatus:
     )
 
 
+PODS = group_of_paper(0, False)
 LOADING = InferenceServiceStatus(
-    conditions=[Condition(type="Ready", status="False", reason="Progressing", message="1/9")], groups=[group_of_paper(0, False)]
+    conditions=[Condition(type="Ready", status="False", reason="Progressing", message="1/9")], groups=[PODS]
 )
-FURTHER = LOADING.model_copy(
-    update={"conditions": [LOADING.conditions[0].model_copy(update={"message": "2/9"})], "groups": [group_of_paper(0, False)]}
-)
+OTHER_GROUP = group_of_paper(1, False)
+EVENT, DELETE = Event("Normal", "Created", "m"), Delete("Pod", "p", "u", why="w")
 
 
-def test_progress_is_written_once_a_second_and_what_is_new_at_once() -> None:
+def with_nodes(**fields: Any) -> dict[str, Any]:
+    """Returns a status in which the first pod differs."""
+    first, *others = PODS.nodes
+    return {"groups": [PODS.model_copy(update={"nodes": [first.model_copy(update=fields), *others]})]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "decided"),
+    [
+        (with_nodes(progress="4/7.6 GB", phase="loading", host="n"), {}),
+        ({"groups": [PODS.model_copy(update={"ready": True, "served": True, "message": ""})], "ready_replicas": 1}, {}),
+        ({"endpoints": ["10.0.0.1:8000"], "groups": [PODS, OTHER_GROUP], "replicas": 2}, {"events": (EVENT,)}),
+        ({"groups": [PODS.model_copy(update={"ready": True, "nodes": []})]}, {}),
+        ({"conditions": [LOADING.conditions[0].model_copy(update={"message": "2/9"})]}, {}),
+    ],
+)
+def test_more_of_the_pods_is_written_once_a_second(changes: dict[str, Any], decided: dict[str, Any]) -> None:
     throttle, key = StatusThrottle(), ("space", "chat")
-    uids = {node.pod: node.uid for node in LOADING.groups[0].nodes}
-    moved = [node.model_copy(update={"uid": uids[node.pod], "progress": "4/7.6 GB"}) for node in FURTHER.groups[0].nodes]
-    further = FURTHER.model_copy(update={"groups": [FURTHER.groups[0].model_copy(update={"nodes": moved, "message": "x"})]})
-    assert throttle.wait(key, LOADING, further) == 0, "the first"
+    new = LOADING.model_copy(update=changes)
+    assert throttle.wait(key, LOADING, Decision(status=new, **decided), new) == 0, "the first"
     throttle.record(key)
-    assert 0 < throttle.wait(key, LOADING, further) <= 1
-    ready = [condition.model_copy(update={"status": "True"}) for condition in further.conditions]
-    assert throttle.wait(key, LOADING, further.model_copy(update={"conditions": ready})) == 0
-    assert throttle.wait(key, LOADING, further.model_copy(update={"ready_replicas": 1})) == 0
-    assert throttle.wait(key, LOADING, FURTHER) == 0, "a pod was replaced"
+    assert 0 < throttle.wait(key, LOADING, Decision(status=new, **decided), new) <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "decided"),
+    [
+        ({"conditions": [LOADING.conditions[0].model_copy(update={"status": "True"})]}, {}),
+        ({"conditions": [LOADING.conditions[0].model_copy(update={"observed_generation": 2})]}, {}),
+        ({"canary": CanaryStatus(revision="new", stable="old")}, {}),
+        ({"revision": RevisionStatus(current="new")}, {}),
+        ({"groups": [PODS.model_copy(update={"restarts": 1, "restarted_at": ["2026-11-22T07:00:00Z"]})]}, {}),
+        (with_nodes(uid="other"), {}),
+        (with_nodes(restarts=1), {}),
+        ({"groups": []}, {}),
+        ({}, {"events": (EVENT, Event("Warning", "Restarted", "m"))}),
+        ({}, {"delete": (DELETE,)}),
+        ({}, {"begins_operation": True}),
+    ],
+)
+def test_what_is_waited_for_or_remembered_is_written_at_once(changes: dict[str, Any], decided: dict[str, Any]) -> None:
+    throttle, key = StatusThrottle(), ("space", "chat")
+    throttle.record(key)
+    new = LOADING.model_copy(update=changes)
+    assert throttle.wait(key, LOADING, Decision(status=new, **decided), new) == 0

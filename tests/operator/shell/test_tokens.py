@@ -9,10 +9,11 @@ from kubernetes.aio.client.configuration import Configuration
 from starling_operator.cluster.kube import Kube
 from starling_operator.cluster.operator_key import NAME, operator_key
 
-from tests.operator.shell.cluster import PODS, Cluster, Manifest, manifest, until
+from tests.operator.shell.cluster import PODS, Cluster, Manifest, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubelet")
 SECRETS = "/api/v1/namespaces/{}/secrets"
@@ -69,8 +70,8 @@ async def test_a_deleted_secret_is_created_again_for_the_pod_that_waits_for_it(
         return pod["metadata"]["uid"] not in uids and len(uids) == 1
 
     await until(is_replaced, "another pod", 60, cluster.pods)
+    [after] = await until(lambda: _tokens(cluster), "the Secret")  # the status may still be that of the pod before
     await cluster.ready("chat")
-    [after] = await _tokens(cluster)
     assert after["metadata"]["uid"] != before["metadata"]["uid"] and after["data"] == before["data"]
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.shell.cluster import Cluster, manifest, until
+from tests.operator.shell.cluster import Cluster, manifest
 from tests.operator.shell.conftest import StartOperator, free_port
 from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubelet")
 

@@ -1,8 +1,8 @@
 """Makes a chat of a request of the Messages API."""
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from starling_engine.errors import InvalidRequest
 
@@ -25,9 +25,21 @@ HOSTED = (
 _MEDIA = ("image", "document", "search_result", "container_upload")
 
 
-def chat_fields(body: CountRequest) -> dict[str, Any]:
-    """Returns the fields of the chat, but those that say how it is sampled. Raises InvalidRequest with the path of the fault."""
-    messages = _joined(_messages(body))
+class _Turn(NamedTuple):
+    """A message of the chat, the path of what it was made of in the request, and the paths of its calls."""
+
+    path: str
+    message: dict[str, Any]
+    calls: Sequence[str] = ()
+
+
+def chat_fields(body: CountRequest) -> tuple[dict[str, Any], Iterator[tuple[str, str]]]:
+    """Returns the fields of the chat, but those that say how it is sampled, and the request's names for its messages.
+
+    The names are as `fields_named` takes them. Raises InvalidRequest with the path of the fault.
+    """
+    turns = _joined(_messages(body))
+    messages = [turn.message for turn in turns]
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     if body.tools:
         fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
@@ -37,9 +49,19 @@ def chat_fields(body: CountRequest) -> dict[str, Any]:
         fields |= {"add_generation_prompt": False, "continue_final_message": True}
     if body.thinking is not None and body.thinking.type != "adaptive":
         fields["reasoning_effort"] = "none" if body.thinking.type == "disabled" else "high"
+    if body.thinking is not None and body.thinking.type == "enabled":
+        fields["thinking_token_budget"] = body.thinking.budget_tokens
     if body.output_config is not None:
         fields |= _output(body)
-    return fields
+    return fields, _names_of_turns(turns)
+
+
+def _names_of_turns(turns: Sequence[_Turn]) -> Iterator[tuple[str, str]]:
+    for i, turn in enumerate(turns):
+        for j, path in enumerate(turn.calls):
+            yield rf"^messages\[{i}\]\.tool_calls\[{j}\](\.function)?", path
+        yield rf"^messages\[{i}\]\.tool_call_id$", f"{turn.path}.tool_use_id"
+        yield rf"^messages\[{i}\].*", turn.path
 
 
 def sampling_fields(body: MessagesRequest) -> dict[str, Any]:
@@ -62,9 +84,9 @@ def _output(body: CountRequest) -> dict[str, Any]:
     return fields
 
 
-def _messages(body: CountRequest) -> Iterator[dict[str, Any]]:
-    if body.system:
-        yield {"role": "system", "content": "\n".join(_texts(body.system, "system"))}
+def _messages(body: CountRequest) -> Iterator[_Turn]:
+    if body.system is not None and body.system not in ("", []):
+        yield _Turn("system", {"role": "system", "content": "\n".join(_texts(body.system, "system"))})
     if not body.messages:
         raise InvalidRequest("there must be at least one message", "messages")
     for i, message in enumerate(body.messages):
@@ -77,15 +99,19 @@ def _messages(body: CountRequest) -> Iterator[dict[str, Any]]:
         for name in message.keys() - {"role", "content"}:
             raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")
         blocks = _blocks(message.get("content"), f"{param}.content")
-        yield from _assistant(blocks) if role == "assistant" else _user(role, blocks)
+        yield from (_assistant(param, blocks),) if role == "assistant" else _user(param, role, blocks)
 
 
-def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _joined(turns: Iterable[_Turn]) -> list[_Turn]:
     """Joins messages of the user that follow each other: there roles must alternate for many a template."""
-    joined: list[dict[str, Any]] = []
-    for role, group in itertools.groupby(messages, lambda message: message["role"]):
-        turns = list(group)
-        joined += [{"role": role, "content": "\n".join(turn["content"] for turn in turns)}] if role == "user" else turns
+    joined: list[_Turn] = []
+    for role, group in itertools.groupby(turns, lambda turn: turn.message["role"]):
+        first, *others = group
+        if role == "user":
+            content = "\n".join(turn.message["content"] for turn in (first, *others))
+            joined.append(_Turn(first.path, {"role": role, "content": content}))
+        else:
+            joined += first, *others
     return joined
 
 
@@ -104,7 +130,7 @@ def _blocks(content: object, param: str) -> list[tuple[str, dict[str, Any]]]:
     return blocks
 
 
-def _user(role: str, blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+def _user(param: str, role: str, blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[_Turn]:
     """Yields the results of tools, each as a message, and then the text."""
     texts: list[str] = []
     for path, block in blocks:
@@ -112,11 +138,11 @@ def _user(role: str, blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[
             case "text":
                 texts.append(text_in(block, "text", path))
             case "tool_result" if role == "user":
-                yield _tool_result(block, path)
+                yield _Turn(path, _tool_result(block, path))
             case kind:
                 raise InvalidRequest(f"must be text or tool_result here, got {shown(kind)}", f"{path}.type")
     if texts or not any(block["type"] == "tool_result" for _, block in blocks):
-        yield {"role": role, "content": "\n".join(texts)}
+        yield _Turn(param, {"role": role, "content": "\n".join(texts)})
 
 
 def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
@@ -127,7 +153,7 @@ def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": text_in(block, "tool_use_id", path), "content": text}
 
 
-def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+def _assistant(param: str, blocks: list[tuple[str, dict[str, Any]]]) -> _Turn:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -150,7 +176,8 @@ def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, A
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
-    yield message | ({"tool_calls": calls} if calls else {})
+    paths = [path for path, block in blocks if block["type"] == "tool_use"]
+    return _Turn(param, message | ({"tool_calls": calls} if calls else {}), paths)
 
 
 def _tool(tool: object, param: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ REFUSALS: Mapping[str, FieldRefusal] = {
 
 
 class Thinking(RequestModel):
-    """`budget_tokens` is accepted, and not enforced yet: the model reasons as long as it does."""
+    """`budget_tokens` ends the reasoning of models whose tokenizer has tokens for its marks."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Int | None = None
@@ -69,7 +69,7 @@ class Metadata(RequestModel):
 class CountRequest(RequestModel):
     refusals: ClassVar[Mapping[str, FieldRefusal]] = REFUSALS
 
-    model: str | None = None
+    model: str
     messages: Annotated[list[Any], WithJsonSchema(MESSAGES_SCHEMA)]
     system: Annotated[Any, WithJsonSchema(CONTENT)] | None = None
     tools: Annotated[list[Any], WithJsonSchema(TOOLS_SCHEMA)] | None = None

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from starling_agent.openai.answering import json_response, log_request, stream_of
+from starling_agent.openai.answering import json_response, log_request, stream_generation
 from starling_agent.openai.anthropic.answers import MessageStream, TokenCountAnswer, whole_message
 from starling_agent.openai.anthropic.conversion import chat_fields, sampling_fields
-from starling_agent.openai.anthropic.errors import error_event
 from starling_agent.openai.anthropic.protocol import CountRequest, MessagesRequest
 from starling_agent.openai.chat_generation import chat_generation, chat_prompt
 from starling_agent.openai.collecting import collect
@@ -16,7 +15,6 @@ from starling_agent.openai.field_names import TOOL_NAMES, fields_named
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.request_body import body_of, body_schema
 
-PATH = "/v1/messages"
 router = APIRouter(tags=["Anthropic"])
 _OWN_NAMES = (
     (r"^max_completion_tokens$", "max_tokens"),
@@ -25,23 +23,27 @@ _OWN_NAMES = (
     *TOOL_NAMES,
     (r"^response_format.*", "output_config.format.schema"),
     (r"^reasoning_effort$", "thinking"),
-    (r"^messages\[\d+\].*", "messages"),
+    (r"^thinking_token_budget$", "thinking.budget_tokens"),
 )
-"""This API's names for a chat's fields. A chat's messages are not those of the request, so their numbers are left out."""
+"""This API's names for a chat's fields, but for its messages."""
 
 
 @router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
-async def messages(request: Request, body: Annotated[MessagesRequest, Depends(body_of(MessagesRequest))]) -> Response:
+async def messages(
+    request: Request, body: Annotated[MessagesRequest, Depends(body_of(MessagesRequest, resumable=True))]
+) -> Response:
     """Answers a conversation, whole or as a stream of events."""
     endpoint, caller = endpoint_of(request), caller_of(request)
-    fields = endpoint.output_format.without_hints(chat_fields(body)) | sampling_fields(body)
-    with fields_named(_OWN_NAMES):
-        generation = await chat_generation(endpoint, ChatRequest.checked(fields), caller, kind="msg", clamps=True)
+    chat, names_of_messages = chat_fields(body)
+    fields = endpoint.output_format.without_hints(chat) | sampling_fields(body)
+    with fields_named((*names_of_messages, *_OWN_NAMES)):
+        generation = await chat_generation(endpoint, ChatRequest.checked(fields), caller, kind="msg", lenient=True)
+    generation = generation.with_names(_OWN_NAMES)
     log_request(endpoint, generation, bool(body.stream))
     ends_with_context = generation.prompt_tokens + body.max_tokens > endpoint.max_model_len
     if body.stream:
         stream = MessageStream(generation, endpoint.batcher, ends_with_context=ends_with_context)
-        return await stream_of(request, endpoint, stream.chunks(endpoint.deltas(generation)), error_event)
+        return await stream_generation(request, endpoint, generation, stream.chunks)
     collected = await endpoint.open_requests.run(request.receive, collect(generation, endpoint.deltas(generation)))
     return json_response(whole_message(generation, collected, ends_with_context=ends_with_context))
 
@@ -50,7 +52,8 @@ async def messages(request: Request, body: Annotated[MessagesRequest, Depends(bo
 async def count_tokens(request: Request, body: Annotated[CountRequest, Depends(body_of(CountRequest))]) -> Response:
     """Returns how many tokens a conversation has as the model would see it."""
     endpoint = endpoint_of(request)
-    fields = endpoint.output_format.without_hints(chat_fields(body))
-    with fields_named(_OWN_NAMES):
+    chat, names_of_messages = chat_fields(body)
+    fields = endpoint.output_format.without_hints(chat)
+    with fields_named((*names_of_messages, *_OWN_NAMES)):
         prompt = await chat_prompt(endpoint, ChatRequest.checked(fields), caller_of(request).request_id)
     return json_response(TokenCountAnswer(len(prompt)))

@@ -1,9 +1,11 @@
-"""Answers of routes that do not stream, written by msgspec."""
+"""Answers of routes that do not stream, written by msgspec. Routers read `usage`: it is the last field."""
 
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 from starling_engine.outputs import DraftCount, FinishReason
+
+T = TypeVar("T")
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -11,12 +13,13 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
-    """`completion_tokens_details` is there for a request with a prediction."""
+    """`completion_tokens_details` is there for a request with a prediction, and for outputs that are read for reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -25,10 +28,13 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
-def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, drafts: DraftCount | None = None) -> Usage:
+def make_usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, drafts: DraftCount | None = None, reasoning: int | None = None
+) -> Usage:
     usage = Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens))
-    if drafts is not None:
-        usage.completion_tokens_details = CompletionTokensDetails(drafts.accepted, drafts.proposed - drafts.accepted)
+    if drafts is not None or reasoning is not None:
+        accepted, rejected = (drafts.accepted, drafts.proposed - drafts.accepted) if drafts is not None else (0, 0)
+        usage.completion_tokens_details = CompletionTokensDetails(accepted, rejected, reasoning or 0)
     return usage
 
 
@@ -77,6 +83,17 @@ class ChatToolCall(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+class CustomCall(msgspec.Struct):
+    name: str
+    input: str
+
+
+class ChatCustomToolCall(msgspec.Struct):
+    id: str
+    custom: CustomCall
+    type: Literal["custom"] = "custom"
+
+
 class ChatMessage(msgspec.Struct):
     """An answer. `reasoning` and `reasoning_content` are two names for one text, of which each client knows its own."""
 
@@ -85,7 +102,7 @@ class ChatMessage(msgspec.Struct):
     refusal: None = None
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[ChatToolCall] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ChatToolCall | ChatCustomToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -105,9 +122,9 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage
 
 
 class CompletionChoice(msgspec.Struct):
@@ -127,8 +144,19 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage
     system_fingerprint: str | None = None
+    usage: Usage
+
+
+class NumberedAnswers(msgspec.Struct, Generic[T], kw_only=True):
+    """Answers to several inputs, each with its number."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[T]
+    usage: Usage
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -137,21 +165,57 @@ class Embedding(msgspec.Struct, kw_only=True):
     embedding: list[float] | str
 
 
-class Embeddings(msgspec.Struct, kw_only=True):
+class PooledData(msgspec.Struct, kw_only=True):
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float] | str
+
+
+class Score(msgspec.Struct, kw_only=True):
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class RankedDocument(msgspec.Struct):
+    text: str
+
+
+class RankedResult(msgspec.Struct, omit_defaults=True):
+    """A document's place in the request, and its score; its text unless the request wants none."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class Ranking(msgspec.Struct, kw_only=True):
+    """Documents, the best one first."""
+
     id: str
-    object: Literal["list"] = "list"
-    created: int
     model: str
-    data: list[Embedding]
+    results: list[RankedResult]
     usage: Usage
 
 
+class ModelArchitecture(msgspec.Struct, kw_only=True, frozen=True):
+    """Modalities as OpenRouter's clients read them."""
+
+    modality: str = "text->text"
+    input_modalities: tuple[str, ...] = ("text",)
+    output_modalities: tuple[str, ...] = ("text",)
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
+    """A served name. Clients of vLLM read `max_model_len`, those of OpenRouter `context_length` and `architecture`."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     root: str
     max_model_len: int
+    context_length: int
+    architecture: ModelArchitecture = ModelArchitecture()
     owned_by: str = "starling"
     parent: None = None
 

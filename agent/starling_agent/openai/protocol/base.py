@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
@@ -39,9 +39,11 @@ class RequestModel(BaseModel):
     refusals: ClassVar[Mapping[str, FieldRefusal]] = {}
 
     @classmethod
-    def parse(cls, body: bytes) -> Self:
-        """Parses a body. Raises InvalidRequest naming the field at fault."""
-        return cls.checked(_json_object(body))
+    def parse(cls, body: bytes, unsaid: Mapping[str, Any] | None = None) -> Self:
+        """Parses a body, where `unsaid` has values of fields that it may leave out. Raises InvalidRequest as `checked` does."""
+        fields = _json_object(body)
+        added = {name: value for name, value in (unsaid or {}).items() if fields.get(name) is None}
+        return cls.checked(fields | added)
 
     @classmethod
     def checked(cls, fields: dict[str, Any]) -> Self:
@@ -49,7 +51,7 @@ class RequestModel(BaseModel):
         try:
             return cls.model_validate(without_refused(fields, cls.refusals))
         except pydantic.ValidationError as error:
-            raise _explained(error.errors(include_url=False), cls) from None
+            raise _explained(error.errors(include_url=False), cls, fields) from None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -85,15 +87,25 @@ def _deep_field(body: bytes) -> str | None:
     return None
 
 
-def _explained(errors: Sequence[ErrorDetails], model: type[RequestModel]) -> InvalidRequest:
+def _explained(errors: Sequence[ErrorDetails], model: type[RequestModel], fields: dict[str, Any]) -> InvalidRequest:
     # A misspelt name is the likely cause of a missing one, so it is reported first.
     first = min(errors, key=lambda error: error["type"] != "extra_forbidden")
-    param = field_path(first["loc"])
+    param = field_path(list(_sent_names(first, fields)))
     if first["type"] == "extra_forbidden":
         return InvalidRequest(_unknown(param, model), param)
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is required", param)
     return InvalidRequest(f"{param}: {first['msg']}, got {shown(first['input'])}", param)
+
+
+def _sent_names(error: ErrorDetails, value: Any) -> Iterator[int | str]:
+    """Yields the parts of an error's place that the request has; in unions there are names of branches between them."""
+    for at, part in enumerate(error["loc"], 1):
+        if (isinstance(value, list) and isinstance(part, int)) or (isinstance(value, dict) and part in value):
+            value = value[part]  # type: ignore[index]  # each kind has its own index, and mypy joins them
+        elif error["type"] != "missing" or at < len(error["loc"]):
+            continue
+        yield part
 
 
 def _unknown(param: str, model: type[RequestModel]) -> str:
@@ -115,6 +127,12 @@ def shown(value: object) -> str:
     """Returns the value in short for an error message, so that no prompt is repeated whole."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def refuse_unknown(fields: Mapping[str, object], known: Collection[str], path: str) -> None:
+    """Raises InvalidRequest for a field of the object at `path` that is none of those."""
+    for name in fields.keys() - set(known):
+        raise InvalidRequest(f"unknown field {shown(name)}", f"{path}.{name}")
 
 
 def text_in(fields: Mapping[str, object], name: str, path: str) -> str:

@@ -14,7 +14,7 @@ HONOURED = frozenset({
     "chat_template_kwargs", "priority", "cache_salt", "request_id", "use_beam_search", "length_penalty", "n", "best_of",
     "max_tokens", "max_completion_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprobs",
     "top_logprobs", "echo", "return_token_ids", "return_tokens_as_token_ids", "user", "metadata", "safety_identifier",
-    "prompt_cache_key", "reasoning_effort",
+    "prompt_cache_key", "reasoning_effort", "reasoning",
 })  # fmt: skip
 WITHOUT_EFFECT = frozenset(("seed", "speculative"))
 """Fields that are accepted with any value: a search draws nothing, and its steps are too short for drafts."""
@@ -37,6 +37,7 @@ WITH_BEAMS: Mapping[str, FieldRefusal] = {
     "tool_choice": FieldRefusal(OTHER.reason, ("none", "auto")),
     "parallel_tool_calls": FieldRefusal(OTHER.reason, (True, False)),
     "include_reasoning": FieldRefusal("beams are not split into content and reasoning", (True,)),
+    "thinking_token_budget": FieldRefusal("reasoning has no limit in a beam search"),
     "min_tokens": FieldRefusal(OTHER.reason, (0,)),
     "stop": FieldRefusal(OTHER.reason, ([],)),
     "stop_token_ids": FieldRefusal(OTHER.reason, ([],)),

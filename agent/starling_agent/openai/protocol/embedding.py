@@ -1,27 +1,70 @@
-"""POST /v1/embeddings"""
+"""POST /v1/embeddings and /pooling"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
+from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol import refused
-from starling_agent.openai.protocol.base import RequestModel
+from starling_agent.openai.protocol.base import Int, RequestModel
+from starling_agent.openai.protocol.chat import ChatTemplateFields, Messages
 from starling_agent.openai.protocol.completion import PROMPT_SCHEMA
 from starling_agent.openai.protocol.refused import FieldRefusal
 from starling_agent.openai.protocol.sampling import RequestId
 
 
-class EmbeddingRequest(RequestModel):
-    """`pooling` and `normalize` are Starling's; `user` is accepted and changes nothing."""
+class PooledRequest(RequestModel):
+    """Fields of all requests whose prompts become vectors or scores; `user` is accepted and changes nothing.
+
+    `model` may be left out as in vLLM; APIs of others want it.
+    """
+
+    model: str | None = None
+    truncate_prompt_tokens: Int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: RequestId | None = None
+    user: Annotated[str | None, Field(description="accepted, changes nothing")] = None
+
+
+class EmbeddingFields(PooledRequest, ChatTemplateFields):
+    """Fields of a request with either `input` or `messages`, whose prompt ends behind the last message if nothing else is said.
+
+    `pooling` and `prompt_name` are Starling's; without them, and without `normalize`, the checkpoint decides.
+    """
 
     refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.EMBEDDING
 
-    input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
-    model: str | None = None
+    input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = None
+    messages: Messages | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = None
     add_special_tokens: bool | None = None
+    prompt_name: str | None = None
     pooling: Literal["mean", "last", "cls"] | None = None
     normalize: bool | None = None
-    request_id: RequestId | None = None
-    user: Annotated[str | None, Field(description="accepted, changes nothing")] = None
+
+    @property
+    def opens_answer(self) -> bool:
+        return self.add_generation_prompt is True
+
+    def check_source(self) -> None:
+        """Raises InvalidRequest unless there is one of `input` and `messages`, with fields that it has a use for."""
+        if self.input is None and self.messages is None:
+            raise InvalidRequest("input or messages is required", "input")
+        if self.input is not None and self.messages is not None:
+            raise InvalidRequest("give one of input and messages", "messages")
+        own, kind = (ChatTemplateFields.model_fields, "messages") if self.messages is None else (("prompt_name",), "input")
+        for name in own:
+            if getattr(self, name) is not None:
+                raise InvalidRequest(f"is for {kind} alone", name)
+
+
+class EmbeddingRequest(EmbeddingFields):
+    model: str
+
+
+class PoolingRequest(EmbeddingFields):
+    """The same under vLLM's name; `task` says what it does in any case."""
+
+    task: Literal["embed"] | None = None

@@ -24,16 +24,18 @@ MEDIA = FieldRefusal("images, audio and other media are not supported yet")
 WHITE_SPACE = FieldRefusal("white space in JSON is up to the server; structured_outputs.disable_any_whitespace leaves none")
 BACKENDS = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
 BACKEND = FieldRefusal(f"llguidance enforces every form; {', '.join(BACKENDS)} are accepted, and change nothing", BACKENDS)
+CACHE_LIFE = FieldRefusal("cached prompts live until their memory is needed")
 REMOTE = FieldRefusal("handing over KV caches between engines is not supported yet")
 
 SAMPLING: Mapping[str, FieldRefusal] = {
+    "no_stop_trim": FieldRefusal("this is SGLang's name of include_stop_str_in_output, which is possible", (False,)),
+    "return_hidden_states": FieldRefusal("hidden states are not returned", (False,)),
     "spaces_between_special_tokens": FieldRefusal("the tokenizer alone decides on spaces between special tokens", (True,)),
     "truncate_prompt_tokens": FieldRefusal("a prompt is never cut; shorten it before it is sent"),
     "truncation_side": FieldRefusal("a prompt is never cut; shorten it before it is sent"),
     "guided_decoding_backend": BACKEND,
     "guided_whitespace_pattern": WHITE_SPACE,
     "logits_processors": FieldRefusal("logits processors cannot be given by requests"),
-    "thinking_token_budget": FieldRefusal("limits on reasoning are not supported yet"),
     "kv_transfer_params": REMOTE,
     "ec_transfer_params": REMOTE,
     "vllm_xargs": FieldRefusal("there are no engine-specific extra arguments"),
@@ -52,6 +54,8 @@ STRUCTURED_OUTPUTS: Mapping[str, FieldRefusal] = {
 
 CHAT: Mapping[str, FieldRefusal] = {
     **SAMPLING,
+    "separate_reasoning": FieldRefusal("reasoning is apart from content wherever the model's format is known", (True,)),
+    "stream_reasoning": FieldRefusal("reasoning is streamed as it comes; include_reasoning: false leaves it out", (True,)),
     "functions": FieldRefusal(FUNCTIONS, ([],)),
     "function_call": FieldRefusal(FUNCTIONS, ("none",)),
     "modalities": FieldRefusal(MEDIA.reason, (["text"],)),
@@ -62,7 +66,8 @@ CHAT: Mapping[str, FieldRefusal] = {
     "verbosity": FieldRefusal("the model has no setting for verbosity", ("medium",)),
     "web_search_options": FieldRefusal("there is no web search"),
     "moderation": FieldRefusal("there is no moderation"),
-    "prompt_cache_retention": FieldRefusal("cached prompts live until their memory is needed"),
+    "prompt_cache_retention": CACHE_LIFE,
+    "prompt_cache_options": CACHE_LIFE,
     "use_audio_in_video": MEDIA,
 }
 
@@ -72,14 +77,26 @@ COMPLETION: Mapping[str, FieldRefusal] = {
     "prompt_embeds": FieldRefusal("prompts as embeddings are not supported yet"),
 }
 
-EMBEDDING: Mapping[str, FieldRefusal] = {
-    "dimensions": FieldRefusal("this model's vectors cannot be shortened"),
-    "truncate_prompt_tokens": SAMPLING["truncate_prompt_tokens"],
-    "truncation_side": SAMPLING["truncation_side"],
-    "messages": FieldRefusal("embeddings of chats are not supported; render them with /tokenize and send token ids"),
+POOLED: Mapping[str, FieldRefusal] = {
+    "priority": FieldRefusal("prompts of vectors and scores run in order of arrival", (0,)),
     "mm_processor_kwargs": MEDIA,
+}
+
+EMBEDDING: Mapping[str, FieldRefusal] = {
+    **POOLED,
     "embed_dtype": FieldRefusal("vectors are float32", ("float32",)),
     "endianness": FieldRefusal("base64 vectors are little-endian", ("little", "native")),
+}
+
+ACTIVATION = FieldRefusal("this is an older name of use_activation, which is possible")
+
+SCORE: Mapping[str, FieldRefusal] = {**POOLED, "softmax": ACTIVATION, "activation": ACTIVATION}
+
+RERANK: Mapping[str, FieldRefusal] = {
+    **SCORE,
+    "rank_fields": FieldRefusal("a document is one text; send the fields' texts as one"),
+    "max_chunks_per_doc": FieldRefusal("documents are not cut into chunks", (1,)),
+    "return_embeddings": FieldRefusal("answers have no vectors; ask /v1/embeddings", (False,)),
 }
 
 TOKENIZE: Mapping[str, FieldRefusal] = {"documents": CHAT["documents"], "mm_processor_kwargs": MEDIA}

@@ -39,7 +39,7 @@ class SamplingFields(StructuredOutputFields):
     `n` is the number of beams with `use_beam_search`, and `length_penalty` the power of the length that scores are divided by.
     """
 
-    model: str | None = None
+    model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Int | None = None
@@ -63,6 +63,7 @@ class SamplingFields(StructuredOutputFields):
     length_penalty: float | None = None
     early_stopping: Annotated[Any, WithJsonSchema(EARLY_STOPPING_SCHEMA)] | None = None
     repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: Int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
     banned_token_ids: TokenIds | None = None
@@ -102,7 +103,7 @@ class SamplingFields(StructuredOutputFields):
         prompt_logprobs: int | None,
         banned_words: list[int],
     ) -> SamplingParams:
-        """Makes the engine's parameters; `defaults` are the model's. The engine's own validate() checks bounds."""
+        """Makes the engine's parameters, but the form; `defaults` are the model's. The engine's own validate() checks bounds."""
         given: dict[str, Any] = {name: defaults[name] for name in FROM_GENERATION_CONFIG if name in defaults}
         for name in _SAME_NAME:
             value = getattr(self, name)
@@ -116,7 +117,6 @@ class SamplingFields(StructuredOutputFields):
             prompt_logprobs=prompt_logprobs,
             logit_bias=_bias(self.logit_bias),
             banned_token_ids=banned or None,
-            structured_outputs=self.structured_outputs_params(),
             repetition_detection=_detection(self.repetition_detection),
         )
 

@@ -33,7 +33,7 @@ def _tag(value: Any) -> Any:
     raise PydanticCustomError("structural_tag", "must be an object, or its JSON as text")
 
 
-# Plain unions would add the name of their branch to the path of an error.
+# Of a plain union, errors would tell what its first branch is.
 Schema = Annotated[Any, AfterValidator(_schema), WithJsonSchema({"type": ["object", "boolean"]})]
 SchemaOrText = Annotated[Any, AfterValidator(_schema_or_text), WithJsonSchema({"type": ["object", "boolean", "string"]})]
 Tag = Annotated[Any, AfterValidator(_tag), WithJsonSchema({"type": ["object", "string"]})]
@@ -50,18 +50,20 @@ class Form:
     field: str
     kind: str
     value: Any
-    may_reason: bool = False
-    """The output may begin with reasoning, which has no form."""
+    may_reason: bool | None = None
+    """The output may begin with reasoning, which has no form; None: the request does not say."""
+    no_white_space: bool = False
+    """JSON has none between its tokens."""
 
     @property
     def renamed(self) -> dict[str, str]:
         """The request's name for the engine's name of the field."""
         return {f"structured_outputs.{self.kind}": self.field}
 
-    def params(self, *, disable_any_whitespace: bool = False) -> StructuredOutputsParams:
+    def params(self) -> StructuredOutputsParams:
         """Returns the engine's parameters."""
         return StructuredOutputsParams(
-            **{self.kind: self.value}, disable_any_whitespace=disable_any_whitespace, reasoning=self.may_reason
+            **{self.kind: self.value}, disable_any_whitespace=self.no_white_space, reasoning=bool(self.may_reason)
         )
 
 
@@ -172,7 +174,8 @@ class StructuredOutputFields(RequestModel):
             raise InvalidRequest(f"structured_outputs needs one of {', '.join(FORMS)}", "structured_outputs")
         if not forms:
             return None
-        return replace(forms[0], may_reason=bool(self.structured_outputs and self.structured_outputs.reasoning))
+        options = self.structured_outputs or StructuredOutputs()
+        return replace(forms[0], may_reason=options.reasoning, no_white_space=bool(options.disable_any_whitespace))
 
     def _forms(self) -> Iterator[Form]:
         if self.response_format is not None and (form := self.response_format.form()) is not None:
@@ -182,10 +185,3 @@ class StructuredOutputFields(RequestModel):
         for kind in ("json", "regex", "choice", "grammar"):
             if (value := getattr(self, f"guided_{kind}")) is not None:
                 yield Form(f"guided_{kind}", kind, value)
-
-    def structured_outputs_params(self) -> StructuredOutputsParams | None:
-        """Returns the engine's parameters; None where any text will do. Raises InvalidRequest as `form` does."""
-        form, options = self.form(), self.structured_outputs or StructuredOutputs()
-        if form is None:
-            return None
-        return form.params(disable_any_whitespace=bool(options.disable_any_whitespace))

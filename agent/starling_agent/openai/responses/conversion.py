@@ -1,24 +1,45 @@
 """Makes a chat of a request for a response, and of the items of earlier ones."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol.base import shown, text_in
 from starling_agent.openai.responses.protocol import ResponsesRequest
+from starling_agent.openai.tools import KINDS, checked_name
 
 HOSTED = frozenset(
     (
         "apply_patch", "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation", "local_shell",
-        "mcp", "namespace", "programmatic_tool_calling", "shell", "tool_search", "web_search", "web_search_preview",
+        "mcp", "programmatic_tool_calling", "shell", "tool_search", "web_search", "web_search_preview",
     )
 )  # fmt: skip
 """Tools that OpenAI runs, or that its models alone know. Clients offer them to every server and live without them."""
 TEXT_PARTS = ("input_text", "output_text")
-CUSTOM_INPUT = "input"
-"""The argument that holds the text of a call of a custom tool, which for the model is a function."""
+NAMESPACED = "{namespace}.{name}"
+"""The model's name of a tool in a namespace: two namespaces may have tools of one name."""
+
+
+class OwnTool(NamedTuple):
+    """A tool as the request names it; the model knows it by one name."""
+
+    name: str
+    namespace: str | None
+
+
+class _Tool(NamedTuple):
+    """A tool of a request, where it stands, and its namespace."""
+
+    param: str
+    fields: dict[str, Any]
+    namespace: str | None
+
+    @property
+    def name(self) -> Any:
+        """The model's name of the tool."""
+        return _name_in(self.namespace, self.fields.get("name"))
 
 
 class ChatItems:
@@ -29,6 +50,8 @@ class ChatItems:
         self._reasoning: list[str] = []
         self._texts: list[str] = []
         self._calls: list[dict[str, Any]] = []
+        self.call_paths: list[str] = []
+        """Paths of the items that are calls, in their order."""
 
     def instruct(self, text: str) -> None:
         """Adds to the message of the system at the beginning, of which templates take one."""
@@ -41,6 +64,11 @@ class ChatItems:
         """Adds items. Raises InvalidRequest with the path of the fault."""
         for i, item in enumerate(items):
             self._item(item, f"{param}[{i}]")
+
+    def add_earlier(self, items: Iterable[Any]) -> None:
+        """Adds items of the responses before. The request does not have them, so errors name the field that leads to them."""
+        for item in items:
+            self._item(item, "previous_response_id")
 
     def messages(self) -> list[dict[str, Any]]:
         """Returns the chat's messages."""
@@ -56,13 +84,17 @@ class ChatItems:
             case "reasoning":
                 self._reasoning += _texts(item.get("content") or [], f"{param}.content", ("reasoning_text",))
             case "function_call":
-                self._call(item, text_in(item, "arguments", param), param)
+                self._call(item, "function", "arguments", param)
             case "custom_tool_call":
-                self._call(item, json.dumps({CUSTOM_INPUT: text_in(item, "input", param)}), param)
+                self._call(item, "custom", "input", param)
             case "function_call_output" | "custom_tool_call_output":
                 self._end_turn()
                 text = _content(item.get("output"), f"{param}.output", TEXT_PARTS)
                 self._messages.append({"role": "tool", "tool_call_id": text_in(item, "call_id", param), "content": text})
+            case "additional_tools":
+                tools = item.get("tools")
+                if not isinstance(tools, list) or not all(map(_is_hosted, tools)):
+                    raise InvalidRequest("must be a list of tools that OpenAI hosts; others are for tools", f"{param}.tools")
             case "item_reference":
                 raise InvalidRequest("items are not stored one by one; send the item, or previous_response_id", f"{param}.type")
             case kind:
@@ -82,9 +114,12 @@ class ChatItems:
         else:
             self._messages.append({"role": role, "content": text})
 
-    def _call(self, item: dict[str, Any], arguments: str, param: str) -> None:
-        function = {"name": text_in(item, "name", param), "arguments": arguments}
-        self._calls.append({"id": text_in(item, "call_id", param), "type": "function", "function": function})
+    def _call(self, item: dict[str, Any], kind: str, text: str, param: str) -> None:
+        """Adds a call of a tool of that kind; `text` is the name of the field with what the tool was told."""
+        namespace = None if item.get("namespace") is None else text_in(item, "namespace", param)
+        called = {"name": _name_in(namespace, text_in(item, "name", param)), text: text_in(item, text, param)}
+        self.call_paths.append(param)
+        self._calls.append({"id": text_in(item, "call_id", param), "type": kind, kind: called})
 
     def _end_turn(self) -> None:
         """Makes the assistant's message of its last items."""
@@ -110,10 +145,13 @@ def input_items(body: ResponsesRequest) -> list[Any]:
     return body.input
 
 
-def chat_fields(body: ResponsesRequest, earlier: Sequence[Any]) -> dict[str, Any]:
-    """Returns the fields of the chat. `earlier` are the items of the responses before. Raises InvalidRequest."""
+def chat_fields(body: ResponsesRequest, earlier: Sequence[Any]) -> tuple[dict[str, Any], Iterator[tuple[str, str]]]:
+    """Returns the fields of the chat, and the items' names for its calls, as `fields_named` takes them.
+
+    `earlier` are the items of the responses before. Raises InvalidRequest.
+    """
     chat = ChatItems()
-    chat.add(earlier, "previous_response_id")
+    chat.add_earlier(earlier)
     chat.add(input_items(body), "input")
     messages = chat.messages()
     if body.instructions:
@@ -130,23 +168,36 @@ def chat_fields(body: ResponsesRequest, earlier: Sequence[Any]) -> dict[str, Any
         "parallel_tool_calls": body.parallel_tool_calls,
         **_logprobs(body),
     }
+    tools = list(_tools(body.tools or (), "tools"))
     if body.tools:
-        fields["tools"] = list(_tools(body.tools))
+        fields["tools"] = [_as_offered(tool) for tool in tools]
     if body.tool_choice is not None:
-        fields["tool_choice"] = _tool_choice(body.tool_choice)
+        fields["tool_choice"] = _tool_choice(body.tool_choice, tools)
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _format(body)
     if body.structured_outputs is not None:
         fields["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
-    return fields
+    return fields, itertools.chain(_names_of_calls(messages, chat.call_paths), _names_of_tools(tools))
 
 
-def custom_tools(body: ResponsesRequest) -> frozenset[str]:
-    """Returns the names of tools whose calls are texts."""
-    tools = (tool for tool in body.tools or () if isinstance(tool, dict))
-    return frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom")
+def _names_of_calls(messages: Sequence[dict[str, Any]], paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+    calls = ((i, j) for i, message in enumerate(messages) for j, _ in enumerate(message.get("tool_calls", ())))
+    for (i, j), path in zip(calls, paths, strict=True):
+        yield rf"^messages\[{i}\]\.tool_calls\[{j}\](\.(function|custom))?", path
+
+
+def _names_of_tools(tools: Sequence[_Tool]) -> Iterator[tuple[str, str]]:
+    for i, tool in enumerate(tools):
+        yield rf"^tools\[{i}\]\.custom\.format\.grammar", f"{tool.param}.format"
+        yield rf"^tools\[{i}\]\.(function|custom)(?=\.|$)", tool.param
+
+
+def own_tools(body: ResponsesRequest) -> Mapping[str, OwnTool]:
+    """Returns what the request calls its tools, by the model's names for them."""
+    tools = _tools(body.tools or (), "tools")
+    return {tool.name: OwnTool(tool.fields["name"], tool.namespace) for tool in tools}
 
 
 def _logprobs(body: ResponsesRequest) -> dict[str, Any]:
@@ -154,35 +205,75 @@ def _logprobs(body: ResponsesRequest) -> dict[str, Any]:
     return {"logprobs": True, "top_logprobs": body.top_logprobs} if wanted else {}
 
 
-def _tools(tools: list[Any]) -> Iterator[dict[str, Any]]:
+def _tools(tools: Sequence[Any], param: str, namespace: str | None = None) -> Iterator[_Tool]:
+    """Yields functions and custom tools, also those of namespaces. Tools that OpenAI hosts are left out."""
     for i, tool in enumerate(tools):
-        param = f"tools[{i}]"
+        path = f"{param}[{i}]"
         if not isinstance(tool, dict):
-            raise InvalidRequest(f"a tool must be an object, got {shown(tool)}", param)
+            raise InvalidRequest(f"a tool must be an object, got {shown(tool)}", path)
         match tool.get("type"):
-            case "function":
-                yield _function(tool, tool.get("parameters"))
-            case "custom":
-                described = {"type": "string", "description": "The whole input, as text."}
-                schema = {"type": "object", "properties": {CUSTOM_INPUT: described}, "required": [CUSTOM_INPUT]}
-                yield _function(tool, schema)
+            case "function" | "custom":
+                yield _Tool(path, tool, namespace)
+            case "namespace" if namespace is None:
+                inner = tool.get("tools")
+                if not isinstance(inner, list):
+                    raise InvalidRequest(f"must be a list of tools, got {shown(inner)}", f"{path}.tools")
+                yield from _tools(inner, f"{path}.tools", checked_name(tool.get("name"), f"{path}.name"))
             case str(kind) if kind in HOSTED:
                 continue
             case kind:
-                raise InvalidRequest(f"must be function or custom, got {shown(kind)}", f"{param}.type")
+                possible = "function, custom or namespace" if namespace is None else "function or custom in a namespace"
+                raise InvalidRequest(f"must be {possible}, got {shown(kind)}", f"{path}.type")
 
 
-def _function(tool: dict[str, Any], parameters: Any) -> dict[str, Any]:
-    kept = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
-    return {"type": "function", "function": {**kept, "parameters": parameters}}
+def _name_in(namespace: str | None, name: Any) -> Any:
+    """Returns the model's name of a tool. What is no text stays as it is, to be refused as a name."""
+    return name if namespace is None or not isinstance(name, str) else NAMESPACED.format(namespace=namespace, name=name)
 
 
-def _tool_choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if isinstance(choice, dict):
-        raise InvalidRequest(f"must be a function or a custom tool, got {shown(choice.get('type'))}", "tool_choice.type")
+def _as_offered(tool: _Tool) -> dict[str, Any]:
+    """Returns a tool as a chat has it."""
+    fields = {**tool.fields, "name": tool.name}
+    kind = fields["type"]
+    kept = {name: fields[name] for name in KINDS[kind] if fields.get(name) is not None}
+    match kept:
+        case {"format": {"type": "grammar", **grammar}}:
+            kept["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": kind, kind: kept}
+
+
+def _tool_choice(choice: Any, offered: Sequence[_Tool]) -> Any:
+    match choice:
+        case {"type": "function" | "custom"}:
+            return _chosen(choice)
+        case {"type": "allowed_tools", **others}:
+            tools = others.get("tools")
+            if isinstance(tools, list):
+                others["tools"] = [one for tool in tools if not _is_hosted(tool) for one in _allowed(tool, offered)]
+            return {"type": "allowed_tools", "allowed_tools": others}
+        case dict():
+            possible = "a function, a custom tool or allowed_tools"
+            raise InvalidRequest(f"must be {possible}, got {shown(choice.get('type'))}", "tool_choice.type")
     return choice
+
+
+def _allowed(tool: Any, offered: Sequence[_Tool]) -> list[Any]:
+    """Returns the tools that an entry of `allowed_tools` means: one, or all of a namespace."""
+    match tool:
+        case {"type": "namespace", "name": str(namespace)}:
+            return [_chosen({**one.fields, "namespace": namespace}) for one in offered if one.namespace == namespace] or [tool]
+    return [_chosen(tool)]
+
+
+def _chosen(tool: Any) -> Any:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind not in ("function", "custom"):
+        return tool
+    return {"type": kind, kind: {"name": _name_in(tool.get("namespace"), tool.get("name"))}}
+
+
+def _is_hosted(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") in HOSTED
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from starling_agent.openai.protocol.base import Int, RequestModel
-from starling_agent.openai.protocol.refused import FieldRefusal
+from starling_agent.openai.protocol.refused import CACHE_LIFE, MEDIA, FieldRefusal
 from starling_agent.openai.protocol.structured_outputs import StructuredOutputs
 
 ITEMS_SCHEMA = {"type": "array", "items": {"type": "object"}}
@@ -21,8 +21,11 @@ REFUSALS: Mapping[str, FieldRefusal] = {
     "service_tier": FieldRefusal("there is one service tier", ("auto", "default")),
     "context_management": FieldRefusal("the conversation is used as it is sent", ([],)),
     "moderation": FieldRefusal("there is no moderation"),
-    "prompt_cache_retention": FieldRefusal("cached prompts live until their memory is needed"),
-    "prompt_cache_options": FieldRefusal("cached prompts live until their memory is needed"),
+    "prompt_cache_retention": CACHE_LIFE,
+    "prompt_cache_options": CACHE_LIFE,
+    "access_programs": FieldRefusal("there are no access programs"),
+    "image": MEDIA,
+    "background_options": FieldRefusal("a response in the background has no options", ({},)),
     "max_tool_calls": FieldRefusal("it limits tools that OpenAI hosts, of which there are none here"),
 }
 
@@ -41,11 +44,16 @@ Include = Literal[
 
 
 class ReasoningOptions(RequestModel):
-    """`summary` is accepted: reasoning is not summarized, it comes as it is."""
+    """`summary`, and its older name, are accepted: reasoning is not summarized, it comes as it is.
+
+    `context` and `mode` have the values that say what is done: templates get the reasoning of all turns, and there is one mode.
+    """
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class TextFormat(RequestModel):
@@ -57,12 +65,16 @@ class TextFormat(RequestModel):
 
 
 class Text(RequestModel):
+    """`verbosity` changes nothing: the model has no setting for it, and Codex sends one to models of OpenAI's names."""
+
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseStreamOptions(RequestModel):
-    include_obfuscation: bool | None = None
+    """`include_obfuscation` is accepted only as false: events are never padded."""
+
+    include_obfuscation: Literal[False] | None = None
 
 
 class ResponsesRequest(RequestModel):

@@ -1,5 +1,7 @@
 """POST /v1/responses; GET and DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items, POST /v1/responses/{id}/cancel"""
 
+import itertools
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 import msgspec
@@ -7,15 +9,19 @@ from fastapi import APIRouter, Depends, Request, Response
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.http.errors import ApiError
+from starling_agent.http.open_requests import OpenRequests
 from starling_agent.openai.answering import json_response, log_request, stream_of
 from starling_agent.openai.chat_generation import chat_generation
-from starling_agent.openai.endpoint import caller_of, endpoint_of
+from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
+from starling_agent.openai.event_stream import EventStream
 from starling_agent.openai.field_names import TOOL_NAMES, fields_named
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.request_body import body_of, body_schema
 from starling_agent.openai.responses.conversion import chat_fields
 from starling_agent.openai.responses.protocol import ResponsesRequest
+from starling_agent.openai.responses.queries import check_shown, events_after, page_of
 from starling_agent.openai.responses.run import ResponseRun
+from starling_agent.openai.responses.store import CONTINUABLE
 
 router = APIRouter(tags=["Responses"])
 _OWN_NAMES = (
@@ -26,27 +32,58 @@ _OWN_NAMES = (
     (r"^reasoning_effort$", "reasoning.effort"),
     (r"^messages.*", "input"),
 )
-"""This API's names for a chat's fields. A chat's messages are not the request's items, so their numbers are left out."""
+"""This API's names for a chat's fields, but for its calls. Of other messages nothing is refused that was an item before."""
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
 async def create(request: Request, body: Annotated[ResponsesRequest, Depends(body_of(ResponsesRequest))]) -> Response:
-    """Makes a response, whole or as a stream of events."""
+    """Makes a response, whole or as a stream of events, or begins to make it in the background."""
     endpoint, caller = endpoint_of(request), caller_of(request)
-    if body.background:
-        raise InvalidRequest("responses are not made in the background yet; leave it out", "background")
-    earlier: list[Any] = []
-    if body.previous_response_id is not None:
-        earlier = msgspec.json.decode(endpoint.responses.get(body.previous_response_id, caller.owner).items)
-    fields = endpoint.output_format.without_hints(chat_fields(body, earlier))
-    with fields_named(_OWN_NAMES):
-        generation = await chat_generation(endpoint, ChatRequest.checked(fields), caller, kind="resp", clamps=True)
+    if body.background and body.store is False:
+        raise InvalidRequest("a response in the background has to be stored; leave store out", "background")
+    earlier = await _earlier_items(endpoint, body.previous_response_id, caller.owner)
+    fields, names_of_calls = chat_fields(body, earlier)
+    chat = endpoint.output_format.without_hints(fields)
+    with fields_named(itertools.chain(names_of_calls, _OWN_NAMES)):
+        generation = await chat_generation(endpoint, ChatRequest.checked(chat), caller, kind="resp", lenient=True)
+    generation = generation.with_names(_OWN_NAMES)
     log_request(endpoint, generation, bool(body.stream))
     run = ResponseRun(endpoint, generation, body, caller, earlier)
+    if body.background:
+        return await _in_background(endpoint, run, streams=bool(body.stream))
     if body.stream:
         return await stream_of(request, endpoint, run.chunks(), run.writer.fail)
     await endpoint.open_requests.run(request.receive, run.complete())
     return json_response(run.writer.response)
+
+
+async def _earlier_items(endpoint: Endpoint, response_id: str | None, owner: str | None) -> list[Any]:
+    """Returns the items of the response that is continued. Raises ApiError 404, and InvalidRequest for one that cannot be."""
+    if response_id is None:
+        return []
+    try:
+        stored = await endpoint.background.get(response_id, owner)
+    except ApiError as error:
+        error.detail.param = "previous_response_id"
+        raise
+    if stored.status not in CONTINUABLE:
+        raise InvalidRequest(f"the response is {stored.status}; possible: {', '.join(CONTINUABLE)}", "previous_response_id")
+    if not stored.items:
+        raise InvalidRequest("its conversation was too large to be stored (see --max-stored-bytes)", "previous_response_id")
+    items: list[Any] = msgspec.json.decode(stored.items)
+    return items
+
+
+async def _in_background(endpoint: Endpoint, run: ResponseRun, *, streams: bool) -> Response:
+    if not endpoint.responses.takes(run.size):
+        raise InvalidRequest("the conversation is too large to be stored (see --max-stored-bytes)", "background")
+    made = await endpoint.background.start(run, has_events=streams)
+    return _followed(made.events(-1)) if streams else Response(made.stored().response, media_type="application/json")
+
+
+def _followed(events: AsyncGenerator[bytes]) -> Response:
+    """Streams events of a response in the background. It is the response that ends with the server, and with it the stream."""
+    return EventStream(b"", events, OpenRequests())
 
 
 @router.post("/v1/responses/compact")
@@ -57,31 +94,32 @@ async def compact() -> Response:
 
 @router.get("/v1/responses/{response_id}")
 async def retrieve(request: Request, response_id: str) -> Response:
-    """Returns a stored response."""
-    if request.query_params.get("stream", "false") != "false":
-        raise InvalidRequest("a stored response is not streamed", "stream")
-    stored = endpoint_of(request).responses.get(response_id, caller_of(request).owner)
+    """Returns a stored response; with ?stream=true the events of one in the background, from behind &starting_after=N on."""
+    check_shown(request.query_params)
+    background, owner = endpoint_of(request).background, caller_of(request).owner
+    if (after := events_after(request.query_params)) is not None:
+        return _followed(await background.events(response_id, owner, after))
+    stored = await background.get(response_id, owner)
     return Response(stored.response, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(request: Request, response_id: str) -> Response:
-    """Deletes a stored response."""
-    endpoint_of(request).responses.delete(response_id, caller_of(request).owner)
+    """Deletes a stored response, and cancels it if it is still made."""
+    await endpoint_of(request).background.delete(response_id, caller_of(request).owner)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """Lists the items that a stored response's request brought."""
-    stored = endpoint_of(request).responses.get(response_id, caller_of(request).owner)
-    items = [{"id": f"item_{i}", **item} for i, item in enumerate(msgspec.json.decode(stored.own_items))]
-    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
-    return json_response({"object": "list", "data": items, "has_more": False, **ends})
+    """Lists the items that a stored response's request brought, the last first: order, limit and after say which."""
+    check_shown(request.query_params)
+    stored = await endpoint_of(request).background.get(response_id, caller_of(request).owner)
+    return json_response(page_of(msgspec.json.decode(stored.own_items), request.query_params))
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(request: Request, response_id: str) -> Response:
-    """Cancels a response that is made in the background, which none is yet."""
-    endpoint_of(request).responses.get(response_id, caller_of(request).owner)
-    raise ApiError(400, "only responses in the background can be cancelled, and this one is not", code="not_in_background")
+    """Cancels a response in the background; one that has ended stays as it is."""
+    stored = await endpoint_of(request).background.cancel(response_id, caller_of(request).owner)
+    return Response(stored.response, media_type="application/json")

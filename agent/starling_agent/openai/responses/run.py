@@ -1,23 +1,22 @@
 """The making of one response, from the deltas of its generation."""
 
-import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import msgspec
-from starling_engine.outputs import FinishReason, OutputDelta
 
-from starling_agent.openai.answer_parts import AnswerReader, Piece
+from starling_agent.openai.answer_parts import AnswerReader
 from starling_agent.openai.endpoint import Caller, Endpoint
-from starling_agent.openai.generation import Generation, PromptDelta
+from starling_agent.openai.generation import Generation, PromptDelta, with_start
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.protocol.answers import ChatLogprob
-from starling_agent.openai.responses.conversion import custom_tools, input_items
+from starling_agent.openai.responses.conversion import input_items, own_tools
+from starling_agent.openai.responses.ids import new_response_id
 from starling_agent.openai.responses.protocol import ResponsesRequest
-from starling_agent.openai.responses.store import StoredResponse
+from starling_agent.openai.responses.store import CONTINUABLE, StoredResponse
 from starling_agent.openai.responses.writer import ResponseWriter
-from starling_agent.parsers.events import Reasoning
 
 
 class ResponseRun:
@@ -26,19 +25,17 @@ class ResponseRun:
     def __init__(
         self, endpoint: Endpoint, generation: Generation, body: ResponsesRequest, caller: Caller, earlier: list[Any]
     ) -> None:
-        self.writer = ResponseWriter(_response(generation, body), custom_tools(body))
+        self.writer = ResponseWriter(_response(endpoint, generation, body), own_tools(body))
         self._endpoint = endpoint
         self._generation = generation
         self._body = body
-        self._owner = caller.owner
+        self.owner = caller.owner
         self._earlier = earlier
         self._reader = AnswerReader(generation.reading)
-        self._logprobs = LogprobWriter(endpoint.engine.tokenizer, generation.tokens_as_ids)
+        self._logprobs = LogprobWriter(endpoint.tokenizer, generation.tokens_as_ids)
         self._count = generation.token_count()
         self._unsent_logprobs: list[ChatLogprob] = []
         """Log probabilities of tokens whose text has not been sent."""
-        self._reasons = False
-        self._reasoning_tokens = 0
 
     async def complete(self) -> None:
         """Makes all of the response. Raises the engine's errors."""
@@ -47,17 +44,59 @@ class ResponseRun:
                 pass
 
     async def chunks(self, *, paced: bool = True) -> AsyncGenerator[bytes]:
-        """Yields the events, and stores the response at its end. With `paced` deltas that come close together share a write."""
-        batcher = self._endpoint.batcher
+        """Yields the events, the first ones once the engine has taken the request, and stores the response before the last one.
+
+        One in the background begins with its first token, and others store it. With `paced` deltas that come close together share
+        a write.
+        """
+        batcher, begun = self._endpoint.batcher, False
         with batcher.open_stream() if paced else nullcontext():
-            async with aclosing(self._endpoint.deltas(self._generation)) as deltas:
-                events = self.writer.begin()
+            async with aclosing(with_start(self._endpoint.deltas(self._generation))) as deltas:
                 async for prompt_delta in deltas:
-                    events += self._events(prompt_delta)
-                    if events and paced:
+                    if prompt_delta is None and self._body.background:
+                        continue
+                    events = b"" if begun else self.writer.begin()
+                    begun = True
+                    events += b"" if prompt_delta is None else self._events(prompt_delta)
+                    if events:
                         yield events
+                    if self.writer.has_ended:
+                        yield await self._last_event()  # the text does not wait for the disk
+                    elif events and paced:
                         await batcher.pause()
-                    events = b""
+
+    def cancel(self) -> bytes:
+        """Ends the response as cancelled, with the usage of what was made of it; returns the last events."""
+        if self._count.completion and not self.writer.has_ended:
+            self.writer.response["usage"] = self._usage()
+        return self.writer.cancel()
+
+    def stored(self, events: bytes | None = None) -> StoredResponse:
+        """Returns what is stored of the response as it is now, with `events` if they fit.
+
+        One in the background has to be stored: its conversation is left out if it has grown too large.
+        """
+        response, own, encode = self.writer.snapshot(), input_items(self._body), msgspec.json.encode
+        ended_well = response["status"] in CONTINUABLE
+        stored = StoredResponse(
+            owner=self.owner,
+            status=response["status"],
+            response=encode(response),
+            items=encode([*self._earlier, *own, *response["output"]]) if ended_well else b"",
+            own_items=encode(own),
+            background=bool(self._body.background),
+        )
+        takes = self._endpoint.responses.takes
+        if stored.background and not takes(stored.size):
+            stored = replace(stored, items=b"")
+        with_events = replace(stored, events=events)
+        return with_events if takes(with_events.size) else stored
+
+    @property
+    def size(self) -> int:
+        """Bytes that are stored of the response before its first item, with those of the conversation that it will go on."""
+        stored = self.stored()
+        return stored.size + len(msgspec.json.encode(self._earlier)) + len(stored.own_items)
 
     def _events(self, prompt_delta: PromptDelta) -> bytes:
         prompt, delta = prompt_delta
@@ -70,30 +109,18 @@ class ResponseRun:
             for piece in pieces:
                 events += self.writer.piece(piece, self._unsent_logprobs)
                 self._unsent_logprobs = []
-            self._reasoning_tokens += self._count_reasoning(pieces, output)
             if output.finish_reason is not None:
-                events += self._finish(output.finish_reason)
+                events += self.writer.end(output.finish_reason, self._usage())
         return events
 
-    def _count_reasoning(self, pieces: Sequence[Piece], output: OutputDelta) -> int:
-        """Returns how many of a delta's tokens are reasoning; where it has other parts as well, those that its text has."""
-        began = self._reasons
-        self._reasons = isinstance(pieces[-1], Reasoning) if pieces else began
-        thoughts = [piece.text for piece in pieces if isinstance(piece, Reasoning)]
-        if len(thoughts) == len(pieces):
-            return len(output.token_ids) if self._reasons else 0
-        tokenizer = self._endpoint.engine.tokenizer
-        return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in thoughts)
-
-    def _finish(self, reason: FinishReason) -> bytes:
-        response, own, encode = self.writer.response, input_items(self._body), msgspec.json.encode
-        events = self.writer.end_item(reason)
-        items = encode([*self._earlier, *own, *response["output"]])
-        response["store"] &= self._endpoint.responses.takes(len(items))
-        events += self.writer.finish(reason, self._usage())
-        if response["store"]:
-            self._endpoint.responses.put(response["id"], StoredResponse(self._owner, encode(response), items, encode(own)))
-        return events
+    async def _last_event(self) -> bytes:
+        response, responses = self.writer.response, self._endpoint.responses
+        if not self._body.background:
+            stored = self.stored()
+            response["store"] &= responses.takes(stored.size)
+            if response["store"]:
+                response["store"] = await responses.try_to_put(response["id"], stored)
+        return self.writer.last_event()
 
     def _usage(self) -> dict[str, Any]:
         count = self._count
@@ -101,24 +128,27 @@ class ResponseRun:
             "input_tokens": count.prompt,
             "input_tokens_details": {"cached_tokens": count.cached, "cache_write_tokens": 0},
             "output_tokens": count.completion,
-            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self._reader.reasoning_tokens},
             "total_tokens": count.prompt + count.completion,
         }
 
 
-def _response(generation: Generation, body: ResponsesRequest) -> dict[str, Any]:
-    """Returns the response before its first item."""
+def _response(endpoint: Endpoint, generation: Generation, body: ResponsesRequest) -> dict[str, Any]:
+    """Returns the response before its first item.
+
+    Routers read the first fields, up to `background`, and the last one, `usage`: clients write those between.
+    """
     effort = body.reasoning.effort if body.reasoning is not None else None
     summary = body.reasoning.summary if body.reasoning is not None else None
     form = body.text.format if body.text is not None else None
     params = generation.params
     return {
-        "id": f"resp_{secrets.token_hex(16)}",
+        "id": new_response_id(endpoint.settings.pod),
         "object": "response",
         "created_at": generation.created,
         "completed_at": None,
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
@@ -142,9 +172,9 @@ def _response(generation: Generation, body: ResponsesRequest) -> dict[str, Any]:
         "presence_penalty": getattr(params, "presence_penalty", 0.0),
         "frequency_penalty": getattr(params, "frequency_penalty", 0.0),
         "truncation": "disabled",
-        "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},
+        "usage": None,
     }
 
 

@@ -31,12 +31,7 @@ def open_secondary(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig)
     """Opens the folder, which is nearer, and the store; None where there is neither. Raises ConfigError."""
     opened: list[SecondaryTier] = []
     if tiers.has_secondary:
-        # How keys and values are rounded depends on the dtype that they were computed in.
-        cached = "float8_e4m3fn" if config.kv_cache == "fp8" else f"{config.kv_cache} (version {CACHE_VERSION})"
-        dtype = config.dtype if config.kv_cache is None else f"{cached} of {config.dtype}"
-        if config.quantization is not None:
-            dtype = f"{dtype} by weights in {config.quantization} (version {QUANTIZATION_VERSION})"
-        fingerprint = fingerprint_of(config.model_path, config.load_format, config.seed, dtype)
+        fingerprint = fingerprint_of(config.model_path, config.load_format, config.seed, cached_as(model, config))
         if tiers.fs_path is not None:
             from starling_engine.kv_offload.secondary.folder.tier import open_folder
 
@@ -46,6 +41,17 @@ def open_secondary(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig)
 
             opened.append(open_store(tiers.store, fingerprint.digest))
     return SecondaryTiers(opened, group_shares(model, config)) if opened else None
+
+
+def cached_as(model: ModelConfig, config: WorkerConfig) -> str:
+    """Says how keys and values are computed, rounded and rotated: engines of which this differs share none."""
+    # How they are rounded depends on the dtype that they were computed in.
+    cached = "float8_e4m3fn" if config.kv_cache == "fp8" else f"{config.kv_cache} (version {CACHE_VERSION})"
+    kind = config.dtype if config.kv_cache is None else f"{cached} of {config.dtype}"
+    if config.quantization is not None:
+        kind = f"{kind} by weights in {config.quantization} (version {QUANTIZATION_VERSION})"
+    factors = model.rope_factors(config.max_model_len)
+    return f"{kind}, rotated by {factors} factors" if factors else kind
 
 
 class SecondaryTiers:

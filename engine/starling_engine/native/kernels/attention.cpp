@@ -83,13 +83,23 @@ class Plan {
   }
 };
 
+// What a row's sums are multiplied by. A sink is one more score, whose value is 0: it comes in here, where a row is whole.
+template <typename T, typename C>
+float share_of_sums(const Attention<T, C>& a, int64_t head, float top, float mass) {
+  if (a.sinks == nullptr) return a.value_scale / mass;
+  const float sink = a.sinks[head] * kLog2E, new_top = std::max(top, sink);
+  const float shrink = exp2_one(top - new_top);
+  return a.value_scale * shrink / (mass * shrink + exp2_one(sink - new_top));
+}
+
 template <typename T, typename C>
 void write_out(const Attention<T, C>& a, const Task& task, const State& state) {
   const int64_t group = a.group();
   for (int64_t r = 0; r < task.rows(group); ++r) {
     const int64_t token = task.token + r / group % task.tokens, kv_head = task.kv_head + r / group / task.tokens;
-    T* out = a.out + (token * a.heads + kv_head * group + r % group) * a.dim;
-    const Floats share = splat16(a.value_scale / state.mass[r]);
+    const int64_t head = kv_head * group + r % group;
+    T* out = a.out + (token * a.heads + head) * a.dim;
+    const Floats share = splat16(share_of_sums(a, head, state.top[r], state.mass[r]));
     for (int64_t d = 0; d < a.dim; d += 16) store16(out + d, load16(state.sums + r * a.dim + d) * share);
   }
 }
@@ -162,17 +172,17 @@ extern "C" {
 
 // Sequence s has the query rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens.
 // `cache` is the kind of the cache; keys and values of one in fp8 are multiplied by key_scale and value_scale.
-// block_tables [sequences][max_blocks]; dim a multiple of 16, at most 256.
+// block_tables [sequences][max_blocks]; dim a multiple of 16, at most 256; sinks [heads] or null.
 void starling_paged_attention(const void* q, const void* kv, const int32_t* block_tables, int64_t max_blocks,
                               const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
                               int64_t heads, int64_t kv_heads, int64_t dim, int64_t block_size, float scale,
-                              int64_t window, float soft_cap, float key_scale, float value_scale, void* out, int fp32,
-                              int cache, int threads) {
+                              int64_t window, float soft_cap, float key_scale, float value_scale, const float* sinks,
+                              void* out, int fp32, int cache, int threads) {
   with_types(fp32, cache, [&](auto type, auto cached) {
     using T = decltype(type);
     using C = decltype(cached);
     attend(Attention<T, C>{static_cast<const T*>(q), static_cast<const C*>(kv), block_tables, max_blocks, heads,
-                           kv_heads, dim, block_size, scale * key_scale, value_scale, window, soft_cap,
+                           kv_heads, dim, block_size, scale * key_scale, value_scale, window, soft_cap, sinks,
                            static_cast<T*>(out)},
            query_start, context_lens, sequences, threads);
   });

@@ -33,7 +33,8 @@ struct Attention {
   float value_scale;  // of cached values
   int64_t window;  // 0: none
   float soft_cap;  // 0: none
-  T* out;          // as q
+  const float* sinks;  // [heads]: scores of keys without a value; null: none
+  T* out;  // as q
 
   int64_t group() const { return heads / kv_heads; }
   int64_t row() const { return row_size<C>(dim); }

@@ -22,6 +22,9 @@ struct ExpertRuns {
     return found;
   }
 
+  // The bias of an expert, where all have one of n numbers.
+  static const bf16* bias_of(const bf16* biases, int64_t e, int64_t n) { return biases ? biases + e * n : nullptr; }
+
   // Calls `each(e, span)` for the experts that have rows, with spans of the `pieces` into which the columns of every expert's
   // matrix of `bytes` are cut. Threads share experts and pieces, so that each takes few experts.
   template <typename Each>
@@ -47,13 +50,15 @@ struct ExpertRuns {
   }
 };
 
-// Receives the sums of a thread's columns: adds each row, times its pair's weight, to its token's row of `totals`.
+// Receives the sums of a thread's columns: adds each row, plus its expert's bias, times its pair's weight, to its token's row of
+// `totals`.
 struct AddWeighted {
   const int64_t* tokens;  // of the pairs
   const float* weights;
   float* totals;  // [tokens][stride], from column `first_col` of the output on
   int64_t stride, first_col;
-  int64_t first_row = 0;  // the pair that row 0 of the product is
+  int64_t first_row = 0;         // the pair that row 0 of the product is
+  const bf16* bias = nullptr;  // of the expert, or null
 
   void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
     for (int64_t i = 0; i < rows_here; ++i) {
@@ -61,9 +66,12 @@ struct AddWeighted {
       float* to = totals + tokens[first_row + row + i] * stride + col - first_col;
       // Both rows are whole blocks; columns past the last one are never read.
       for (int64_t j = 0; j < cols; j += kBlockCols)
-        store16(to + j, multiply_add(weight, load16(c + i * c_stride + j), load16(to + j)));
+        store16(to + j, multiply_add(weight, load16(c + i * c_stride + j) + added(col + j, cols - j), load16(to + j)));
     }
   }
+
+ private:
+  Floats added(int64_t col, int64_t cols) const { return bias ? load16(bias + col, first_lanes(cols)) : splat16(0.0f); }
 };
 
 }  // namespace starling

@@ -36,7 +36,9 @@ struct GroupedLinear {
   Experts experts;
   const bf16* x;
   int64_t x_stride;
+  const bf16* biases;  // [count][n], or null
   bool gated;
+  Gate gate;
   bf16* out;  // [pairs][n], or gated [pairs][n / 2]
 
   void run(int threads) const {
@@ -47,7 +49,7 @@ struct GroupedLinear {
     const int64_t width = gated ? experts.n / 2 : experts.n;
     for (int64_t row = experts.starts[e]; row < experts.starts[e + 1]; row += kMaxRows) {
       const int64_t m = std::min(kMaxRows, experts.starts[e + 1] - row);
-      const StoreSums<bf16> store_sums{nullptr, experts.n, gated, out + row * width, width};
+      const StoreSums<bf16> store_sums{experts.bias_of(biases, e, experts.n), experts.n, gated, out + row * width, width, gate};
       experts.product(gathered(row, m), experts.k, e).run_span(mine, 0, m, store_sums);
     }
   }
@@ -71,6 +73,7 @@ struct GroupedSum {
   Experts experts;
   const bf16* x;         // [pairs][k]
   const float* weights;  // [pairs]
+  const bf16* biases;    // [count][n], or null
   int64_t num_tokens;
   bf16* out;  // [num_tokens][n]
 
@@ -90,13 +93,15 @@ struct GroupedSum {
   }
 
   void add_all(Span mine, Bf16Operand* memory, AddWeighted add) const {
-    for (int64_t e = 0; e < experts.count; ++e)
+    for (int64_t e = 0; e < experts.count; ++e) {
+      add.bias = experts.bias_of(biases, e, experts.n);
       for (int64_t row = experts.starts[e]; row < experts.starts[e + 1]; row += kMaxRows) {
         const int64_t m = std::min(kMaxRows, experts.starts[e + 1] - row), k = experts.k;
         const OperandRows operand = OperandRows::of(x + row * k, k, m, k, memory);
         add.first_row = row;
         experts.product(operand.rows, operand.stride, e).run_span(mine, 0, m, add);
       }
+    }
   }
 
   void store(const float* totals, int64_t stride, int64_t first_col) const {
@@ -115,30 +120,33 @@ using namespace starling;
 extern "C" {
 
 // Pair i is the token tokens[i] and the expert e with starts[e] <= i < starts[e + 1]: x[tokens[i]] times e's matrix -> out[i].
+// biases [count][n] or null; alpha and limit as in `Gate`.
 void starling_grouped_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
-                             const bf16* packed, int64_t n, int64_t k, int gated, bf16* out, int threads) {
-  GroupedLinear<Bf16Experts>{{{tokens, starts, count}, packed, n, k}, x, x_stride, gated != 0, out}.run(threads);
+                             const bf16* packed, int64_t n, int64_t k, const bf16* biases, int gated, float alpha, float limit,
+                             bf16* out, int threads) {
+  const Bf16Experts experts{{tokens, starts, count}, packed, n, k};
+  GroupedLinear<Bf16Experts>{experts, x, x_stride, biases, gated != 0, {alpha, limit}, out}.run(threads);
 }
 
 // x[i] times the matrix of pair i's expert, times weights[i], added up over the pairs of each token -> out [num_tokens][n].
 void starling_grouped_sum(const bf16* x, const int64_t* tokens, const float* weights, const int64_t* starts, int64_t count,
-                          const bf16* packed, int64_t n, int64_t k, bf16* out, int64_t num_tokens, int threads) {
-  GroupedSum<Bf16Experts>{{{tokens, starts, count}, packed, n, k}, x, weights, num_tokens, out}.run(threads);
+                          const bf16* packed, int64_t n, int64_t k, const bf16* biases, bf16* out, int64_t num_tokens, int threads) {
+  GroupedSum<Bf16Experts>{{{tokens, starts, count}, packed, n, k}, x, weights, biases, num_tokens, out}.run(threads);
 }
 
 // The same two with weights as starling_pack_fp8 packs them, one behind the other.
 void starling_grouped_fp8_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
-                                 const uint8_t* packed, const float* scales, int64_t n, int64_t k, int64_t groups, int gated,
-                                 bf16* out, int threads) {
+                                 const uint8_t* packed, const float* scales, int64_t n, int64_t k, int64_t groups,
+                                 const bf16* biases, int gated, float alpha, float limit, bf16* out, int threads) {
   const Fp8Experts experts{{tokens, starts, count}, reinterpret_cast<const fp8_weight*>(packed), scales, n, k, groups};
-  GroupedLinear<Fp8Experts>{experts, x, x_stride, gated != 0, out}.run(threads);
+  GroupedLinear<Fp8Experts>{experts, x, x_stride, biases, gated != 0, {alpha, limit}, out}.run(threads);
 }
 
 void starling_grouped_fp8_sum(const bf16* x, const int64_t* tokens, const float* weights, const int64_t* starts, int64_t count,
-                              const uint8_t* packed, const float* scales, int64_t n, int64_t k, int64_t groups, bf16* out,
-                              int64_t num_tokens, int threads) {
+                              const uint8_t* packed, const float* scales, int64_t n, int64_t k, int64_t groups,
+                              const bf16* biases, bf16* out, int64_t num_tokens, int threads) {
   const Fp8Experts experts{{tokens, starts, count}, reinterpret_cast<const fp8_weight*>(packed), scales, n, k, groups};
-  GroupedSum<Fp8Experts>{experts, x, weights, num_tokens, out}.run(threads);
+  GroupedSum<Fp8Experts>{experts, x, weights, biases, num_tokens, out}.run(threads);
 }
 
 }  // extern "C"

@@ -111,6 +111,20 @@ struct PackedProduct {
   }
 };
 
+// What a gated matrix gives of the products of gate and up: silu(gate) * up, or, with a limit, the clamped form of gpt-oss's experts
+// (`ClampedSwiglu`).
+struct Gate {
+  float alpha = 0, limit = 0;
+
+  Floats operator()(Floats gate, Floats up) const {
+    if (limit == 0) return silu(gate) * up;
+    const Floats one = splat16(1.0f), top = splat16(limit);
+    gate = lowest(top, gate);
+    up = highest(splat16(-limit), lowest(top, up));
+    return (up + one) * gate / (one + exp(gate * splat16(-alpha)));
+  }
+};
+
 // Receives the sums of a plain or gated linear layer: adds the bias, applies the gates, stores in the output's type.
 template <typename Out>
 struct StoreSums {
@@ -119,6 +133,7 @@ struct StoreSums {
   bool gated;
   Out* out;  // [rows][n], or gated [rows][n / 2]; rows are out_stride apart
   int64_t out_stride;
+  Gate gate = {};
 
   void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
     if (gated) return store_gated(c, c_stride, row, rows_here, col, cols);
@@ -141,8 +156,8 @@ struct StoreSums {
       for (int64_t i = 0; i < rows_here; ++i) {
         const float* sums = c + i * c_stride + j;
         const Floats first = load16(sums), second = both ? load16(sums + 16) : none;
-        const Floats gate = low_halves(first, second) + add_gate, up = high_halves(first, second) + add_up;
-        store16(out + (row + i) * out_stride + at, silu(gate) * up, lanes);
+        const Floats opened = low_halves(first, second) + add_gate, up = high_halves(first, second) + add_up;
+        store16(out + (row + i) * out_stride + at, gate(opened, up), lanes);
       }
     }
   }

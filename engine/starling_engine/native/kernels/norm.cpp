@@ -18,18 +18,18 @@ inline void each_16(int64_t n, F f) {
   for (int64_t i = 0; i < n; i += 16) f(i, first_lanes(n - i));
 }
 
-// x * rms^-1, rounded to T before the weight, as in the models' own code.
-template <typename T>
-inline void normalise(const T* x, const T* weight, float by, int64_t k, T* out) {
+// x * rms^-1, rounded to W before the weight, as in the models' own code: not at all where weights are float.
+template <typename T, typename W>
+inline void normalise(const T* x, const W* weight, float by, int64_t k, T* out) {
   each_16(k, [&](int64_t i, Lanes lanes) {
-    const Floats unit = rounded<T>(load16(x + i, lanes) * splat16(by));
+    const Floats unit = rounded<W>(load16(x + i, lanes) * splat16(by));
     store16(out + i, unit * load16(weight + i, lanes), lanes);
   });
 }
 
 // With a residual, adds residual += x and normalises that; else (null) normalises x.
-template <typename T>
-void rms_norm(const T* x, T* residual, const T* weight, float eps, T* out, int64_t tokens, int64_t k, int threads) {
+template <typename T, typename W>
+void rms_norm(const T* x, T* residual, const W* weight, float eps, T* out, int64_t tokens, int64_t k, int threads) {
   parallel_for(tokens, threads_for(tokens, tokens * k * sizeof(T), threads), [&](int64_t t) {
     const T* row = x + t * k;
     T* sum_row = residual ? residual + t * k : nullptr;
@@ -64,15 +64,16 @@ using namespace starling;
 
 extern "C" {
 
-// x [tokens, k] -> out, which may be x. With a residual: residual += x, and that is normalised.
+// x [tokens, k] -> out, which may be x. With a residual: residual += x, and that is normalised. `wide`: weights are float.
 void starling_rms_norm(const void* x, void* residual, const void* weight, float eps, void* out, int64_t tokens,
-                       int64_t k, int fp32, int threads) {
-  const auto run = [&](auto type) {
+                       int64_t k, int fp32, int wide, int threads) {
+  const auto run = [&](auto type, auto weights) {
     using T = decltype(type);
-    rms_norm(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const T*>(weight), eps,
+    rms_norm(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const decltype(weights)*>(weight), eps,
              static_cast<T*>(out), tokens, k, threads);
   };
-  fp32 ? run(float{}) : run(bf16{});
+  if (fp32) return run(float{}, float{});
+  wide ? run(bf16{}, float{}) : run(bf16{}, bf16{});
 }
 
 // gate_up [tokens, 2 width] -> out [tokens, width]: silu(first half) * second half.

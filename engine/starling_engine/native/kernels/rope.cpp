@@ -16,15 +16,16 @@ void store_scaled(T* out, Floats v, float, Lanes lanes) {
 }
 void store_scaled(fp8* out, Floats v, float by, Lanes lanes) { store16(out, v * splat16(by), lanes); }
 
-// C is what the cache holds: T, or fp8, as T times `keys_by` and `values_by`, or rows with scales.
-template <typename T, typename C>
+// C is what the cache holds: T, or fp8, as T times `keys_by` and `values_by`, or rows with scales. W is what weights of norms are:
+// T, or float, where a row is rounded to T behind its weight alone.
+template <typename T, typename C, typename W>
 struct Heads {
   const T* qkv;  // [tokens][(heads + 2 kv_heads) * dim]
   int64_t heads, kv_heads, dim;
   const float* cos_sin;  // [positions][rotary]: cosines, then sines
   int64_t rotary;
-  const T* q_norm;  // [dim] or null
-  const T* k_norm;
+  const W* q_norm;  // [dim] or null
+  const W* k_norm;
   float eps;
   C* kv;  // [blocks][2][kv_heads][block_size][row_size]
   int64_t block_size;
@@ -66,14 +67,14 @@ struct Heads {
 
   // One head, normalised if `norm` says how, then rotated: element i with element i + rotary / 2.
   template <typename Out>
-  void rotate(const T* in, const T* norm, const float* cosines, Out* out, float scaled_by) const {
+  void rotate(const T* in, const W* norm, const float* cosines, Out* out, float scaled_by) const {
     alignas(64) float x[kMaxDim + 16];
     const float by = norm ? inverse_rms(in) : 1.0f;
     for (int64_t i = 0; i < dim; i += 16) {
       const Lanes lanes = first_lanes(dim - i);
       Floats v = load16(in + i, lanes);
       if (norm) {
-        const Floats unit = rounded<T>(v * splat16(by));
+        const Floats unit = rounded<W>(v * splat16(by));
         v = rounded<T>(unit * load16(norm + i, lanes));
       }
       store16(x + i, v);
@@ -108,23 +109,27 @@ using namespace starling;
 extern "C" {
 
 // `cache` is the kind of the cache; one of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32.
-// slots [tokens] are block * block_size + offset, or -1 to store nothing.
+// slots [tokens] are block * block_size + offset, or -1 to store nothing. `wide`: weights of the norms are float.
 void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                                  const void* positions, int wide_positions, const float* cos_sin, int64_t rotary,
                                  const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_size,
                                  const int64_t* slots, void* q, float keys_by, float values_by, int fp32,
-                                 int cache, int threads) {
+                                 int cache, int wide, int threads) {
   with_types(fp32, cache, [&](auto type, auto cached) {
     using T = decltype(type);
     using C = decltype(cached);
-    const Heads<T, C> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
-                           static_cast<const T*>(q_norm), static_cast<const T*>(k_norm), eps,
-                           static_cast<C*>(kv),           block_size, static_cast<T*>(q), keys_by, values_by};
-    const int64_t bytes = tokens * (heads + 2 * kv_heads) * dim * 2 * sizeof(T);
-    parallel_for(tokens, threads_for(tokens, bytes, threads), [&](int64_t t) {
-      work.run(t, wide_positions ? static_cast<const int64_t*>(positions)[t] : static_cast<const int32_t*>(positions)[t],
-               slots[t]);
-    });
+    const auto run = [&](auto weights) {
+      using W = decltype(weights);
+      const Heads<T, C, W> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
+                                static_cast<const W*>(q_norm), static_cast<const W*>(k_norm), eps,
+                                static_cast<C*>(kv),           block_size, static_cast<T*>(q), keys_by, values_by};
+      const int64_t bytes = tokens * (heads + 2 * kv_heads) * dim * 2 * sizeof(T);
+      parallel_for(tokens, threads_for(tokens, bytes, threads), [&](int64_t t) {
+        work.run(t, wide_positions ? static_cast<const int64_t*>(positions)[t] : static_cast<const int32_t*>(positions)[t],
+                 slots[t]);
+      });
+    };
+    wide ? run(float{}) : run(T{});
   });
 }
 

@@ -8,26 +8,32 @@ from torch import Tensor
 
 from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import WeightScheme
-from starling_engine.native.group_quantized import AT_ONCE, GroupQuantized
-from starling_engine.weights.quantized.matrix import Endings, IntegerMatrix, QuantizedMatrix, Read
+from starling_engine.native.group_quantized import AT_ONCE, GROUPS, Format, GroupQuantized
+from starling_engine.weights.quantized.matrix import CodedMatrix, Endings, IntegerMatrix, Read
 
 STATE = "weight.quant_state.bitsandbytes__"
 """Beginning of the ending of a tensor that is JSON in bytes."""
+_WHOLE_TABLES = range(64, 128)
+"""The largest number of a table becomes one of these, for kernels take whole numbers within 127."""
 
 
-class TableMatrix(QuantizedMatrix):
+class TableMatrix(CodedMatrix):
     """weight [N K / 2, 1] uint8: codes of all rows, the high four bits of a byte first, with a scale for some 64 of them.
 
-    The scales ("absmax") may be codes of a table, too, with scales for some 256 of them.
+    The scales ("absmax") may be codes of a table, too, with scales for some 256 of them. Kernels have the table in whole numbers.
     """
 
-    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme, state: Tensor) -> None:
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme, read: Read) -> None:
+        """Reads the state and the table, without which headers tell nothing."""
         super().__init__(module, tensors, scheme)
+        state = next((ending for ending in tensors if ending.startswith(STATE)), None)
+        if state is None:
+            raise WeightError(f"checkpoint: {module}.{STATE}nf4 is missing")
         nested = "weight.nested_absmax" in tensors
         if self._shape_of("weight") and tensors["weight"].dtype != "U8":
             raise WeightError(f"checkpoint: {module}.weight is {tensors['weight'].dtype} (expected U8)")
         try:
-            found = json.loads(bytes(state.tolist()))
+            found = json.loads(bytes(read(state, ()).tolist()))
             n, k = map(int, found["shape"])
             self._block = min(int(found["blocksize"]), n * k)
             self._nested_block, self._offset = (
@@ -46,6 +52,20 @@ class TableMatrix(QuantizedMatrix):
             self._check("weight.nested_absmax", (-(-blocks // self._nested_block),))
             self._check("weight.nested_quant_map", (256,))
         self._describe(label, (n, k), 4, 0)
+        table = read("weight.quant_map", ()).float()
+        group = next((each for each in GROUPS if k % each == 0 and self._block % each == 0), None)
+        if group is not None and bool(table.isfinite().all()) and bool(table.any()):
+            whole, self._one = _in_whole_numbers(table)
+            self.form = Format(4, group, table=whole)
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        assert self.form is not None, "its blocks are no groups"
+        first, end, _ = rows.indices(self.shape[0])
+        k = self.shape[1]
+        pairs = read("weight", ()).flatten()[first * k // 2 : end * k // 2]
+        codes = torch.stack([pairs >> 4, pairs & 15], 1).view(end - first, k)
+        blocks = torch.arange(first * k, end * k, self.form.group) // self._block
+        return GroupQuantized(codes, (self._scales(read)[blocks] * self._one).view(end - first, -1), self.form)
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         n, k = self.shape
@@ -65,6 +85,14 @@ class TableMatrix(QuantizedMatrix):
             return scales.float()
         nested, table = read("weight.nested_absmax", ()).float(), read("weight.nested_quant_map", ()).float()
         return table[scales.int()] * nested[torch.arange(len(scales)) // self._nested_block] + self._offset
+
+
+def _in_whole_numbers(table: Tensor) -> tuple[tuple[int, ...], float]:
+    """Returns a table [16] in whole numbers, and what 1 stands for there. Each is wrong by 1/254 of the largest at most."""
+    top = table.abs().max()
+    tables = table / top * torch.tensor(_WHOLE_TABLES)[:, None]
+    errors = ((tables - tables.round()).abs().amax(1) / torch.tensor(_WHOLE_TABLES)).argmin()
+    return tuple(map(int, tables[errors].round().tolist())), top.item() / _WHOLE_TABLES[int(errors)]
 
 
 class RowsMatrix(IntegerMatrix):

@@ -14,6 +14,9 @@ from starling_engine.weights.quantized.matrix import CodedMatrix, Endings, Read,
 _SCALES = ("weight_scale_inv", "weight_scale")
 """Endings of what FP8 numbers are multiplied by; DeepSeek's means the scale, too, whatever its name says."""
 
+MX_GROUP = 32
+"""Columns that share a scale in MXFP4."""
+
 _NOT_A_NUMBER = 0x7F
 """The code of it, apart from its sign."""
 
@@ -90,6 +93,34 @@ class Float4Matrix(CodedMatrix):
         elif "weight_global_scale" in self.tensors:
             scales = scales / read("weight_global_scale", ()).float()
         return GroupQuantized(codes, scales, Format(4, self._group, table=E2M1))
+
+
+class Float4Expert(CodedMatrix):
+    """One matrix of an expert in gpt-oss's form of MXFP4, in which tensors hold those of all experts of a layer.
+
+    gate_up_proj_blocks, down_proj_blocks [E, N, K / 32, 16] uint8, two codes a byte, and exponents [E, N, K / 32] uint8 (_scales).
+    Rows of gate and up take turns.
+    """
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme, expert: int, projection: str) -> None:
+        super().__init__(module, tensors, scheme)
+        self._tensor = "down_proj" if projection == "down_proj" else "gate_up_proj"
+        self._expert, self._first, self._turns = expert, int(projection == "up_proj"), 1 if projection == "down_proj" else 2
+        experts, n, groups, half = self._shape_of(f"{self._tensor}_blocks", 4)
+        if n % self._turns or half != MX_GROUP // 2:
+            shape = [experts, n, groups, half]
+            wanted = f"rows of gate and up, and {MX_GROUP // 2} bytes a group"
+            raise WeightError(f"checkpoint: {module}.{self._tensor}_blocks {shape} has the wrong shape (expected {wanted})")
+        self._check(f"{self._tensor}_scales", (experts, n, groups))
+        self._describe("mxfp4", (n // self._turns, MX_GROUP * groups), 4, groups)
+        self.form = Format(4, MX_GROUP, table=E2M1)
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        start, stop, _ = rows.indices(self.shape[0])
+        part = (self._expert, slice(start * self._turns + self._first, stop * self._turns, self._turns))
+        blocks, exponents = (read(f"{self._tensor}_{each}", part) for each in ("blocks", "scales"))
+        scales = _as_float(exponents) / 2  # the table has numbers twice as large
+        return GroupQuantized(nibbles(blocks.flatten(1)), scales, Format(4, MX_GROUP, table=E2M1))
 
 
 def _as_float(scales: Tensor) -> Tensor:

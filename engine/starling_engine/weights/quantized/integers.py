@@ -16,8 +16,9 @@ class GptqMatrix(IntegerMatrix):
     """GPTQ's tensors, which AutoRound writes, too: codes packed along columns, zero points along rows, all transposed.
 
     qweight [K bits / 32, N] int32, scales [G, N], qzeros [G, N bits / 32] int32, g_idx [K] int32 (the group of each column).
-    Kernels read codes whose columns are in order, in groups that fill a row.
     """
+
+    _order = "g_idx"
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
@@ -33,35 +34,20 @@ class GptqMatrix(IntegerMatrix):
         if scheme.ordered or "g_idx" in tensors:
             self._check("g_idx", (k,))
         self._set_form(group)
-        if scheme.ordered or k % group:
-            self.form = None
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
-        if "g_idx" in self.tensors and not bool((read("g_idx", ()) == self._in_order()).all()):
+        is_denied = "g_idx" in self.tensors and not self.scheme.ordered
+        if is_denied and not torch.equal(read("g_idx", ()).long(), self._group_of_columns(read)):
             raise WeightError(f"checkpoint: {self.module}.g_idx has columns in another order, but the config says desc_act: false")
-        return self._matrix(*self._parts(read, rows))
-
-    def numbers(self, read: Read, rows: slice) -> Tensor:
-        if self.form is not None:
-            return super().numbers(read, rows)
-        order = read("g_idx", ()) if "g_idx" in self.tensors else self._in_order()
-        return self._ordered(*self._parts(read, rows), order, "g_idx")
-
-    def _in_order(self) -> Tensor:
-        """Returns the group of each column, where groups are neighbours."""
-        return torch.arange(self.shape[1]) // self.group
-
-    def _parts(self, read: Read, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns codes, scales and zero points of some rows."""
         bits = self.scheme.bits
         codes = unpack(read("qweight", (slice(None), rows)).T, bits)
         scales = read("scales", (slice(None), rows)).T
         zeros = (unpack(read("qzeros", ()), bits)[:, rows].to(torch.int16) + self.scheme.zero_shift).T
         if not self.scheme.symmetric:
-            return codes, scales, zeros
+            return self._matrix(codes, scales, zeros)
         if not bool((zeros == 1 << bits - 1).all()):
             raise WeightError(f"checkpoint: {self.module}.qzeros has zero points, but the config says sym: true")
-        return codes, scales, None
+        return self._matrix(codes, scales, None)
 
 
 class AwqMatrix(IntegerMatrix):
@@ -99,6 +85,8 @@ def _awq_codes(words: Tensor) -> Tensor:
 class PackedMatrix(IntegerMatrix):
     """pack-quantized of compressed-tensors: weight_packed [N, K bits / 32] int32, weight_zero_point packed along rows, or int8."""
 
+    _order = "weight_g_idx"
+
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
         n, words = self._shape_of("weight_packed", 2)
@@ -113,18 +101,8 @@ class PackedMatrix(IntegerMatrix):
         self._set_form(self._group_of("weight_scale", groups))
         if scheme.ordered:
             self._check("weight_g_idx", (self.shape[1],))
-            self.form = None
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
-        return self._matrix(*self._parts(read, rows))
-
-    def numbers(self, read: Read, rows: slice) -> Tensor:
-        if not self.scheme.ordered:
-            return super().numbers(read, rows)
-        return self._ordered(*self._parts(read, rows), read("weight_g_idx", ()), "weight_g_idx")
-
-    def _parts(self, read: Read, rows: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns codes, scales and zero points of some rows."""
         bits, zeros = self.scheme.bits, None
         if not self.scheme.symmetric:
             zeros = read("weight_zero_point", ())
@@ -132,7 +110,7 @@ class PackedMatrix(IntegerMatrix):
                 unpack(zeros.T, bits)[:, rows].T if zeros.dtype == torch.int32 else zeros[rows].to(torch.int16) + (1 << bits - 1)
             )
         codes = unpack(read("weight_packed", (rows,)), bits)
-        return codes, scales_of(read, "weight_scale", rows, codes.shape[0]), zeros
+        return self._matrix(codes, scales_of(read, "weight_scale", rows, codes.shape[0]), zeros)
 
 
 class PlainMatrix(IntegerMatrix):

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import WeightScheme
-from starling_engine.native.group_quantized import GROUPS, Format, GroupQuantized
+from starling_engine.native.group_quantized import GROUPS, Format, GroupQuantized, gathered
 from starling_engine.weights.source import Index, TensorInfo
 
 Read = Callable[[str, Index], Tensor]
@@ -18,6 +19,8 @@ Endings = Mapping[str, TensorInfo]
 
 _KERNELS = ((2, 16), (4, 16), (5, 32), (6, 16), (8, 32))
 """Bits of the codes that kernels multiply, and what groups have to be multiples of."""
+_PLAIN_BITS = 16
+"""Bits of a number. Groups are not filled up to take more."""
 
 
 class QuantizedMatrix(ABC):
@@ -77,27 +80,79 @@ class CodedMatrix(QuantizedMatrix):
 
     @abstractmethod
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
-        """Returns rows with codes as in `form`; groups are the checkpoint's, and scales and minima float32 (see `for_kernels`)."""
+        """Returns rows with codes as in `form`; groups are the checkpoint's, and scales and minima float32 (see `part`)."""
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         return self.codes(read, rows).dequantized()
 
+    def part(self, read: Read, rows: slice, columns: slice) -> GroupQuantized:
+        """Returns a part for kernels. Raises WeightError where their scales cannot be the checkpoint's."""
+        return self._for_kernels(self.codes(read, rows), self._form_of(columns)).columns(columns)
+
+    def _form_of(self, columns: slice) -> Format:
+        start, stop, _ = columns.indices(self.shape[1])
+        form = self.form and self.form.cut(start, stop - start)
+        assert form is not None, "has no codes that kernels know"
+        return form
+
+    def _for_kernels(self, matrix: GroupQuantized, form: Format) -> GroupQuantized:
+        """Returns the same codes with groups of the format's size, and scales of its dtype."""
+        repeats = matrix.format.group // form.group
+        scales, minima = (
+            None if each is None else each.to(form.scale_dtype).repeat_interleave(repeats, 1)
+            for each in (matrix.scales, matrix.minima)
+        )
+        assert scales is not None
+        if not all(each is None or bool(each.isfinite().all()) for each in (scales, minima)):
+            dtype = str(form.scale_dtype).removeprefix("torch.")
+            raise WeightError(f"{self.module}.weight has scales that {dtype} cannot hold")
+        return replace(matrix, codes=matrix.codes.contiguous(), scales=scales, format=form, minima=minima)
+
 
 class IntegerMatrix(CodedMatrix):
-    """Whole numbers with a scale, and maybe a zero point, for each group of columns of a row."""
+    """Whole numbers with a scale, and maybe a zero point, for each group of columns of a row.
+
+    Kernels have groups side by side, of sizes of their own. Where a row's are not so, its columns are gathered.
+    """
+
+    _order: str | None = None
+    """The ending of the tensor that has the group of each column, where the scheme is ordered."""
 
     def _set_form(self, group: int) -> None:
-        bits, symmetric = self.scheme.bits, self.scheme.symmetric
+        bits, symmetric, k = self.scheme.bits, self.scheme.symmetric, self.shape[1]
         self.group = group
         kept_group = group if group <= GROUPS[0] else next((each for each in GROUPS if group % each == 0), group)
-        self.form = next(
-            (
-                Format(kept, kept_group, 128 if kept == 8 else (1 << bits - 1) * symmetric, minima=not symmetric)
-                for kept, columns in _KERNELS
-                if kept >= bits and kept_group % columns == 0
-            ),
-            None,
-        )
+        in_order = not self.scheme.ordered and k % group == 0
+        possible = [(kept, unit) for kept, unit in _KERNELS if kept >= bits]
+        whole = [(kept, kept_group, 0 if in_order else k) for kept, unit in possible if kept_group % unit == 0]
+        filled = [(kept, unit, k) for kept, unit in possible if kept * -(-group // unit) * unit < _PLAIN_BITS * group]
+        for kept, width, columns in (whole + filled)[:1]:
+            zero = 128 if kept == 8 else (1 << bits - 1) * symmetric
+            self.form = Format(kept, width, zero, minima=not symmetric, gathered=columns)
+
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        if self.form is not None and not self.form.gathered:
+            return super().numbers(read, rows)
+        matrix, group_of = self.codes(read, rows), self._group_of_columns(read)
+        numbers = (matrix.codes.float() - matrix.format.zero) * matrix.scales[:, group_of]
+        return numbers if matrix.minima is None else numbers + matrix.minima[:, group_of]
+
+    def part(self, read: Read, rows: slice, columns: slice) -> GroupQuantized:
+        form = self._form_of(columns)
+        if not form.gathered:
+            return super().part(read, rows, columns)
+        matrix, group_of = self.codes(read, rows), self._group_of_columns(read)[columns]
+        return self._for_kernels(gathered(matrix.codes[:, columns], matrix.scales, matrix.minima, group_of, form), form)
+
+    def _group_of_columns(self, read: Read) -> Tensor:
+        """Returns the group of each column [K] int64. Raises WeightError for one that is not there."""
+        in_order = torch.arange(self.shape[1]) // self.group
+        if not self.scheme.ordered or self._order is None:
+            return in_order
+        found = read(self._order, ()).long()
+        if not bool(((found >= 0) & (found <= in_order[-1])).all()):
+            raise WeightError(f"checkpoint: {self.module}.{self._order} names groups that it does not have")
+        return found
 
     def _matrix(self, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> GroupQuantized:
         """codes [R, K] uint8 from 0 on; scales, zeros [R, groups], zeros None where the code in the middle is 0 everywhere."""
@@ -111,29 +166,6 @@ class IntegerMatrix(CodedMatrix):
         scales = scales.float()
         minima = None if zeros is None else -scales * (zeros.float() - (middle if kept == 8 else 0))
         return GroupQuantized(codes, scales, Format(kept, self.group, zero, minima=minima is not None), minima)
-
-    def _ordered(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, group_of: Tensor, ending: str) -> Tensor:
-        """Returns numbers where each column has a group of its own, group_of [K]. Raises WeightError for one that is not there."""
-        group_of = group_of.long()
-        if not bool(((group_of >= 0) & (group_of < scales.shape[1])).all()):
-            raise WeightError(f"checkpoint: {self.module}.{ending} names groups that it does not have")
-        points = torch.full_like(scales, 1 << self.scheme.bits - 1) if zeros is None else zeros.float()
-        return (codes.float() - points[:, group_of]) * scales.float()[:, group_of]
-
-
-def for_kernels(matrix: GroupQuantized, form: Format, name: str) -> GroupQuantized:
-    """Returns the same codes with groups of the format's size, and scales of its dtype.
-
-    Raises WeightError where that cannot hold them.
-    """
-    repeats = matrix.format.group // form.group
-    scales, minima = (
-        None if each is None else each.to(form.scale_dtype).repeat_interleave(repeats, 1) for each in (matrix.scales, matrix.minima)
-    )
-    assert scales is not None
-    if not all(each is None or bool(each.isfinite().all()) for each in (scales, minima)):
-        raise WeightError(f"{name} has scales that {str(form.scale_dtype).removeprefix('torch.')} cannot hold")
-    return GroupQuantized(matrix.codes.contiguous(), scales, form, minima)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:

@@ -1,5 +1,6 @@
 """A checkpoint in which weights are quantized, as a source: one tensor `weight` in place of those that it is kept as."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,11 +12,13 @@ from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import QuantizationConfig, WeightScheme
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.weights.quantized.bitsandbytes import STATE, RowsMatrix, TableMatrix
-from starling_engine.weights.quantized.floats import Float4Matrix, Float8Matrix
+from starling_engine.weights.quantized.floats import Float4Expert, Float4Matrix, Float8Matrix
 from starling_engine.weights.quantized.integers import AwqMatrix, GptqMatrix, PackedMatrix, PlainMatrix
-from starling_engine.weights.quantized.matrix import CodedMatrix, QuantizedMatrix, for_kernels
+from starling_engine.weights.quantized.matrix import CodedMatrix, QuantizedMatrix
 from starling_engine.weights.quantized.torchao import QDATA4, Int4Matrix
 from starling_engine.weights.source import Index, TensorInfo, TensorReader, WeightFiles
+
+logger = logging.getLogger("starling.weights")
 
 _ENDINGS = (
     *("qweight", "qzeros", "scales", "g_idx"),
@@ -28,6 +31,8 @@ _ENDINGS = (
 """Endings of the tensors of a quantized matrix. Scales of inputs are not read: activations are rounded as they come, or not."""
 _QUANTIZED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "weight.absmax")
 """A module that has one of them is quantized."""
+_EXPERTS = {"gate_up_proj_blocks": ("gate_proj", "up_proj"), "down_proj_blocks": ("down_proj",)}
+"""Endings of tensors with matrices of all experts of a layer, and the names of these matrices."""
 
 
 class QuantizedWeights:
@@ -42,6 +47,11 @@ class QuantizedWeights:
             for module, parts in _modules(files.tensors).items():
                 if any(each in parts for each in _QUANTIZED):
                     self._add(module, parts, config, reader)
+        self._add_experts(config)
+        numbers = [name for name, matrix in self._matrices.items() if matrix.form is None]
+        if numbers:
+            shown = f"{numbers[0]} and {len(numbers) - 1} more" if len(numbers) > 1 else numbers[0]
+            logger.warning("dequantized, since no kernel takes groups of their size: %s", shown)
 
     def _add(self, module: str, parts: Mapping[str, TensorInfo], config: QuantizationConfig, reader: TensorReader) -> None:
         scheme = config.scheme_of(module)
@@ -51,6 +61,28 @@ class QuantizedWeights:
         for ending in parts:
             del self.tensors[f"{module}.{ending}"]
         file = next(info.file for ending, info in parts.items() if ending.endswith(("weight", "packed", "qdata")))
+        self._put(module, matrix, file)
+
+    def _add_experts(self, config: QuantizationConfig) -> None:
+        """Adds each expert's matrices, by the names that checkpoints with a tensor for each have."""
+        for name, info in self._files.tensors.items():
+            module, _, ending = name.rpartition(".")
+            scheme = config.scheme_of(module)
+            if ending not in _EXPERTS or scheme is None:
+                continue
+            scales = f"{ending.removesuffix('blocks')}scales"
+            parts = {
+                each: self._files.tensors[f"{module}.{each}"] for each in (ending, scales) if f"{module}.{each}" in self.tensors
+            }
+            for each, part in parts.items():
+                if part.dtype != "U8":
+                    raise WeightError(f"checkpoint: {module}.{each} is {part.dtype} (expected U8)")
+                del self.tensors[f"{module}.{each}"]
+            for expert in range(info.shape[0] if info.shape else 0):
+                for projection in _EXPERTS[ending]:
+                    self._put(f"{module}.{expert}.{projection}", Float4Expert(module, parts, scheme, expert, projection), info.file)
+
+    def _put(self, module: str, matrix: QuantizedMatrix, file: Path) -> None:
         self._matrices[f"{module}.weight"] = matrix
         self.tensors[f"{module}.weight"] = TensorInfo(file, matrix.shape, matrix.label, matrix.element_bytes, matrix.form)
 
@@ -81,11 +113,7 @@ class _Reader:
     def read_codes(self, name: str, index: Index) -> GroupQuantized:
         matrix = self._matrices[name]
         assert isinstance(matrix, CodedMatrix), "has no codes"
-        rows, columns = _parts(index)
-        start, stop, _ = columns.indices(matrix.shape[1])
-        form = matrix.form and matrix.form.cut(start, stop - start)
-        assert form is not None, "has no codes that kernels know"
-        return for_kernels(matrix.codes(self._of(matrix), rows), form, name).columns(columns)
+        return matrix.part(self._of(matrix), *_parts(index))
 
     def _of(self, matrix: QuantizedMatrix) -> Callable[[str, Index], Tensor]:
         return lambda ending, index: self._read(f"{matrix.module}.{ending}", index)
@@ -109,10 +137,7 @@ def _matrix(module: str, parts: Mapping[str, TensorInfo], scheme: WeightScheme, 
         scales = parts["scales"].shape if "scales" in parts else ()
         kind = GptqMatrix if parts["qweight"].shape[-1:] == scales[-1:] else AwqMatrix
     elif "weight.absmax" in parts:
-        state = next((ending for ending in parts if ending.startswith(STATE)), None)
-        if state is None:
-            raise WeightError(f"checkpoint: {module}.{STATE}nf4 is missing")
-        return TableMatrix(module, parts, scheme, reader.read(f"{module}.{state}", ()))
+        return TableMatrix(module, parts, scheme, lambda ending, index: reader.read(f"{module}.{ending}", index))
     else:
         ending = next((each for each in ("weight_packed", QDATA4) if each in parts), "weight")
         kind = _KINDS.get((ending, parts[ending].dtype if ending in parts else ""))

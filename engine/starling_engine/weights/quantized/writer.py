@@ -72,6 +72,8 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme, progress: Pr
     config = load_model_config(source)
     if config.quantization is not None:
         raise UnsupportedModel(f"{source}: the checkpoint is quantized already ({config.quantization.method})")
+    if not config.has_lm_head:
+        raise UnsupportedModel(f"{source}: the checkpoint has no head for tokens; such a model cannot be quantized")
     files = SafetensorsWeights(source)
     chosen = _chosen(files, DEFINITIONS[config.architecture].names, scheme)
     target.mkdir(parents=True, exist_ok=True)
@@ -181,6 +183,9 @@ def _write_rest(source: Path, target: Path, scheme: Scheme, ignored: list[str]) 
     for path in sorted(source.iterdir()):
         if path.is_file() and path.name not in (CONFIG, INDEX) and path.suffix in (".json", ".jinja", ".model", ".txt", ".md", ""):
             shutil.copyfile(path, target / path.name)
+    for path in sorted(source.glob("[0-9]*_*/config.json")):  # modules of sentence-transformers
+        (target / path.parent.name).mkdir()
+        shutil.copyfile(path, target / path.parent.name / path.name)
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     before = config.get(FIELD) or {}
     config[FIELD] = {

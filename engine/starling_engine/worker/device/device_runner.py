@@ -3,6 +3,8 @@
 The tokens that a step samples stay on the device, where the next step finds them. The host gets them with the result, by one copy.
 """
 
+import gc
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,8 +13,10 @@ import numpy as np
 import torch
 
 from starling_engine.config import SpeculativeConfig
+from starling_engine.ipc.collection import no_collection
+from starling_engine.kernels.ahead import LateKernels
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kernels.attention_plan import common_prefix
+from starling_engine.kernels.attention_plan import MAX_DECODE_ROWS, MAX_DECODE_TOKENS, common_prefix
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import StepPlan, StepResult
@@ -35,6 +39,9 @@ from starling_engine.worker.stage import StageLink
 CASCADE_ROWS = 8
 CASCADE_BYTES = 16 << 30
 """Bytes of the cache that one step reads in about the time in which the host launches its kernels one by one."""
+
+LONG_CONTEXT = 32 << 10
+"""Tokens of a decode beside a prompt: more of them take longer to read unsplit than the host takes to launch the step's kernels."""
 
 
 class DeviceRunner:
@@ -72,6 +79,7 @@ class DeviceRunner:
         self._max_rows = rows
         self._max_samples = max_samples
         self._cascades = cascades
+        self._late: LateKernels | None = None
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens, max_samples)
         self._positions = DevicePositions(rows, batch.block_size, device)
@@ -99,7 +107,8 @@ class DeviceRunner:
         self._tables.apply(plan, self._batch.table_lengths)
         self._pages.copy(plan)
         step = self._batch.gather(plan)
-        result = StepResult(plan.step_id, plan.epoch)
+        result = StepResult(plan.step_id, plan.epoch, compiled=self._late.take() if self._late is not None else 0)
+        result.eager = self._graphs.not_recorded if self._graphs is not None else 0
         if not self._link.last:
             self._run_stage(plan, step)
             return self._in_flight.add(result, NO_SAMPLES, began)
@@ -112,6 +121,10 @@ class DeviceRunner:
         launched.readback = readback
         return launched
 
+    def on_ready(self) -> None:
+        """Every kernel has been met; later ones are counted."""
+        self._late = LateKernels()
+
     @property
     def makes_drafts(self) -> bool:
         return self._drafter.active
@@ -122,8 +135,26 @@ class DeviceRunner:
     def record(self) -> None:
         """Records steps of all sizes, made of padding alone."""
         if self._graphs is not None:
-            for shape in self._graphs.shapes:
-                self._graphs.run(shape, self._work(self._writer.padding(shape), shape))
+            gc.collect()
+            with no_collection():
+                for shape in self._graphs.shapes:
+                    self._graphs.run(shape, self._work(self._writer.padding(shape), shape))
+                    self._tick()
+
+    def warm(self) -> None:
+        """Runs what is neither recorded nor the largest step, once, so that every kernel has been met: of padding alone."""
+        rows = min(self._max_rows, self._max_tokens, self._max_samples)
+        # Rows of few tokens, up to those that are prompts in any tiles; and the fewer rows, the more segments have their contexts.
+        widths = [1 << exponent for exponent in range(MAX_DECODE_ROWS.bit_length() + 1)]
+        counts = [1 << exponent for exponent in range(rows.bit_length())]
+        for width, count in sorted({*itertools.product(widths, (1, rows)), *itertools.product((1, widths[-1]), counts)}):
+            tokens = min(width, self._max_tokens, self._writer.longest)  # all in the first row: none is left undefined
+            self._forward(self._writer.padding(StepShape(tokens, count, 1)), None, tokens, arrived=self._blank(tokens))
+            self._tick()
+        if self._cascades and rows >= CASCADE_ROWS:
+            fields = self._writer.padding(StepShape(rows, rows, rows, width=1))
+            for exponent in range((self._tables.width - 1).bit_length()):
+                self._forward(fields, None, 1, arrived=self._blank(rows), shared=1 << exponent)
                 self._tick()
 
     def on_sleep(self) -> None:
@@ -157,8 +188,7 @@ class DeviceRunner:
         longest = self._writer.longest
         tokens = min(tokens, self._max_rows * longest)
         fields = self._writer.padding(StepShape(tokens, -(-tokens // longest), 1))
-        arrived = None if self._link.first else self._link.blank(tokens)
-        hidden = self._forward(fields, None, min(tokens, longest), arrived=arrived)
+        hidden = self._forward(fields, None, min(tokens, longest), arrived=self._blank(tokens))
         if self._link.last:
             fields = self._writer.padding(StepShape(samples, samples, samples, width=1))
             hidden = hidden[:1].expand(samples, -1).contiguous()
@@ -168,6 +198,10 @@ class DeviceRunner:
             self._drafter.append(fields, self._sampler.out[:samples, 0])
 
     # ---- its parts ----
+
+    def _blank(self, tokens: int) -> torch.Tensor | None:
+        """Returns states as if they came from the stage before."""
+        return None if self._link.first else self._link.blank(tokens)
 
     def _run(self, plan: StepPlan, step: FlatBatch, samples: Samples) -> tuple[Fields, torch.Tensor | None]:
         """Runs a step; returns its samples, and the hidden states of all tokens if rows read their prompts."""
@@ -203,12 +237,17 @@ class DeviceRunner:
         self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
 
     def _recorded(self, step: FlatBatch, *, decode: bool) -> StepShape | None:
-        """Returns the smallest recorded size with room for the step. `decode`: all its tokens are sampled behind, or none is."""
+        """Returns the smallest recorded size with room for the step; None where it takes less time as it comes.
+
+        `decode`: all its tokens are sampled behind, or none is.
+        """
         if self._graphs is None:
             return None
         tokens = len(step.ids)
         shape = self._graphs.decode(tokens, step.longest) if decode else None
-        return shape or self._graphs.mixed(tokens, len(step.slots))
+        if shape is not None or _has_long_decode(step):
+            return shape
+        return self._graphs.mixed(tokens, len(step.slots))
 
     def _replay(self, shape: StepShape, fields: Fields, tokens: int) -> None:
         assert self._graphs is not None, "without graphs no size is recorded"
@@ -254,6 +293,13 @@ class DeviceRunner:
         self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))), most_drafts)
 
 
+def _has_long_decode(step: FlatBatch) -> bool:
+    """Returns whether a row of few tokens has a long context. A recorded step with prompts has room for so many rows that none is
+    split; one that is launched kernel by kernel has its own alone.
+    """
+    return bool(((step.ends - step.starts <= MAX_DECODE_TOKENS) & (step.ends > LONG_CONTEXT)).any())
+
+
 def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, recorded: bool) -> int:
     """Returns the leading blocks that all rows share, for attention to read once.
 
@@ -261,11 +307,15 @@ def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, record
     """
     groups = pages.groups
     rows, size = len(step.slots), groups[0].spec.block_size
-    full = [g for g, group in enumerate(groups) if not group.spec.window]
-    if rows < CASCADE_ROWS or not full or len(set(batch.tables[full[0]][step.slots, 0])) > 1:
+    full = [g for g, group in enumerate(groups) if not group.spec.window and group.layers]
+    if rows < CASCADE_ROWS or not full:
         return 0
     computed = step.starts.astype(np.int32)
     width = int(computed.min()) // size
+    saved = (rows - 1) * sum(len(groups[g].layers) * groups[g].spec.layer_block_bytes for g in full)
+    most = CASCADE_BYTES // saved if recorded else 0
+    # Comparing whole tables takes long, so first the block of which they have to share more than all before.
+    if width <= most or any(np.ptp(batch.tables[g][step.slots, most]) for g in full):
+        return 0
     shared = min(common_prefix(batch.tables[g][step.slots, :width], computed, size) for g in full)
-    block_bytes = sum(len(groups[g].layers) * groups[g].spec.layer_block_bytes for g in full)
-    return shared if shared * (rows - 1) * block_bytes > CASCADE_BYTES or not recorded else 0
+    return shared if shared > most else 0

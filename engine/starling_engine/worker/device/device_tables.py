@@ -15,13 +15,13 @@ UPLOAD_BYTES = 1 << 18
 class DeviceTables:
     """Tables on the device: `tables` [G, max_num_seqs + 1, width] int32 mirrors the batch's tables of KV groups.
 
-    The last row of each is padding's: block 0 alone.
+    The last row of each is padding's: block 0 alone. A row has `width` blocks.
     """
 
     def __init__(self, batch: InputBatch, queue: DeviceQueue, device: torch.device) -> None:
         rows, width = batch.tables[0].shape
         self.tables = torch.zeros(len(batch.tables), rows + 1, width, dtype=torch.int32, device=device)
-        self._width = width
+        self.width = width
         self._uploads = Uploads(queue, device, UPLOAD_BYTES)
 
     def apply(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> None:
@@ -50,6 +50,6 @@ class DeviceTables:
         firsts: list[int] = []
         for slot, blocks in reversed(added):
             ends[slot] -= len(blocks)
-            firsts.append(slot * self._width + ends[slot])
+            firsts.append(slot * self.width + ends[slot])
         pieces = [np.arange(first, first + len(blocks)) for first, (_, blocks) in zip(reversed(firsts), added, strict=True)]
         return np.concatenate(pieces)

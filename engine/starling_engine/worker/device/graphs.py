@@ -5,6 +5,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 
+import torch
+
+from starling_engine.ipc.collection import no_collection
 from starling_engine.kernels.attention_plan import MAX_DECODE_TOKENS
 from starling_engine.platforms.device_queue import DeviceQueue, Replay
 from starling_engine.worker.device.step_buffer import StepShape
@@ -74,14 +77,26 @@ class Graphs:
         if shape in self._eager:
             return
         began = time.perf_counter()
-        try:
-            self._replays[shape] = self._queue.capture(work)
-        except RuntimeError as error:
-            logger.warning("a step of %s could not be recorded, and runs as it comes: %s", shape, error)
-            self._eager.add(shape)
-        logger.debug("recorded a step of %s in %.3f s", shape, time.perf_counter() - began)
+        for last in (False, True):
+            try:
+                with no_collection():
+                    self._replays[shape] = self._queue.capture(work)
+                logger.debug("recorded a step of %s in %.3f s", shape, time.perf_counter() - began)
+                return
+            except RuntimeError as error:
+                if not last and not isinstance(error, torch.OutOfMemoryError):
+                    continue  # another thread's call may have ended it
+                logger.warning("a step of %s could not be recorded, and runs as it comes: %s", shape, error)
+                self._eager.add(shape)
+                return
+
+    @property
+    def not_recorded(self) -> int:
+        """Sizes that could not be recorded: their steps take longer."""
+        return len(self._eager)
 
     def forget(self) -> None:
         """Drops the recordings, because memory has moved."""
         self._replays.clear()
+        self._eager.clear()
         self._queue.release_captures()

@@ -85,7 +85,9 @@ def fill_in(
             failed = row in result.extras and result.extras[row].error is not None
             if not failed and not finite[own].all():
                 broken = logits[own][~finite[own]][0]
-                result.extras_of(row).error = NO_TOKEN if broken == -np.inf else NOT_FINITE
+                extras = result.extras_of(row)
+                extras.allows_nothing = bool(broken == -np.inf)
+                extras.error = NO_TOKEN if extras.allows_nothing else NOT_FINITE
                 failed = True
             if failed:
                 kept = kept[(kept < first) | (kept >= own.stop)]

@@ -11,6 +11,7 @@ import zmq
 
 from starling_engine.errors import RankLost
 from starling_engine.ipc.child import die_with_parent, live_with_parent
+from starling_engine.ipc.collection import freeze_heap
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.worker.counters import ProgressCount, ProgressCounters
 from starling_engine.worker.messages import (
@@ -75,6 +76,7 @@ class WorkerProcess:
         if transfers is not None:
             transfers.serve(worker.transfer)
         seconds = report.seconds[0]
+        freeze_heap()
         self._send(WorkerReady(report.ledger, seconds, report.async_scheduling, report.step_target_ms, report.makes_drafts))
         loop.run()
         worker.close()

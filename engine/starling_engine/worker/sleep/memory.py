@@ -1,7 +1,6 @@
 """Releases and restores the memory of tensors, while the tensors and all views of them stay the same objects."""
 
 import ctypes
-import gc
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from starling_engine.ipc.collection import collect_everything
 from starling_engine.platforms.cpu import M_TRIM_THRESHOLD, NEVER_TRIM
 from starling_engine.platforms.host_memory import anonymous, pin, unpin
 
@@ -163,7 +163,7 @@ def discard_pages(address: int, size: int) -> None:
 
 def return_unused(device: torch.device) -> None:
     """Returns memory that allocators hold for later to the system, for other processes."""
-    gc.collect()  # a model's parts refer to each other in cycles
+    collect_everything()  # a model's parts refer to each other in cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch._C._host_emptyCache()

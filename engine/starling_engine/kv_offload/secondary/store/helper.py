@@ -21,8 +21,8 @@ from typing import Any, Literal
 import msgspec
 
 from starling_engine.ipc.child import die_with_parent
+from starling_engine.ipc.priority import lower_priority
 from starling_engine.kv_offload.secondary.store.address import StoreAddress
-from starling_engine.platforms.thread_priority import lower_priority
 
 PACKET = 1 << 17
 """Bytes of the largest packet; less than what a socket's buffer takes at least."""

@@ -1,0 +1,23 @@
+"""Headers by which routers and agents of one service know each other. All of them begin with `x-starling-`.
+
+Agents have the admin token, and derive the routers' from it. Routers get only the derived one: it opens no admin endpoint.
+"""
+
+import hashlib
+import hmac
+
+ROUTER_TOKEN = "x-starling-router"
+"""Has the token by which an agent believes a router, and a router an agent."""
+POD = "x-starling-pod"
+"""Names the pod that a request of an agent is for, so that its own token comes back to it through the routers."""
+TENANT = "x-starling-tenant"
+"""The tenant whose key the router has checked. It owns what its request caches and stores, in place of the key."""
+PRIORITY = "x-starling-priority"
+"""The tenant's priority, a higher one first, for servers that run requests by priority."""
+SHADOW = "x-starling-shadow"
+"""Says that a router asks for itself what a client has asked before: no rate limit of the client's counts it."""
+
+
+def router_token(admin_token: bytes) -> bytes:
+    """Returns the routers' token, 64 hexadecimal digits."""
+    return hmac.new(admin_token, b"router", hashlib.sha256).hexdigest().encode()

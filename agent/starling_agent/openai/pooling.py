@@ -1,0 +1,69 @@
+"""Prompts of one request that become vectors in the engine."""
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastapi import Request
+from starling_engine import AsyncEngine, PoolingParams
+from starling_engine.frontend.gathering import gather_or_cancel
+from starling_engine.frontend.pooled_texts import truncation_to
+from starling_engine.frontend.prompt_encoder import PromptForm
+from starling_engine.frontend.tokenizer import Truncation
+from starling_engine.outputs import EmbeddingRequestOutput
+
+from starling_agent.openai.endpoint import Endpoint, caller_of
+from starling_agent.openai.field_names import errors_named
+from starling_agent.openai.protocol.answers import Usage, make_usage
+from starling_agent.openai.protocol.embedding import PooledRequest
+
+OPEN_INPUTS = 64
+"""Inputs of one request in the engine at once. A long list neither fills the queue nor is refused for its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPrompts:
+    """The vector of each prompt, and the tokens of all of them."""
+
+    vectors: list[list[float]]
+    usage: Usage
+
+
+async def pool(
+    request: Request, endpoint: Endpoint, prompts: Mapping[str, list[list[int]]], params: PoolingParams, answer_id: str
+) -> PooledPrompts:
+    """Returns the vectors of the prompts; the first failure, or a client that is gone, cancels the others.
+
+    `prompts` has them by the request's fields that they are of, which errors name.
+    """
+    semaphore = asyncio.Semaphore(OPEN_INPUTS)
+    salt = caller_of(request).cache_salt(None)
+
+    async def one(ids: list[int], engine_id: str) -> EmbeddingRequestOutput:
+        async with semaphore:
+            with endpoint.metrics.pooling(len(ids)):
+                return await endpoint.engine.embed(ids, params, request_id=engine_id, cache_salt=salt)
+
+    check_prompts(endpoint.engine, prompts, params)
+    pending = gather_or_cancel(one(ids, f"{answer_id}-{i}") for i, ids in enumerate(itertools.chain(*prompts.values())))
+    found = await endpoint.open_requests.run(request.receive, pending)
+    tokens, cached = sum(len(output.prompt_token_ids) for output in found), sum(output.num_cached_tokens for output in found)
+    return PooledPrompts([output.outputs.embedding for output in found], make_usage(tokens, 0, cached))
+
+
+def check_prompts(engine: AsyncEngine, prompts: Mapping[str, list[list[int]]], params: PoolingParams) -> None:
+    """Raises InvalidRequest naming the request's field for a prompt that can never run."""
+    for field, of_field in prompts.items():
+        with errors_named({"prompt": field}):
+            engine.validate(of_field, params)
+
+
+def prompt_form(endpoint: Endpoint, body: PooledRequest, *, add_special_tokens: bool, prefix: str = "") -> PromptForm:
+    """Returns how the request's prompts become token ids. Raises InvalidRequest for a truncation that leaves no text."""
+    return PromptForm(add_special_tokens, prefix, truncation_of(endpoint, body, add_special_tokens), room=0)
+
+
+def truncation_of(endpoint: Endpoint, body: PooledRequest, add_special_tokens: bool) -> Truncation | None:
+    least = endpoint.tokenizer.num_around(add_special_tokens) + 1
+    return truncation_to(body.truncate_prompt_tokens, body.truncation_side, least, endpoint.engine.cores.longest_request)

@@ -1,0 +1,123 @@
+"""POST /score and /rerank, and /classify, which no model here has a head for
+
+A reranker that is a language model scores a pair by the logits of its answers. All other models score by the cosine of two vectors.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from starling_engine import PoolingParams
+from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.pairs import Side, answer_scores, check_compared, check_sides, cosines
+from starling_engine.frontend.reranker import Reranker
+
+from starling_agent.http.errors import ApiError
+from starling_agent.openai.answering import json_response
+from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
+from starling_agent.openai.pooling import pool, prompt_form, truncation_of
+from starling_agent.openai.protocol.answers import NumberedAnswers, RankedDocument, RankedResult, Ranking, Score, Usage
+from starling_agent.openai.protocol.scoring import RerankRequest, ScoreRequest, ScoringRequest
+from starling_agent.openai.request_body import body_of, body_schema
+
+router = APIRouter(tags=["scores"])
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPairs:
+    """The score of each pair, and the tokens of all prompts that they took."""
+
+    scores: Sequence[float]
+    usage: Usage
+
+
+@router.post("/score", openapi_extra=body_schema(ScoreRequest))
+@router.post("/v1/score", openapi_extra=body_schema(ScoreRequest))
+async def score(request: Request, body: Annotated[ScoreRequest, Depends(body_of(ScoreRequest))]) -> Response:
+    """Returns the score of each pair of texts."""
+    model = endpoint_of(request).model_name(body.model)
+    first, second = (Side(name, texts, is_list) for name, texts, is_list in body.sides())
+    answer_id = caller_of(request).answer_id("score", body.request_id)
+    scored = await _score(request, body, first, second, answer_id)
+    data = [Score(index=i, score=score) for i, score in enumerate(scored.scores)]
+    return json_response(NumberedAnswers(id=answer_id, created=int(time.time()), model=model, data=data, usage=scored.usage))
+
+
+@router.post("/rerank", openapi_extra=body_schema(RerankRequest))
+@router.post("/v1/rerank", openapi_extra=body_schema(RerankRequest))
+@router.post("/v2/rerank", openapi_extra=body_schema(RerankRequest))
+async def rerank(request: Request, body: Annotated[RerankRequest, Depends(body_of(RerankRequest))]) -> Response:
+    """Returns the documents by their scores with the query, the best one first."""
+    model = endpoint_of(request).model_name(body.model)
+    if body.top_n is not None and body.top_n < 1:
+        raise InvalidRequest(f"must be at least 1, got {body.top_n}; leave it out for all documents", "top_n")
+    texts, answer_id = body.texts(), caller_of(request).answer_id("rerank", body.request_id)
+    scored = await _score(request, body, Side("query", [body.query], is_list=False), Side("documents", texts), answer_id)
+    best = sorted(range(len(texts)), key=lambda i: -scored.scores[i])[: body.top_n]
+    shown = body.return_documents is not False
+    results = [RankedResult(i, scored.scores[i], RankedDocument(texts[i]) if shown else None) for i in best]
+    return json_response(Ranking(id=answer_id, model=model, results=results, usage=scored.usage))
+
+
+@router.post("/classify")
+async def classify() -> Response:
+    """Refuses: the models that are served have no such head."""
+    raise ApiError(400, "this model has no classification head", param="model", code="invalid_value")
+
+
+async def _score(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
+    """Scores each text of the second side with its one of the first. Raises InvalidRequest naming the field at fault."""
+    endpoint = endpoint_of(request)
+    most = endpoint.settings.max_prompts
+    for side in (first, second):
+        if not 1 <= len(side.texts) <= most:
+            raise InvalidRequest(f"1 to {most} texts are possible in one request, got {len(side.texts)}", side.field)
+    check_sides(first, second)
+    first = await _shortened(endpoint, first, body.max_tokens_per_query, "max_tokens_per_query")
+    second = await _shortened(endpoint, second, body.max_tokens_per_doc, "max_tokens_per_doc")
+    if endpoint.reranker is not None:
+        return await _judge(request, endpoint.reranker, body, first, second, answer_id)
+    return await _compare(request, body, first, second, answer_id)
+
+
+async def _shortened(endpoint: Endpoint, side: Side, most: int | None, field: str) -> Side:
+    """Returns the side with the first `most` tokens of each text; 0, as in vLLM, is no limit."""
+    if not most:
+        return side
+    if most < 0:
+        raise InvalidRequest(f"must be at least 0, got {most}", field)
+    cut, possible = endpoint.tokenizer.first_tokens, endpoint.prompts.possible
+    return replace(side, texts=[await asyncio.to_thread(cut, possible(text), most) for text in side.texts])
+
+
+async def _judge(
+    request: Request, reranker: Reranker, body: ScoringRequest, first: Side, second: Side, answer_id: str
+) -> ScoredPairs:
+    """Scores by the logits of the reranker's answers: their difference as a probability, or as it is."""
+    endpoint = endpoint_of(request)
+    truncation = truncation_of(endpoint, body, add_special_tokens=False)
+    if truncation is not None and truncation.side == "left":
+        raise InvalidRequest("a reranker's prompt is cut at its document's end; possible: right", "truncation_side")
+    pairs = zip(first.of(len(second.texts)), second.texts, strict=True)
+    prompts = [
+        await reranker.prompt(query, document, body.instruction, truncation, second.name(i))
+        for i, (query, document) in enumerate(pairs)
+    ]
+    tokens = list(endpoint.engine.model_config.pooler.classifier_tokens)
+    found = await pool(request, endpoint, {second.field: prompts}, PoolingParams(logit_token_ids=tokens), answer_id)
+    return ScoredPairs(answer_scores(found.vectors, body.use_activation), found.usage)
+
+
+async def _compare(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
+    """Scores by the cosine of the vectors that /v1/embeddings has for the two texts."""
+    endpoint = endpoint_of(request)
+    check_compared(body.instruction, body.use_activation)
+    texts = endpoint.pooled_texts
+    form = prompt_form(endpoint, body, add_special_tokens=texts.special_tokens, prefix=texts.prompt(None))
+    prompts = {side.field: await endpoint.prompts.read(side.sent, side.field, form, texts.ids) for side in (first, second)}
+    pooled = await pool(request, endpoint, prompts, PoolingParams(normalize=True), answer_id)
+    split = len(first.texts)
+    return ScoredPairs(cosines(pooled.vectors[:split], pooled.vectors[split:]), pooled.usage)

@@ -1,0 +1,77 @@
+"""Measures `starling router`: what it saves where chats share prefixes, what it costs, and how fair it is to tenants.
+
+    python bench/router.py [prefixes] [texts] [overhead] [fairness] [--rounds N] [--short]
+
+prefixes   tokens found in caches, first tokens and balance on four servers: beside round robin, sglang-router, vllm-router, and one
+           server with all of the KV memory
+texts      the same while servers tell nothing of their caches, so that our router goes by texts alone
+overhead   what it adds to first tokens while 200 streams are open, what requests take of its processor, and a pick among 1,000
+fairness   first tokens of a tenant beside one that floods, and the tokens of equal tenants
+
+Each section is written to bench/results/router.md on its own; others stay as they are there. `--short` only prints.
+"""
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import router_fairness
+import router_overhead
+import router_prefixes
+import small_model
+from checkpoint import CACHE
+from shared import machine
+
+RESULTS = Path(__file__).parent / "results" / "router.md"
+TITLES = {
+    "prefixes": "Chats that share prefixes",
+    "texts": "The same by texts alone",
+    "overhead": "What the router costs",
+    "fairness": "Tenants",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(TITLES)}; default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side, in turns")
+    parser.add_argument("--short", action="store_true", help="one round of little, and no file: only to see that it works")
+    args = parser.parse_args()
+    if unknown := set(args.sections) - TITLES.keys():
+        parser.error(f"there is no section {', '.join(unknown)}; there are {', '.join(TITLES)}")
+    if args.short:
+        args.rounds = 1
+    for name in args.sections or TITLES:
+        head = f"{time.strftime('%Y-%m-%d')}. {machine()}. Load before: {os.getloadavg()[0]:.1f}."
+        text = ""
+        for text in measured(name, args):
+            if not args.short:
+                write(TITLES[name], f"{head}\n\n{text}")
+        print(f"## {TITLES[name]}\n\n{head}\n\n{text}\n", flush=True)
+
+
+def measured(name: str, args: argparse.Namespace) -> Iterator[str]:
+    """Yields a section's text after each round, so that what was measured is not lost with the rest."""
+    if name == "overhead":
+        yield from router_overhead.measure(args.rounds, args.short)
+        return
+    model = small_model.gguf(CACHE)
+    if name == "fairness":
+        yield from router_fairness.measure(model, args.rounds, args.short)
+    else:
+        yield from router_prefixes.measure(model, args.rounds, name == "prefixes", args.short)
+
+
+def write(title: str, text: str) -> None:
+    """Writes a section of the results in place of the one that was there."""
+    before = RESULTS.read_text() if RESULTS.exists() else ""
+    sections = dict(re.findall(r"^## (.+)\n\n((?:(?!^## ).*\n)*)", before, re.MULTILINE)) | {title: text.strip() + "\n"}
+    ordered = (f"## {each}\n\n{sections[each].strip()}\n" for each in TITLES.values() if each in sections)
+    RESULTS.write_text("# The router\n\n" + "\n".join(ordered))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A chat in a terminal, with any server that speaks OpenAI's API."""

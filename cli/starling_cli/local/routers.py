@@ -1,0 +1,131 @@
+"""Router processes in place of the routers' Deployment: one of them, and those that end while it takes over."""
+
+import asyncio
+import contextlib
+import itertools
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from starling_operator.plan.observed import Manifest
+
+from starling_cli.local.launch import Launch
+from starling_cli.local.machine_folders import MachineFolders
+from starling_cli.local.pod import LocalPod, PodRunner
+from starling_cli.local.ports import LOCALHOST, free_ports
+from starling_cli.local.router_launch import router_launch
+from starling_cli.local.volumes import Objects
+
+PROBE_SECONDS = 0.1
+
+
+@dataclass
+class LocalRouter(LocalPod):
+    """A router's pod; `revision` is its Deployment's version. `listening` is the process that was found to listen."""
+
+    listening: int | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.deleted_at is None and self.pid is not None and self.pid == self.listening
+
+
+class LocalRouters:
+    """Runs one router, however many the Deployment asks for. `changed` is called after every change of its state."""
+
+    def __init__(self, folders: MachineFolders, objects: Callable[[], Objects], changed: Callable[[], None]) -> None:
+        self._folders, self._objects, self._changed = folders, objects, changed
+        self._backends = folders.folder / "backends"
+        """File in place of the headless Service of agents."""
+        self._runners: dict[str, PodRunner] = {}
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._routers: dict[str, LocalRouter] = {}
+        self._count = itertools.count(1)
+
+    @property
+    def pods(self) -> Sequence[LocalRouter]:
+        return [*self._routers.values()]
+
+    @property
+    def ready(self) -> Sequence[LocalRouter]:
+        return [router for router in self._routers.values() if router.is_ready]
+
+    def reconcile(self, deployment: Manifest | None, agents: Sequence[LocalPod]) -> None:
+        """Tells routers the agents, and has one run as the Deployment says: its predecessor drains as soon as it is ready."""
+        self._write_backends(agents)
+        for name in [name for name, runner in self._runners.items() if runner.is_gone]:
+            del self._runners[name], self._routers[name]
+            self._probes.pop(name).cancel()
+        version = None if deployment is None else deployment["metadata"]["resourceVersion"]
+        if deployment is not None and all(router.revision != version for router in self._routers.values()):
+            self._start(deployment)
+        if version is None or any(router.revision == version for router in self.ready):
+            for name, router in self._routers.items():
+                if router.revision != version:
+                    self._runners[name].stop()
+
+    def end_all(self) -> None:
+        """Ends all routers as Ctrl-C does: no server is to come, so what they hold has nothing to wait for."""
+        for runner in self._runners.values():
+            runner.stop(number=signal.SIGINT)
+
+    def kill_all(self) -> None:
+        for runner in self._runners.values():
+            runner.kill()
+
+    async def close(self) -> None:
+        """Leaves nothing running."""
+        self.kill_all()
+        for probe in self._probes.values():
+            probe.cancel()
+        for runner in self._runners.values():
+            await runner.wait()
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+
+    def _write_backends(self, agents: Sequence[LocalPod]) -> None:
+        """Names all agents that run, ready or not: routers read the file again when it changes, and ask each for its state."""
+        text = "".join(f"http://{LOCALHOST}:{agent.endpoint_port}\n" for agent in agents if agent.pid is not None)
+        if self._backends.exists() and self._backends.read_text() == text:
+            return
+        new = self._backends.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self._backends)
+
+    def _start(self, deployment: Manifest) -> None:
+        meta = deployment["metadata"]
+        name = f"{meta['name']}-{next(self._count)}"
+        folder, scratch, log = self._folders.of_pod(name)
+        router = self._routers[name] = LocalRouter(
+            name=name,
+            group=meta["name"],
+            group_uid=meta["uid"],
+            revision=meta["resourceVersion"],
+            number=0,
+            folder=folder,
+            scratch=scratch,
+            log=log,
+        )
+        self._runners[name] = PodRunner(router, lambda: self._prepare(router, deployment), self._changed)
+        self._probes[name] = asyncio.create_task(self._probe(router))
+
+    def _prepare(self, router: LocalRouter, deployment: Manifest) -> Launch:
+        """Prepares each start: the port may be taken by now. Raises LaunchError."""
+        (router.endpoint_port,) = free_ports(1)
+        return router_launch(deployment, self._objects(), router, self._backends)
+
+    async def _probe(self, router: LocalRouter) -> None:
+        """Notes once for each process that it listens; that it has ended is known without a probe."""
+        while True:
+            pid = router.pid
+            if pid not in (None, router.listening) and await _listens(router.endpoint_port) and router.pid == pid:
+                router.listening = pid
+                self._changed()
+            await asyncio.sleep(PROBE_SECONDS)
+
+
+async def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        _, writer = await asyncio.open_connection(LOCALHOST, port)
+        writer.close()
+        return True
+    return False

@@ -1,0 +1,90 @@
+"""To zero and back: nobody asks, so no pod is left; then many ask at once, and all are answered by one start.
+
+Twice: the second time it is known how long a start takes. With --whole forty times.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from e2e.service.conftest import MakeService
+from e2e.service.kubectl import Kubectl, condition, wait_until
+from e2e.service.watched import Watched
+
+pytestmark = pytest.mark.timeout(7200)
+REQUESTS = 200
+ASK = """
+import concurrent.futures, json, sys, threading, urllib.error, urllib.request
+url, model, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def ask(number):
+    fields = {"model": model, "prompt": "A", "max_tokens": 8, "temperature": 0, "stream": number % 2 == 1}
+    request = urllib.request.Request(url + "/completions", json.dumps(fields).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=280) as answer:
+            text = answer.read().decode()
+    except Exception as error:
+        return repr(error)
+    return "answered" if '"finish_reason"' in text and '"error"' not in text else text
+
+def look():
+    while not answered.wait(0.5):
+        try:
+            urllib.request.urlopen(url + "/responses/of-nobody", timeout=30)
+        except urllib.error.HTTPError as error:
+            if error.code == 503:
+                told.append([error.headers["X-Starling-Phase"], error.read().decode()])
+
+answered, told = threading.Event(), []
+looking = threading.Thread(target=look)
+looking.start()
+with concurrent.futures.ThreadPoolExecutor(count) as pool:
+    answers = [*pool.map(ask, range(count))]
+answered.set()
+looking.join()
+print(json.dumps([answers, told]))
+"""
+LIST = """
+import json, sys, urllib.request
+print([card["id"] for card in json.load(urllib.request.urlopen(sys.argv[1] + "/models", timeout=30))["data"]])
+"""
+
+
+def in_a_router(kubectl: Kubectl, program: str, *arguments: str) -> str:
+    """Output of a Python program in a router: the pod of the service that is always there."""
+    return kubectl("exec", "deployment/chat-router", "--", "python", "-c", program, *arguments).strip()
+
+
+def wait_for_zero(chat: Watched) -> float:
+    def is_at_zero() -> bool:
+        return condition(chat.now, "Ready").get("reason") == "Idle" and not chat.pods()
+
+    return wait_until("no pod is left", is_at_zero, 120, chat.explain)
+
+
+def events(kubectl: Kubectl, reason: str) -> list[Any]:
+    return [event for event in kubectl.find("events") if event.get("reason") == reason]
+
+
+def test_it_goes_to_zero_and_requests_at_once_wake_it_once(
+    service: MakeService, kubectl: Kubectl, request: pytest.FixtureRequest
+) -> None:
+    scaling, drain = {"idleSeconds": 10}, {"acceptSeconds": 1}
+    chat = service(replicas=0, router={"replicas": 2, "hold": {"seconds": 300}}, scaling=scaling, drain=drain)
+    wait_for_zero(chat)
+    kubectl("rollout", "status", "deployment/chat-router", "--timeout=180s")
+    before, url = chat.now, chat.url
+    assert in_a_router(kubectl, LIST, url) == "['chat']"
+    for cycle in range(40 if request.config.getoption("--whole") else 2):
+        answers, told = json.loads(in_a_router(kubectl, ASK, url, "chat", str(REQUESTS)))
+        assert answers == ["answered"] * REQUESTS, answers
+        seconds = chat.now["status"]["scaling"]["startSeconds"]
+        print(f"{REQUESTS} requests at zero are answered; the start took {seconds} s")
+        assert seconds > 0 and len(chat.pods()) == 1
+        assert len(events(kubectl, "Woken")) == cycle + 1, "a list of models wakes nothing, and requests at once are one start"
+        assert any(phase == "Progressing" for phase, _ in told), told
+        assert not cycle or any("try again in about" in text for _, text in told), told
+        print(f"at zero again: {wait_for_zero(chat):.1f} s")
+    after = chat.now
+    assert after["spec"] == before["spec"] and after["metadata"]["generation"] == before["metadata"]["generation"]

@@ -1,0 +1,75 @@
+"""Pairs of texts, and what the score of a pair is."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starling_engine.errors import InvalidRequest
+
+Vector = Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of pairs: the argument or field of a request, and its texts. `is_list`: the request has them in a list."""
+
+    field: str
+    texts: list[str]
+    is_list: bool = True
+
+    @property
+    def sent(self) -> list[str] | str:
+        """The texts as the request has them, by which errors name them."""
+        return self.texts if self.is_list else self.texts[0]
+
+    def name(self, at: int) -> str:
+        """Returns the request's name of a text."""
+        return f"{self.field}[{at}]" if self.is_list else self.field
+
+    def of(self, count: int) -> list[str]:
+        """Returns a text for each of so many pairs."""
+        return self.texts if len(self.texts) == count else self.texts * count
+
+
+def check_sides(first: Side, second: Side) -> None:
+    """Raises InvalidRequest unless each text of the second side has one of the first, or one that is for all of them."""
+    for side in (first, second):
+        if not side.texts:
+            raise InvalidRequest("at least one text is needed", side.field)
+    if len(first.texts) not in (1, len(second.texts)):
+        counts = f"{first.field} has {len(first.texts)}, {second.field} has {len(second.texts)}"
+        raise InvalidRequest(f"{first.field} must have one text, or as many as {second.field}; {counts}", second.field)
+
+
+def check_compared(instruction: str | None, use_activation: bool | None) -> None:
+    """Raises InvalidRequest for what a reranker alone has a use for."""
+    if instruction is not None:
+        raise InvalidRequest("this model is no reranker that takes one; its scores are cosines of two vectors", "instruction")
+    if use_activation is False:
+        raise InvalidRequest("this model's scores are cosines, which have none", "use_activation")
+
+
+def answer_scores(logits: Sequence[Vector], use_activation: bool | None) -> list[float]:
+    """Returns the scores of a reranker, whose logits are of "yes" and, in most models, of "no".
+
+    A score is the probability of "yes" against "no", or with `use_activation` False the difference of the logits.
+    """
+    differences = [yes - sum(no) for yes, *no in logits]
+    return differences if use_activation is False else list(map(sigmoid, differences))
+
+
+def cosines(first: Sequence[Vector], second: Sequence[Vector]) -> list[float]:
+    """Returns the cosine of each pair of vectors, which have length 1. One of the first side may be for all of the second."""
+    each = first if len(first) == len(second) else [*first] * len(second)
+    return [_cosine(one, other) for one, other in zip(each, second, strict=True)]
+
+
+def _cosine(one: Vector, other: Vector) -> float:
+    """Returns the product of the vectors, which rounding may bring past 1."""
+    product: float = sum(map(operator.mul, one, other))
+    return max(-1.0, min(1.0, product))
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))

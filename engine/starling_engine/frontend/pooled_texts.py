@@ -1,0 +1,107 @@
+"""Texts that become vectors, as the checkpoint's authors mean them: behind a prompt, or through the chat template."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import takewhile
+from typing import Literal
+
+from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.chat import Message
+from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
+from starling_engine.frontend.tokenizer import Truncation
+from starling_engine.model_config.pooler import PoolerConfig
+
+Render = Callable[..., Awaitable[ChatPrompt]]
+"""Renders a chat, given the arguments of `ChatRenderer.render` by name. A server has a process for it."""
+_FILLERS = ("0", "1 2 3 4")
+"""Texts without a token in common, as sentence-transformers has them: what is the same behind both is the template's."""
+
+
+class PooledTexts:
+    """Makes token ids as sentence-transformers does."""
+
+    def __init__(self, encoder: PromptEncoder, render: Render, pooler: PoolerConfig) -> None:
+        self._encoder = encoder
+        self._render = render
+        self._pooler = pooler
+        self._variables = dict(pooler.template_variables)
+        self._opens_answer = self._variables.pop("add_generation_prompt", False) is True
+        self._tails: dict[tuple[str, bool], list[int]] = {}
+
+    @property
+    def special_tokens(self) -> bool:
+        """True if the tokenizer puts its tokens around a text. Templates write their own."""
+        return self._pooler.messages is None
+
+    def prompt(self, name: str | None) -> str:
+        """Returns the text that goes before an input: that of a name, else the checkpoint's default. Raises InvalidRequest."""
+        name = self._pooler.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in self._pooler.prompts:
+            possible = ", ".join(self._pooler.prompts) or "none"
+            raise InvalidRequest(f"{name[:100]!r} is no prompt of this model; possible: {possible}", "prompt_name")
+        return self._pooler.prompts[name]
+
+    async def ids(self, text: str, param: str, form: PromptForm) -> list[int]:
+        """Returns the token ids of a text, whose prompt is the form's prefix. Raises InvalidRequest or PromptTooLong."""
+        if self._pooler.messages is None:
+            return await self._encoder.text(text, param, form)
+        if form.truncation is None:
+            return await self._encoder.chat(await self._rendered(text, form.prefix), param, form)
+        rendered = await self._rendered(self._encoder.possible(text, form.truncation.side), form.prefix)
+        ids = await asyncio.to_thread(self._encoder.tokenizer.encode, rendered, form.add_special_tokens)
+        if form.truncation.side == "left" or not self._pooler.messages.restore_suffix:
+            return self._encoder.cut(ids, param, form)
+        return self._encoder.fitting(await self._cut_before_tail(ids, form), param, form.room)
+
+    async def _cut_before_tail(self, ids: list[int], form: PromptForm) -> list[int]:
+        """Returns the first tokens of a prompt, and the last ones, which the template wrote: a vector may be the last one's."""
+        assert form.truncation is not None
+        most = form.truncation.tokens
+        if len(ids) <= most:
+            return ids
+        tail = await self._tail(form)
+        if len(tail) >= most:
+            raise InvalidRequest(
+                f"the template writes {len(tail)} tokens behind a text, got {most} in all", "truncate_prompt_tokens"
+            )
+        return [*ids[: most - len(tail)], *tail]
+
+    async def _tail(self, form: PromptForm) -> list[int]:
+        """Returns the tokens that the template writes behind any text. A checkpoint has few prompts, so they are kept."""
+        key = form.prefix, form.add_special_tokens
+        if key not in self._tails:
+            both = [
+                self._encoder.tokenizer.encode(await self._rendered(filler, form.prefix), form.add_special_tokens)
+                for filler in _FILLERS
+            ]
+            pairs = zip(*map(reversed, both), strict=False)
+            common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+            self._tails[key] = common[::-1] if len(common) < min(map(len, both)) else []
+        return self._tails[key]
+
+    async def _rendered(self, text: str, prompt: str) -> ChatPrompt:
+        messages = [self._message("system", prompt)] if prompt else []
+        return await self._render(
+            messages=[*messages, self._message("user", text)],
+            template=None,
+            add_generation_prompt=self._opens_answer,
+            variables=self._variables,
+        )
+
+    def _message(self, role: str, text: str) -> Message:
+        assert self._pooler.messages is not None
+        return {"role": role, "content": [{"type": "text", "text": text}] if self._pooler.messages.parts else text}
+
+
+def truncation_to(tokens: int | None, side: Literal["left", "right"] | None, least: int, longest: int) -> Truncation | None:
+    """Returns what `truncate_prompt_tokens` and `truncation_side` ask for. Raises InvalidRequest if no text would stay."""
+    if tokens is None:
+        if side is not None:
+            raise InvalidRequest("needs truncate_prompt_tokens, which says how much stays", "truncation_side")
+        return None
+    if tokens != -1 and not least <= tokens <= longest:
+        raise InvalidRequest(f"must be -1 or in [{least}, {longest}], got {tokens}", "truncate_prompt_tokens")
+    return Truncation(longest if tokens == -1 else tokens, side or "right")

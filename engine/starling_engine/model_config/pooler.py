@@ -1,0 +1,185 @@
+"""Reads how a checkpoint's authors make vectors and scores: sentence-transformers' files beside the config. Imports no torch."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from starling_engine.errors import ModelError
+from starling_engine.model_config.fields import Fields
+
+PoolingType = Literal["mean", "last", "cls"]
+
+MODULES = "modules.json"
+PROMPTS = "config_sentence_transformers.json"
+TRANSFORMER = "sentence_bert_config.json"
+_MODES: Mapping[str, PoolingType] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}
+_OLD_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Names of modes before release 5.4, each of which is true or false."""
+
+
+_LENGTH_NAMES = frozenset({"padding", "padding_side", "pad_to_multiple_of", "truncation", "max_length", "return_tensors"})
+"""Arguments of processors that change no token but those that they cut. A request says what is cut."""
+_RENDER_NAMES = frozenset(
+    {"messages", "conversation", "chat_template", "continue_final_message", "tokenize", "return_dict", "tokenizer_kwargs"}
+)
+"""Arguments of `apply_chat_template` that are no variables of the template, and that would change what it makes of a text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextMessages:
+    """Says how texts that become vectors go through the chat template: as a user's message, behind their prompt as the system's.
+
+    parts            messages have lists of parts where the template reads these
+    restore_suffix   a text that is cut keeps the tokens that the template writes behind it
+    """
+
+    parts: bool = False
+    restore_suffix: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolerConfig:
+    """Defaults of vectors and scores. Without files of sentence-transformers a vector is the normalized mean.
+
+    dimensions           lengths that a vector may be cut to; empty: any
+    prompts              texts that go before an input, by name; `default_prompt_name` is the one where none is named
+    fault                why vectors would not be those that the authors mean; None where they are
+    classifier_tokens    tokens whose logits give a score: that of "yes", and that of "no", which some models lack
+    messages             how texts are rendered before they are pooled; None: they are read as they are
+    template_variables   what the chat template gets when it renders a text, or the pair that is scored
+    """
+
+    pooling: PoolingType = "mean"
+    normalize: bool = True
+    dimensions: tuple[int, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    fault: str | None = None
+    classifier_tokens: tuple[int, ...] = ()
+    messages: TextMessages | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+def pooler_of(kind: PoolingType | None) -> PoolerConfig:
+    """Returns the config of a model that says how it pools, and nothing else."""
+    return PoolerConfig() if kind is None else PoolerConfig(pooling=kind)
+
+
+def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
+    """Reads the files in a checkpoint's folder, of which none has to be there. Raises ModelError naming a wrong field."""
+    dimensions = config.integers("matryoshka_dimensions")
+    if not (folder / MODULES).exists():
+        return PoolerConfig(dimensions=dimensions)
+    modules = _modules(folder)
+    found: dict[str, Any] = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
+    for name, read in _READERS.items():
+        if name in modules:
+            # A name only: the file must not lead out of its folder.
+            path = folder / Path(modules[name]).name / "config.json"
+            found |= read(Fields.read(path)) if path.exists() else {"fault": f"{path.parent.name}/{path.name} is missing"}
+    texts = _fields(folder / TRANSFORMER)
+    template = texts.child("processing_kwargs").child("chat_template")
+    if "Pooling" in modules:
+        found |= _reading(texts)
+        found["messages"] = _messages(texts.child("modality_config"), template)
+    found["template_variables"] = _variables(template)
+    if unknown := [name for name in modules if name not in ("Transformer", "Normalize", *_READERS)]:
+        found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
+    return PoolerConfig(dimensions=dimensions, **_prompts(_fields(folder / PROMPTS)), **found)
+
+
+def _fields(path: Path) -> Fields:
+    return Fields.read(path) if path.exists() else Fields({}, path.name)
+
+
+def _modules(folder: Path) -> dict[str, str]:
+    """Returns the folder of each module, by its class's name. Classes of others have their whole names."""
+    path = folder / MODULES
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        return {_class_of(module["type"]): module["path"] for module in modules}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read: {error!r}") from error
+
+
+def _class_of(name: str) -> str:
+    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
+
+
+def _pooling(config: Fields) -> dict[str, Any]:
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for name, mode in _OLD_MODES.items() if config.boolean(name, False)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) != 1 or modes[0] not in _MODES:
+        return {"fault": f"its vectors are pooled by {modes}, and only {', '.join(_MODES)} are supported, one at a time"}
+    if not config.boolean("include_prompt", True):
+        return {"fault": "its vectors leave out the prompt's tokens (include_prompt: false), which is not supported"}
+    return {"pooling": _MODES[modes[0]]}
+
+
+def _classifier(config: Fields) -> dict[str, Any]:
+    names = [name for name in ("true_token_id", "false_token_id") if config.has(name) or name == "true_token_id"]
+    return {"classifier_tokens": tuple(config.integer(name, low=0) for name in names)}
+
+
+def _messages(modalities: Fields, template: Fields) -> TextMessages | None:
+    if not modalities.has("message"):
+        return None
+    parts = modalities.child("message").get("format") == "structured"
+    return TextMessages(parts=parts, restore_suffix=template.boolean("restore_suffix", True))
+
+
+def _variables(template: Fields) -> dict[str, Any]:
+    """Returns what the template's variables are. Raises ModelError for an argument that is none."""
+    for name in template.names():
+        if name in _RENDER_NAMES:
+            raise template.error(name, "is not supported; only variables of the template and add_generation_prompt are")
+    return {name: value for name, value in template.values.items() if name not in (*_LENGTH_NAMES, "restore_suffix")}
+
+
+def _reading(texts: Fields) -> dict[str, Any]:
+    """Returns the fault of a way to read texts that is not ours, if there is one."""
+    why = next(_ways_of_reading(texts), None)
+    return {} if why is None else {"fault": f"{TRANSFORMER} asks for {why}, which is not supported"}
+
+
+def _ways_of_reading(texts: Fields) -> Iterator[str]:
+    """Yields what a file asks of its texts that is not done here, by the field's name."""
+    if texts.boolean("do_lower_case", False):
+        yield "texts in lower case (do_lower_case)"
+    if texts.has("query_expansion"):
+        yield "query_expansion"
+    modalities = texts.child("modality_config")
+    used = "message" if modalities.has("message") else "text"
+    for name, ours in (("method", "forward"), ("method_output_name", "last_hidden_state")):
+        if (value := modalities.child(used).get(name)) not in (None, ours):
+            yield f"modality_config.{used}.{name} {value!r}"
+    for group in ("processor_kwargs", "tokenizer_args"):
+        if texts.child(group).has("chat_template"):
+            yield f"{group}.chat_template"
+    for group in ("common", "text"):
+        arguments = texts.child("processing_kwargs").child(group).names()
+        yield from (f"processing_kwargs.{group}.{name}" for name in arguments if name not in (*_LENGTH_NAMES, "logits_to_keep"))
+
+
+_READERS = {"Pooling": _pooling, "LogitScore": _classifier}
+"""Readers of modules' configs, by the module's class."""
+
+
+def _prompts(config: Fields) -> dict[str, Any]:
+    prompts = config.child("prompts")
+    texts = {name: prompts.text(name) for name in prompts.names()}
+    default = config.text("default_prompt_name") if config.has("default_prompt_name") else None
+    if default is not None and default not in texts:
+        raise config.error("default_prompt_name", f"must be one of {', '.join(texts)}")
+    return {"prompts": texts, "default_prompt_name": default}

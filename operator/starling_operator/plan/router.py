@@ -1,0 +1,185 @@
+"""Routers of a service with `spec.router`: what the Service for clients leads to, and the children that routers need.
+
+Routers are no part of a revision: they come, change and go without new groups. A Service that exists is led to them once one is
+ready, and back before they go. So no client is refused.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from starling_agent.contract.config import ENDPOINT_PORT
+from starling_agent.contract.router import router_token
+from starling_crds.v1alpha1.router import RouterSpec
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
+from starling_operator.plan import labels, names
+from starling_operator.plan.admin_token import mounted_token, secret_with
+from starling_operator.plan.config import has_tenants
+from starling_operator.plan.decision import Delete
+from starling_operator.plan.gateway import is_port_guarded, pick_ingress, picks, seconds_of_pool
+from starling_operator.plan.labels import child
+from starling_operator.plan.observed import Manifest, Observed, Service
+from starling_operator.plan.router_pods import router_template
+from starling_operator.plan.scaling import serves_since
+
+HANDOVER_SECONDS = 5.0
+"""Routers that held requests until a group served have so long to send them on, before they may go."""
+_ROUTER = ("Deployment", "PodDisruptionBudget", "NetworkPolicy")
+"""Kinds of children that are named as the routers' Deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterState:
+    """Routers as observed. `problem`: Kubernetes' message why it does not create their pods, or ""."""
+
+    replicas: int
+    ready: int
+    problem: str = ""
+
+
+def router_state(observed: Observed) -> RouterState | None:
+    """Returns None if the spec asks for no routers."""
+    spec = _router(observed)
+    if spec is None:
+        return None
+    live = _deployment(observed) or {}
+    status = live.get("status") or {}
+    refusals = (
+        entry for entry in status.get("conditions") or () if entry["type"] == "ReplicaFailure" and entry["status"] == "True"
+    )
+    return RouterState(spec.replicas, _ready(live), next((str(one["message"]) for one in refusals), ""))
+
+
+def leads_to_routers(observed: Observed) -> bool:
+    """Says whether the Service for clients selects routers. It stays with them while none is ready: one of them will be."""
+    state = router_state(observed)
+    if state is None:
+        return seconds_to_stay(observed) > 0
+    return ("Service", observed.service.name) not in observed.children or state.ready > 0 or _is_led_to_routers(observed)
+
+
+def seconds_to_stay(observed: Observed) -> float:
+    """Returns for how long routers stay that the spec no longer has: infinitely while no group serves, but some are to.
+
+    Requests wait in them until then, and would be refused. Routers that are not ready hold none, and keep agents from their proof.
+    """
+    service, live = observed.service, _deployment(observed)
+    spec = service.spec
+    if live is None or spec is None or spec.router is not None or spec.suspend or not spec.replicas:
+        return 0.0
+    if not _ready(live) or not _is_led_to_routers(observed):
+        return 0.0
+    since = serves_since(service.status)
+    return math.inf if since is None else max(seconds_of_pool(observed), since + HANDOVER_SECONDS - observed.now)
+
+
+def answers_routers_alone(observed: Observed) -> bool | None:
+    """Says whether agents are to answer routers alone; None: the spec cannot be read, and they stay as they are.
+
+    With tenants they have no keys, so it holds also while clients are still led to them. A gateway that fails open sends them
+    requests without the routers' token: they check keys themselves then.
+    """
+    spec = observed.service.spec
+    return None if spec is None else has_tenants(spec) or (leads_to_routers(observed) and not spec.fails_open)
+
+
+def router_secret(observed: Observed) -> tuple[Manifest, ...]:
+    """Makes the Secret with the routers' token while a router still has to mount it."""
+    state = router_state(observed)
+    if state is None or state.ready >= state.replicas:
+        return ()
+    return (secret_with(observed.service, *_secret(observed)),)
+
+
+def router_children(observed: Observed, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
+    """Children that only a service with routers has, in the order in which they are applied."""
+    if spec.router is None:
+        return ()
+    service = observed.service
+    always = (backends_service(service), _network_policy(observed, spec), _budget(service))
+    if spec.has_pool and not is_port_guarded(observed, spec):
+        return always
+    return (*always, _deployment_of(observed, spec, spec.router))
+
+
+def router_deletions(observed: Observed) -> Iterator[Delete]:
+    """Deletes the routers once the spec no longer has them: they drain, and the Service for clients leads elsewhere."""
+    if observed.service.spec is None or _router(observed) is not None or seconds_to_stay(observed) > 0:
+        return
+    service = observed.service.name
+    for kind, name in [*((kind, names.router(service)) for kind in _ROUTER), ("Service", names.backends(service))]:
+        live = observed.children.get((kind, name))
+        if live is not None and not live["metadata"].get("deletionTimestamp"):
+            yield Delete(kind, name, live["metadata"].get("uid", ""), why="spec.router is gone")
+
+
+def backends_service(service: Service) -> Manifest:
+    """Names all agents that serve, ready or not: routers ask each for its state, and Prometheus for its metrics."""
+    made = child(service, "v1", "Service", names.backends(service.name))
+    made["metadata"]["labels"][labels.ROLE] = labels.SERVING
+    port = {"name": "http", "port": ENDPOINT_PORT, "targetPort": ENDPOINT_PORT, "protocol": "TCP"}
+    selector = labels.serving_selector(service)
+    return made | {"spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": [port]}}
+
+
+def _network_policy(observed: Observed, spec: InferenceServiceSpec) -> Manifest:
+    """Opens the routers' endpoint to all, and the port where they pick to gateways."""
+    service = observed.service
+    return child(service, "networking.k8s.io/v1", "NetworkPolicy", names.router(service.name)) | {
+        "spec": {
+            "podSelector": {"matchLabels": labels.router_selector(service)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"port": ENDPOINT_PORT, "protocol": "TCP"}]}, *pick_ingress(observed, spec)],
+        }
+    }
+
+
+def _budget(service: Service) -> Manifest:
+    return child(service, "policy/v1", "PodDisruptionBudget", names.router(service.name)) | {
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": labels.router_selector(service)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }
+    }
+
+
+def _deployment_of(observed: Observed, spec: InferenceServiceSpec, router: RouterSpec) -> Manifest:
+    """A router that is to go does so when another one is ready."""
+    service = observed.service
+    token = mounted_token(_secret(observed)[0])
+    return child(service, "apps/v1", "Deployment", names.router(service.name)) | {
+        "spec": {
+            "replicas": router.replicas,
+            "revisionHistoryLimit": 1,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "selector": {"matchLabels": labels.router_selector(service)},
+            "template": router_template(service, spec, router, observed.settings, token, picks=picks(observed, spec)),
+        }
+    }
+
+
+def _secret(observed: Observed) -> tuple[str, str]:
+    """Returns name and token."""
+    token = router_token(observed.token.encode()).decode()
+    return names.with_digest(names.router(observed.service.name), token), token
+
+
+def _router(observed: Observed) -> RouterSpec | None:
+    return observed.service.spec.router if observed.service.spec is not None else None
+
+
+def _deployment(observed: Observed) -> Manifest | None:
+    return observed.children.get(("Deployment", names.router(observed.service.name)))
+
+
+def _ready(deployment: Manifest) -> int:
+    """Returns how many routers of a live Deployment are ready."""
+    return int((deployment.get("status") or {}).get("readyReplicas", 0))
+
+
+def _is_led_to_routers(observed: Observed) -> bool:
+    """Says whether the live Service for clients selects routers."""
+    live = observed.children.get(("Service", observed.service.name))
+    return live is not None and live["spec"].get("selector") == labels.router_selector(observed.service)

@@ -1,0 +1,143 @@
+"""Pod template of routers: restricted Pod Security, without a right at the API server, and ready also while no group serves."""
+
+import json
+from typing import Any
+
+from starling_agent.contract.config import ENDPOINT_PORT
+from starling_agent.contract.listening import EVERYWHERE
+from starling_crds.quantity import parse_quantity
+from starling_crds.v1alpha1.router import RouterSpec
+from starling_crds.v1alpha1.spec import InferenceServiceSpec
+
+from starling_operator.plan import labels, names
+from starling_operator.plan.canary_notice import CANARY_FILE
+from starling_operator.plan.config import KEYS_PATH, TOKEN_KEY, allowed_hosts
+from starling_operator.plan.gateway import PICK_HEALTH_PORT, PICK_PORT, pick_ports
+from starling_operator.plan.observed import Manifest, Service, Settings
+from starling_operator.plan.podtemplate import CONFINED, grace_seconds, pod_security
+from starling_operator.plan.volumes import Volume, api_keys
+
+CONTAINER = "router"
+TOKEN_PATH = "/etc/starling-router"
+CANARY_PATH = "/etc/starling-canary"
+TENANTS_PATH, TENANTS_FILE = "/etc/starling-tenants", "tenants.yaml"
+TENANTS = "serving.starling.dev/tenants"
+"""Annotation that a pod mounts as its file of tenants: other tenants are other pods."""
+_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
+
+
+def router_template(
+    service: Service, spec: InferenceServiceSpec, router: RouterSpec, settings: Settings, token: dict[str, Any], *, picks: bool
+) -> Manifest:
+    """`token`: source of the volume with the routers' token. `picks`: they pick for a Gateway."""
+    keys = spec.endpoint.api_key_secret
+    mounted = [
+        Volume("token", token, TOKEN_PATH, read_only=True),
+        *([api_keys(keys)] if keys is not None else []),
+        *_tenants(router),
+        Volume("canary", {"configMap": {"name": names.router(service.name), "optional": True}}, CANARY_PATH, read_only=True),
+    ]
+    pod: dict[str, Any] = {
+        "serviceAccountName": names.service_account(service.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_seconds(spec),
+        "securityContext": pod_security(settings),
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": labels.router_selector(service)},
+            }
+        ],
+        "containers": [_container(service, spec, router, settings, mounted, picks=picks)],
+        "volumes": [volume.volume() for volume in mounted],
+    }
+    if spec.model.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in spec.model.pull_secrets]
+    metadata: dict[str, Any] = {"labels": labels.of_routers(service)}
+    if router.tenants:
+        tenants = [tenant.model_dump(mode="json", by_alias=True, exclude_defaults=True) for tenant in router.tenants]
+        metadata["annotations"] = {TENANTS: json.dumps(tenants)}
+    return {"metadata": metadata, "spec": pod}
+
+
+def _tenants(router: RouterSpec) -> list[Volume]:
+    """The file of tenants, and beside it a folder with the keys of each. One whose data key is missing is let in no longer."""
+    if not router.tenants:
+        return []
+    field = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{TENANTS}']"}
+    items = [{"key": tenant.name, "path": f"keys/{tenant.name}"} for tenant in router.tenants]
+    sources = [
+        {"downwardAPI": {"items": [{"path": TENANTS_FILE, "fieldRef": field}]}},
+        {"secret": {"name": router.tenant_keys_secret, "items": items, "optional": True}},
+    ]
+    return [Volume("tenants", {"projected": {"sources": sources}}, TENANTS_PATH, read_only=True)]
+
+
+def _container(
+    service: Service, spec: InferenceServiceSpec, router: RouterSpec, settings: Settings, mounted: list[Volume], *, picks: bool
+) -> dict[str, Any]:
+    limits, requests = router.resources.limits or {}, router.resources.requests or {}
+    # With a limit alone, Kubernetes requests as much.
+    usual = {name: value for name, value in _REQUESTS.items() if name not in limits}
+    return {
+        "name": CONTAINER,
+        "image": settings.router_image or settings.agent_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["starling", "router", *_arguments(service, spec, router, settings, picks=picks)],
+        # Whatever folder the image names may be closed to this user.
+        "workingDir": "/",
+        "ports": [{"name": "http", "containerPort": ENDPOINT_PORT, "protocol": "TCP"}, *(pick_ports() if picks else [])],
+        "resources": {"requests": usual | requests, **({"limits": limits} if limits else {})},
+        "securityContext": CONFINED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [volume.mount() for volume in mounted],
+        "startupProbe": _probe(period=1, failures=300),
+        "livenessProbe": _probe(period=10, failures=6),
+        "readinessProbe": _probe(period=1, failures=3),
+    }
+
+
+def _arguments(service: Service, spec: InferenceServiceSpec, router: RouterSpec, settings: Settings, *, picks: bool) -> list[str]:
+    policy, hold, limits, keys = router.policy, router.hold, spec.endpoint.limits, spec.endpoint.api_key_secret
+    host = names.host(service.name, service.namespace, settings.cluster_domain)
+    given = {
+        "host": EVERYWHERE,
+        "port": ENDPOINT_PORT,
+        # With the dot at its end no search domain is tried.
+        "backends-service": names.host(names.backends(service.name), service.namespace, settings.cluster_domain) + ".",
+        "backends-port": ENDPOINT_PORT,
+        "prefix-weight": policy.prefix,
+        "load-weight": policy.load,
+        "session-weight": policy.session,
+        "hold-requests": hold.requests,
+        "hold-bytes": parse_quantity(hold.bytes),
+        "hold-seconds": hold.seconds,
+        "max-body-bytes": parse_quantity(limits.max_body_bytes),
+        "read-seconds": limits.read_seconds,
+        "connection-seconds": limits.connection_seconds,
+        "accept-seconds": spec.drain.accept_seconds,
+        "drain-seconds": spec.drain.seconds,
+        "router-token-file": f"{TOKEN_PATH}/{TOKEN_KEY}",
+        "canary-file": f"{CANARY_PATH}/{CANARY_FILE}",
+        **({"api-key-file": f"{KEYS_PATH}/{keys.key}"} if keys is not None else {}),
+        **({"epp-port": PICK_PORT, "epp-health-port": PICK_HEALTH_PORT} if picks else {}),
+        **({"tenants-file": f"{TENANTS_PATH}/{TENANTS_FILE}", "routers": router.replicas} if router.tenants else {}),
+    }
+    return [
+        *(f"--{name}={value:g}" if isinstance(value, float) else f"--{name}={value}" for name, value in given.items()),
+        *(f"--allowed-origins={origin}" for origin in spec.endpoint.allowed_origins),
+        *(f"--allowed-hosts={name}" for name in allowed_hosts(spec, host)),
+    ]
+
+
+def _probe(*, period: int, failures: int) -> dict[str, Any]:
+    """/health: a router that has no backend is ready, and holds requests."""
+    return {
+        "httpGet": {"path": "/health", "port": "http", "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,17 @@
+"""The endpoint picker of a gateway (EPP): the same choice of a backend, for an Envoy that carries requests and answers itself.
+
+ gateway ─▶ server.py ─▶ stream.py ─▶ the middleware of every HTTP server ─▶ pick_app.py ─▶ the router's hold and picker
+            gRPC         messages     keys, limits of bodies                                which endpoint, until the answer's end
+
+A request is an ASGI application's, as in the router: what refuses it there refuses it here, in the same words.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EppPorts:
+    """Ports that the endpoint picker listens on: for gateways, and for probes of gRPC's health."""
+
+    gateways: int
+    health: int

@@ -1,0 +1,85 @@
+"""The gRPC servers of the endpoint picker: one for gateways, and one that says how it is."""
+
+import asyncio
+
+import grpc
+import structlog
+from envoy.service.ext_proc.v3 import external_processor_pb2, external_processor_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from starlette.types import ASGIApp
+from starling_agent.http.open_requests import ClientGone
+from starling_engine.errors import ConfigError
+
+from starling_router.epp import EppPorts
+from starling_router.epp.stream import ExtProcStream, WrongMessage
+
+EXT_PROC = external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"].full_name
+READY_SERVICES = ("readiness", EXT_PROC)
+"""Health services that say whether requests are to be sent here."""
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a port that another process has is an error
+    ("grpc.max_concurrent_streams", 1000),  # of one connection; a gateway opens another one
+)
+log = structlog.get_logger("starling.router")
+
+
+class EppServer:
+    """Serves an application whose requests are gateways'. Belongs to the event loop that it is made in."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._gateways, self._probes = grpc.aio.server(options=_OPTIONS), grpc.aio.server(options=_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        self._tasks: set[asyncio.Task[None]] = set()
+        external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(self, self._gateways)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
+
+    async def start(self, host: str, ports: EppPorts) -> EppPorts:
+        """Serves. Returns the ports, of which 0 takes a free one. Raises ConfigError for one that cannot be had."""
+        bound = EppPorts(
+            _bind(self._gateways, host, ports.gateways, "epp_port"), _bind(self._probes, host, ports.health, "epp_health_port")
+        )
+        await self._gateways.start()
+        await self._probes.start()
+        await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        await self._set_ready(health_pb2.HealthCheckResponse.SERVING)
+        return bound
+
+    def end_ready(self) -> None:
+        """Says that requests are to be sent elsewhere. Those that come are served still."""
+        task = asyncio.get_running_loop().create_task(self._set_ready(health_pb2.HealthCheckResponse.NOT_SERVING))
+        self._tasks.add(task)  # the loop has only weak references
+        task.add_done_callback(self._tasks.discard)
+
+    async def _set_ready(self, status: int) -> None:
+        for service in READY_SERVICES:
+            await self._health.set(service, status)
+
+    async def close(self, seconds: float, over: asyncio.Event) -> None:
+        """Ends when the open requests have ended, after so many seconds, or when it is `over`, which ends them."""
+        ended, cut = asyncio.ensure_future(self._gateways.stop(seconds)), asyncio.ensure_future(over.wait())
+        await asyncio.wait((ended, cut), return_when=asyncio.FIRST_COMPLETED)
+        cut.cancel()
+        await self._gateways.stop(0)
+        await ended
+        await self._probes.stop(0)
+
+    async def Process(self, _: object, context: "grpc.aio.ServicerContext") -> None:
+        """Serves one request of a gateway, to the end of its answer."""
+        stream = ExtProcStream(context)
+        try:
+            scope = await stream.begin()
+        except ClientGone:
+            return
+        except WrongMessage as error:
+            log.error("a gateway is not set up for this endpoint picker", cause=str(error))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        await self._app(scope, stream.receive, stream.send)
+
+
+def _bind(server: "grpc.aio.Server", host: str, port: int, field: str) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return int(server.add_insecure_port(address))
+    except RuntimeError:
+        raise ConfigError(f"{address} cannot be listened on", field) from None

@@ -1,0 +1,41 @@
+"""`GET /v1/models` while no group serves: the names that the operator told. So programs that list models wake no service."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.types import Scope
+from starling_agent.http.error_forms import is_anthropic
+from starling_agent.http.errors import ApiError
+
+MODELS = "/v1/models"
+_STARTED_AT = int(time.time())
+
+
+def is_model_list(scope: Scope) -> bool:
+    return scope["method"] in ("GET", "HEAD") and (scope["path"] == MODELS or scope["path"].startswith(f"{MODELS}/"))
+
+
+def list_models(scope: Scope, names: Sequence[str]) -> bytes:
+    """Returns the list, or the one that the path names, in the client's form. Raises ApiError for a name that is none."""
+    card = _anthropic_card if is_anthropic(scope) else _card
+    name = scope["path"].removeprefix(MODELS).removeprefix("/")
+    if name and name not in names:
+        message = f"the model {name[:200]!r} does not exist; this service has {', '.join(names)}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    if name:
+        return msgspec.json.encode(card(name))
+    data: dict[str, Any] = {"data": [card(each) for each in names]}
+    more = {"has_more": False, "first_id": names[0], "last_id": names[-1]} if is_anthropic(scope) else {"object": "list"}
+    return msgspec.json.encode(more | data)
+
+
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": _STARTED_AT, "owned_by": "starling"}
+
+
+def _anthropic_card(name: str) -> dict[str, Any]:
+    created = datetime.fromtimestamp(_STARTED_AT, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": name, "display_name": name, "created_at": created}

@@ -1,0 +1,119 @@
+"""Picks the backend of a request: the one with the least work before its first token.
+
+Work is counted in prompt tokens. A backend's work is what it has to compute of this prompt, and what it has to do for others:
+
+    work = (tokens - prefix * cached) + load * (pending + request_tokens * open) - session * tokens, if the session was last there
+
+So a cached prefix draws requests until those that wait there would cost more than to compute the prefix elsewhere: a prefix that
+everybody has does not pile all requests onto one backend. While a canary runs, work counts among backends of one revision alone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Literal, NamedTuple
+
+from starling_router.backend import Backend
+from starling_router.revision_order import ANY_REVISION, RevisionOrder
+
+MOST_SESSIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPolicy:
+    """Weights of the reasons to pick a backend; 0 leaves a reason out.
+
+    request_tokens   an open request slows a new one down as much as so many prompt tokens
+    """
+
+    prefix: float = 1.0
+    load: float = 1.0
+    session: float = 1.0
+    request_tokens: int = 256
+
+
+Reason = Literal["prefix", "session", "load"]
+
+
+class Pick(NamedTuple):
+    """The backend of a request. `cached` of its tokens are there already; `reason` is what moved the request there."""
+
+    backend: Backend
+    cached: int
+    reason: Reason
+
+
+class Picker:
+    """Picks backends, and remembers where sessions went."""
+
+    def __init__(self, policy: RouterPolicy) -> None:
+        self._policy = policy
+        self._sessions: OrderedDict[int, str] = OrderedDict()
+        self._picks = 0
+
+    def pick(
+        self,
+        ready: Sequence[Backend],
+        tokens: int,
+        cached: Mapping[int, int],
+        session: str | None = None,
+        tried: Collection[str] = (),
+        order: RevisionOrder = ANY_REVISION,
+    ) -> Pick | None:
+        """Returns the pick for a prompt of so many tokens; None where all that are ready were `tried`.
+
+        `cached` has the tokens that backends have of it, by their numbers.
+        """
+        candidates = [backend for backend in ready if backend.name not in tried]
+        if not candidates:
+            return None
+        last = self._last_of(session)
+        best = min(candidates, key=self._work(tokens, cached, last, order))
+        self._picks += 1
+        best.picked = self._picks
+        self._note(session, best)
+        return Pick(best, cached.get(best.number, 0), self._reason(best, cached, last))
+
+    def fallbacks(
+        self,
+        pick: Pick,
+        ready: Sequence[Backend],
+        tokens: int,
+        cached: Mapping[int, int],
+        most: int,
+        order: RevisionOrder = ANY_REVISION,
+    ) -> list[Backend]:
+        """Returns at most so many of the other backends in the order in which they would be picked, without picking them."""
+        others = (backend for backend in ready if backend is not pick.backend)
+        return nsmallest(most, others, key=self._work(tokens, cached, None, order))
+
+    def _work(
+        self, tokens: int, cached: Mapping[int, int], last: str | None, order: RevisionOrder
+    ) -> Callable[[Backend], tuple[int, float, int]]:
+        """Returns what orders backends for a prompt: their revision, their work, then how long ago they were picked."""
+        policy, pull = self._policy, self._policy.session * tokens
+
+        def work(backend: Backend) -> tuple[int, float, int]:
+            own = tokens - policy.prefix * cached.get(backend.number, 0)
+            others = policy.load * (backend.pending + policy.request_tokens * (backend.open + backend.others))
+            return order.rank(backend), own + others - (pull if backend.name == last else 0.0), backend.picked
+
+        return work
+
+    def _reason(self, best: Backend, cached: Mapping[int, int], last: str | None) -> Reason:
+        if self._policy.session and best.name == last:
+            return "session"
+        return "prefix" if self._policy.prefix and cached.get(best.number, 0) else "load"
+
+    def _last_of(self, session: str | None) -> str | None:
+        return None if session is None else self._sessions.get(hash(session))
+
+    def _note(self, session: str | None, backend: Backend) -> None:
+        if session is None:
+            return
+        key = hash(session)  # clients choose it, and may choose a long one
+        self._sessions[key] = backend.name
+        self._sessions.move_to_end(key)
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)

@@ -1,0 +1,70 @@
+"""`starling router`: serves until a signal."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from starling_agent.contract.router_report import CanaryNotice
+from starling_agent.server.http_server import BACKLOG, HttpServer, bind
+from starling_agent.server.signals import SignalShutdown
+from starling_agent.settings import ServerSettings
+
+from starling_router.discovery import BackendSources
+from starling_router.epp import EppPorts
+from starling_router.exact import ExactPrompts
+from starling_router.hold_queue import HoldPolicy
+from starling_router.picker import RouterPolicy
+from starling_router.router import ServiceRouter
+from starling_router.shadows import SOME_SHADOWS, ShadowPolicy
+from starling_router.tenants import Tenancy
+
+
+async def run_router(
+    settings: ServerSettings,
+    policy: RouterPolicy,
+    hold: HoldPolicy,
+    sources: BackendSources,
+    own_key: Callable[[], str | None],
+    exact: ExactPrompts | None,
+    serving: Callable[[int], None],
+    tenancy: Tenancy,
+    epp_ports: EppPorts | None = None,
+    shadows: ShadowPolicy = SOME_SHADOWS,
+    canary: CanaryNotice | None = None,
+) -> int:
+    """Serves in front of the backends that `sources` have. Returns the exit code.
+
+    For `own_key`, `exact` and `canary` see ServiceRouter.
+    `serving` is called with the port once requests are accepted. With `epp_ports` gateways ask here for endpoints, too.
+    """
+    with contextlib.closing(bind(settings.host, settings.port)) as listener:
+        router = ServiceRouter(settings, policy, own_key, exact, hold, tenancy, shadows, canary)
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_callback(router.close)
+            router.set_backends(sources.urls)
+            epp = None
+            if epp_ports is not None:
+                epp = router.endpoint_picker()
+                await epp.start(settings.host, epp_ports)
+
+            def begin_end() -> None:
+                router.end_polls()
+                if epp is not None:
+                    epp.end_ready()
+
+            server = HttpServer(router.app, None, settings.read_seconds, settings.connection_seconds, router.responses)
+            shutdown = SignalShutdown(server, settings, router.drain, router.open_requests, begin_end, router.end_holding)
+            closing.push_async_callback(_ended, asyncio.create_task(router.find_backends(sources)))
+            if epp is not None:  # its held requests may wait for backends that are still to come
+                closing.push_async_callback(epp.close, settings.drain_seconds, shutdown.drain_over)
+            shutdown.listen()
+            listener.listen(BACKLOG)
+            serving(listener.getsockname()[1])
+            await server.serve(sockets=[listener])
+        return shutdown.exit_code
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancels a task, and waits for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,333 @@
+"""Vectors, scores and rankings, which are those of sentence-transformers for checkpoints that it wrote itself."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from starling_agent.openai.pooling import check_prompts
+from starling_engine import LLM, PoolingParams
+from starling_engine.errors import InvalidRequest, PromptTooLong
+from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.pooled_texts import PooledTexts
+from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
+from starling_engine.frontend.tokenizer import Tokenizer, Truncation
+from starling_engine.model_config.config import load_model_config
+
+from tests.agent.conftest import LiveServer, StartServer
+from tests.agent.scored_texts import CUT, DOCUMENTS, INSTRUCTION, QUERY, TEXTS
+from tests.engine.real_engine import running
+
+REPOSITORY = Path(__file__).parents[2]
+LIBRARY = Path(os.environ.get("STARLING_CACHE") or Path.home() / ".cache/starling") / "sentence-transformers-6.2.0"
+FLAGS = ("--kv-cache-memory-bytes=16MiB", "--max-num-seqs=8")
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+SETTINGS: dict[str, Any] = {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 8, "num_threads": 1, "show_progress": False}
+CLOSE = 1e-3
+PAIRS = {"text_1": QUERY, "text_2": DOCUMENTS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints, written in a process of its own: the library takes seconds to import."""
+    if not LIBRARY.exists():
+        pytest.skip("sentence-transformers is not here: see `make sentence-transformers`")
+    target = tmp_path_factory.mktemp("checkpoints")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.agent.sentence_transformers_checkpoints", str(target)]
+    paths = os.pathsep.join((str(LIBRARY), str(REPOSITORY), os.environ.get("PYTHONPATH", "")))
+    subprocess.run(command, check=True, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": paths}, capture_output=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Any:
+    return json.loads((folder / "expected.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def last(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server(*FLAGS, model=str(folder / "last"))
+
+
+@pytest.fixture(scope="module")
+def messages(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server(*FLAGS, model=str(folder / "messages"))
+
+
+@pytest.fixture(scope="module")
+def reranker(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server(*FLAGS, model=str(folder / "reranker"))
+
+
+@functools.cache
+def model_of(server: LiveServer) -> Any:
+    return server.http.get("/v1/models").json()["data"][0]["id"]
+
+
+def answer(server: LiveServer, path: str, **body: Any) -> Any:
+    found = server.http.post(path, json={"model": model_of(server), **body})
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+def vectors(server: LiveServer, path: str = "/v1/embeddings", **body: Any) -> list[list[float]]:
+    found = answer(server, path, **{"input": TEXTS, **body})
+    assert found["usage"]["prompt_tokens"] > 0
+    return [entry["embedding" if path == "/v1/embeddings" else "data"] for entry in found["data"]]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, abs=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("plain", {}),
+        ("plain", {"prompt_name": "document"}),
+        ("query", {"prompt_name": "query"}),
+        ("short", {"dimensions": 16}),
+        ("truncated", {"truncate_prompt_tokens": 6}),
+        ("plain", {"truncate_prompt_tokens": -1, "truncation_side": "left"}),
+        ("plain", {"path": "/pooling", "task": "embed"}),
+    ],
+)
+def test_vectors_of_a_model_like_qwen3_embedding(name: str, body: dict[str, Any], last: LiveServer, expected: Any) -> None:
+    same(vectors(last, **body), expected["last"][name])
+
+
+def test_vectors_are_the_same_as_token_ids_and_through_openais_client(last: LiveServer, expected: Any) -> None:
+    ids = [answer(last, "/tokenize", prompt=text)["tokens"] for text in TEXTS]
+    same(vectors(last, input=ids), expected["last"]["plain"])
+    client = openai.OpenAI(base_url=f"{last.url}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    found = client.embeddings.create(model=model, input=TEXTS, dimensions=16)
+    same([entry.embedding for entry in found.data], expected["last"]["short"])
+
+
+def test_a_truncated_prompt_has_its_first_or_last_tokens_and_those_around_it(last: LiveServer) -> None:
+    text = TEXTS[1]
+    ids = answer(last, "/tokenize", prompt=text)["tokens"]
+    for side, kept in (("right", [*ids[:4], ids[-1]]), ("left", ids[-5:])):
+        cut = vectors(last, input=text, truncate_prompt_tokens=5, truncation_side=side)
+        same(cut, vectors(last, input=kept))
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("plain", {}),
+        ("query", {"prompt_name": "query", "path": "/pooling"}),
+        ("cut", {"truncate_prompt_tokens": CUT}),
+        ("cut query", {"truncate_prompt_tokens": CUT, "prompt_name": "query"}),
+    ],
+)
+def test_vectors_of_texts_that_go_through_a_chat_template(
+    name: str, body: dict[str, Any], messages: LiveServer, expected: Any
+) -> None:
+    same(vectors(messages, **body), expected["messages"][name])
+
+
+def test_scores_of_texts_that_go_through_a_chat_template(messages: LiveServer, expected: Any) -> None:
+    same([entry["score"] for entry in answer(messages, "/score", **PAIRS)["data"]], expected["messages"]["scores"])
+    counts = [answer(messages, "/v1/embeddings", input=text)["usage"]["prompt_tokens"] for text in ("x", "x<|im_end|>")]
+    assert counts[1] > counts[0] + 1, "a text spelled a control token, and it became one"
+
+
+def test_a_tail_without_room_for_a_text_is_refused(messages: LiveServer) -> None:
+    body = {"model": model_of(messages), "input": TEXTS, "truncate_prompt_tokens": 3}
+    found = messages.http.post("/v1/embeddings", json=body)
+    assert found.status_code == 400 and found.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+async def test_a_checkpoint_may_drop_the_tail_of_what_is_cut(folder: Path, expected: Any) -> None:
+    tokenizer = Tokenizer.load(folder / "without tail")
+
+    async def render(**job: Any) -> ChatPrompt:
+        return tokenizer.renderer.render(**job)
+
+    texts = PooledTexts(PromptEncoder(tokenizer, 512), render, load_model_config(folder / "without tail").pooler)
+    form = PromptForm(texts.special_tokens, truncation=Truncation(CUT), room=0)
+    assert await texts.ids(TEXTS[1], "input", form) == expected["messages"]["ids without tail"]
+
+
+def test_a_script_gets_the_vectors_and_scores_of_a_chat_model_with_a_prompt_of_its_own(folder: Path, expected: Any) -> None:
+    theirs = expected["mean"]
+    with LLM(str(folder / "mean"), **SETTINGS) as llm:
+        same([one.outputs.embedding for one in llm.embed(TEXTS, use_tqdm=False)], theirs["plain"])
+        same([one.outputs.data for one in llm.encode(TEXTS, use_tqdm=False, prompt_name="document")], theirs["document"])
+        found = llm.score(QUERY, DOCUMENTS, use_tqdm=False)
+        same([[one.outputs.score for one in found]], [theirs["scores"]])
+        each = llm.score([QUERY] * len(DOCUMENTS), DOCUMENTS, use_tqdm=False)
+        same([[one.outputs.score for one in each]], [theirs["scores"]])
+        ids = [one.prompt_token_ids for one in llm.embed([QUERY, DOCUMENTS[0]], use_tqdm=False)]
+        assert found[0].prompt_token_ids == ids[0] + ids[1]
+        cut = llm.embed([TEXTS[1], {"prompt_token_ids": [5] * 9}], use_tqdm=False, truncate_prompt_tokens=4)
+        assert [len(one.prompt_token_ids) for one in cut] == [4, 4]
+        assert llm.chat(CHAT["messages"], use_tqdm=False)[0].outputs[0].token_ids
+        refused: list[tuple[Callable[[], object], str]] = [
+            (lambda: llm.score([], DOCUMENTS), "queries"),
+            (lambda: llm.score(TEXTS, DOCUMENTS), "documents"),
+            (lambda: llm.score(QUERY, DOCUMENTS, instruction="a"), "instruction"),
+            (lambda: llm.score(QUERY, DOCUMENTS, use_activation=False), "use_activation"),
+            (lambda: llm.embed("a", prompt_name="passage"), "prompt_name"),
+            (lambda: llm.embed([5, 6], prompt_name="query"), "prompt_name"),
+            (lambda: llm.encode("a", truncate_prompt_tokens=0), "truncate_prompt_tokens"),
+            (lambda: llm.encode("a", pooling_task="token_embed"), "pooling_task"),
+            (lambda: llm.classify("a"), "model"),
+        ]
+        for call, param in refused:
+            with pytest.raises(InvalidRequest) as refusal:
+                call()
+            assert refusal.value.param == param
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+@pytest.mark.parametrize(
+    ("fields", "as_tokens"),
+    [
+        ({}, {"add_generation_prompt": False}),
+        ({"add_generation_prompt": True}, {}),
+        ({"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False}),
+        ({"add_special_tokens": True}, {"add_special_tokens": True, "add_generation_prompt": False}),
+    ],
+)
+def test_vectors_of_a_chat_are_those_of_its_tokens(path: str, fields: Any, as_tokens: Any, last: LiveServer) -> None:
+    messages = [{"role": "user", "content": QUERY}, {"role": "assistant", "content": "<|im_end|> is text"}]
+    tokens = answer(last, "/tokenize", messages=messages, **as_tokens)["tokens"]
+    ours = vectors(last, path, input=None, messages=messages, **fields)
+    same(ours, vectors(last, input=tokens))
+    cut = vectors(last, path, input=None, messages=messages, truncate_prompt_tokens=8, **fields)
+    same(cut, vectors(last, input=tokens[:8]))
+
+
+def test_a_checkpoint_without_a_head_gives_no_tokens(last: LiveServer) -> None:
+    found = last.http.post("/v1/chat/completions", json=CHAT)
+    assert found.status_code == 400 and "has no head that gives tokens" in found.text
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("dense", "Dense"), ("max", "['max']"), ("two", "one at a time"), ("prompt", "include_prompt")],
+)
+def test_the_reason_why_a_checkpoint_gives_no_vectors(name: str, says: str, folder: Path) -> None:
+    fault = load_model_config(folder / name).pooler.fault
+    assert fault is not None and says in fault
+
+
+def test_a_model_with_a_layer_that_is_not_here_gives_tokens_and_no_vectors(folder: Path) -> None:
+    with LLM(str(folder / "dense"), **SETTINGS) as llm:
+        assert llm.chat(CHAT["messages"], use_tqdm=False)[0].outputs[0].token_ids
+        refused: list[Callable[[], object]] = [lambda: llm.embed("a"), lambda: llm.score(QUERY, DOCUMENTS)]
+        for call in refused:
+            with pytest.raises(InvalidRequest, match="Dense, which is not supported"):
+                call()
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+def test_scores_of_vectors_are_their_cosines(path: str, names: tuple[str, str], last: LiveServer, expected: Any) -> None:
+    found = answer(last, path, **dict(zip(names, (QUERY, DOCUMENTS), strict=True)))
+    assert [(entry["index"], entry["object"]) for entry in found["data"]] == [(i, "score") for i in range(len(DOCUMENTS))]
+    same([entry["score"] for entry in found["data"]], expected["last"]["scores"])
+    one_to_one = answer(last, path, **dict(zip(names, ([QUERY] * len(DOCUMENTS), DOCUMENTS), strict=True)))
+    same([entry["score"] for entry in one_to_one["data"]], expected["last"]["scores"])
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [("scores", {}), ("logits", {"use_activation": False}), ("instructed", {"instruction": INSTRUCTION})],
+)
+def test_scores_of_a_reranker(name: str, body: dict[str, Any], reranker: LiveServer, expected: Any) -> None:
+    for _ in range(2):  # the second time from the prefix cache
+        found = answer(reranker, "/score", **PAIRS, **body)
+        same([entry["score"] for entry in found["data"]], expected["reranker"][name])
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_ranks_documents(path: str, reranker: LiveServer, expected: Any) -> None:
+    found = answer(reranker, path, query=QUERY, documents=[{"text": DOCUMENTS[0]}, *DOCUMENTS[1:]])
+    best = expected["reranker"]["ranked"]
+    assert [result["index"] for result in found["results"]] == best
+    assert [result["document"]["text"] for result in found["results"]] == [DOCUMENTS[i] for i in best]
+    same([result["relevance_score"] for result in found["results"]], [expected["reranker"]["scores"][i] for i in best])
+    first = answer(reranker, path, query=QUERY, documents=DOCUMENTS, top_n=1, return_documents=False)["results"]
+    assert [result.keys() for result in first] == [{"index", "relevance_score"}] and first[0]["index"] == best[0]
+
+
+def test_the_first_checkpoints_of_a_reranker_need_an_argument(folder: Path, expected: Any) -> None:
+    theirs = expected["reranker"]
+    forms: list[tuple[dict[str, Any], str]] = [
+        ({}, "scores"),
+        ({"use_activation": False}, "logits"),
+        ({"instruction": INSTRUCTION}, "instructed"),
+    ]
+    with LLM(str(folder / "original"), classifier_from_token="False,True", **SETTINGS) as llm:
+        for fields, name in forms:
+            found = llm.score(QUERY, DOCUMENTS, use_tqdm=False, **fields)
+            same([[one.outputs.score for one in found]], [theirs[name]])
+        assert all(one.num_cached_tokens for one in llm.score(QUERY, DOCUMENTS, use_tqdm=False))
+        long = llm.score(QUERY, DOCUMENTS[0] + " and so on" * 600, use_tqdm=False, truncate_prompt_tokens=-1)
+        assert 500 < len(long[0].prompt_token_ids) <= 512
+        with pytest.raises(PromptTooLong) as refusal:
+            llm.score(QUERY, ["a", "b " * 600])
+        assert refusal.value.param == "documents[1]"
+        assert llm.chat(CHAT["messages"], use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_documents_are_cut_at_their_end(reranker: LiveServer) -> None:
+    whole = answer(reranker, "/score", text_1=QUERY, text_2=DOCUMENTS[0])
+    long = DOCUMENTS[0] + " and so on" * 300
+    most = whole["usage"]["prompt_tokens"]
+    cut = answer(reranker, "/score", text_1=QUERY, text_2=long, truncate_prompt_tokens=most)
+    assert most - 2 <= cut["usage"]["prompt_tokens"] <= most
+    ids = reranker.http.post("/tokenize", json={"prompt": DOCUMENTS[0], "add_special_tokens": False}).json()["tokens"]
+    cut = answer(reranker, "/score", text_1=QUERY, text_2=long, max_tokens_per_doc=len(ids))
+    assert cut["usage"]["prompt_tokens"] <= most + 1
+    refused = reranker.http.post("/score", json={"text_1": QUERY, "text_2": long, "truncate_prompt_tokens": 20})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"path": "/v1/embeddings", "input": "a", "dimensions": 0}, "dimensions", "16, 32, 64"),
+        ({"path": "/v1/embeddings", "input": "a", "dimensions": 24}, "dimensions", "16, 32, 64"),
+        ({"path": "/v1/embeddings", "input": "a", "prompt_name": "passage"}, "prompt_name", "possible: document, query"),
+        ({"path": "/v1/embeddings", "input": [5, 6], "prompt_name": "query"}, "prompt_name", "token ids"),
+        ({"path": "/v1/embeddings", "input": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "-1 or in [2, 512]"),
+        ({"path": "/score", "text_1": "a", "text_2": "b", "instruction": "c"}, "instruction", "no reranker"),
+        ({"path": "/score", "text_1": "a", "text_2": "b", "use_activation": False}, "use_activation", "cosines"),
+        ({"path": "/score", "text_1": "a", "text_2": ["b", "c " * 600]}, "text_2[1]", "maximum context length"),
+    ],
+)
+def test_what_this_model_cannot_do(body: dict[str, Any], param: str, says: str, last: LiveServer) -> None:
+    found = last.http.post(body.pop("path"), json=body)
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, param) and says in error["message"]
+
+
+def test_a_document_cannot_open_a_turn(reranker: LiveServer) -> None:
+    spelled = answer(reranker, "/score", text_1=QUERY, text_2="x<|im_end|>")["usage"]["prompt_tokens"]
+    assert spelled > answer(reranker, "/score", text_1=QUERY, text_2="x")["usage"]["prompt_tokens"] + 1
+
+
+def test_a_pair_that_is_too_long_is_refused_by_its_document(reranker: LiveServer) -> None:
+    found = reranker.http.post("/rerank", json={"query": QUERY, "documents": ["a", "b " * 600]}).json()["error"]
+    assert found["param"] == "documents[1]" and found["code"] == "context_length_exceeded"
+
+
+async def test_a_prompt_that_the_engine_cannot_hold_is_refused_by_its_field() -> None:
+    """The KV cache may hold less than the model's length, which is all that the routes know."""
+    async with running(max_model_len=64) as engine:
+        with pytest.raises(PromptTooLong, match="the KV cache considered") as refusal:
+            check_prompts(engine, {"query": [[5]], "documents": [[5], [5] * 65]}, PoolingParams())
+    assert refusal.value.param == "documents"

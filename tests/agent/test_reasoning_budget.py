@@ -1,0 +1,121 @@
+"""Budgets of reasoning over HTTP, with a model whose tokenizer has tokens that mark it, and whose prompts open it."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.agent.conftest import MODEL, REPOSITORY, LiveServer, StartServer
+
+QUESTION = [{"role": "user", "content": "What does len() do?"}]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n<think>\n"
+)
+
+
+@pytest.fixture(scope="module")
+def thinker(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
+    """The repository's model, whose two youngest tokens have become marks. It reasons until its tokens are spent."""
+    folder = tmp_path_factory.mktemp("model") / "thinker"
+    shutil.copytree(REPOSITORY / MODEL, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    model, marks = tokenizer["model"], {"<think>": 4094, "</think>": 4095}
+    model["vocab"] = {text: token for text, token in model["vocab"].items() if token not in marks.values()}
+    model["merges"] = model["merges"][:-2]
+    for text, token in marks.items():
+        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": token, "content": text})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return start_server("--served-model-name=thinker", "--kv-cache-memory-bytes=64MiB", "--accept-seconds=0", model=str(folder))
+
+
+@pytest.fixture(scope="module")
+def client(thinker: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def chat(client: openai.OpenAI, budget: int | None, **fields: Any) -> tuple[str | None, str | None, list[int]]:
+    extra = {"thinking_token_budget": budget, "return_token_ids": True}
+    settings = {"model": "thinker", "messages": QUESTION, "max_tokens": 40, "temperature": 0, "extra_body": extra, **fields}
+    choice = client.chat.completions.create(**settings).choices[0]
+    return getattr(choice.message, "reasoning", None), choice.message.content, choice.token_ids
+
+
+@pytest.mark.parametrize("budget", [0, 1, 17])
+def test_reasoning_ends_behind_its_budget_and_the_answer_goes_on(client, budget):
+    _, nothing, free = chat(client, None)
+    assert 4095 not in free and not nothing, "or this shows nothing"
+    reasoning, content, tokens = chat(client, budget)
+    assert tokens[:budget] == free[:budget] and tokens[budget] == 4095
+    assert bool(reasoning) == bool(budget) and content
+
+
+def test_a_form_follows_the_reasoning(client):
+    schema = {"name": "n", "schema": {"type": "object", "properties": {"n": {"const": 7}}, "required": ["n"]}}
+    form = {"type": "json_schema", "json_schema": schema}
+    reasoning, content, tokens = chat(client, 5, response_format=form, max_tokens=60)
+    assert reasoning and tokens[5] == 4095
+    assert json.loads(content)["n"] == 7
+
+
+def test_many_at_once_each_have_their_own(client):
+    answer = client.completions.create(
+        model="thinker", prompt=["<think>\nThe", "No thoughts", "<think>\nA"] * 4, max_tokens=20, temperature=0,
+        extra_body={"thinking_token_budget": 6, "return_token_ids": True, "skip_special_tokens": False},
+    )  # fmt: skip
+    for choice in answer.choices:
+        assert (choice.token_ids[6] == 4095) == (choice.index % 3 != 1)
+
+
+def test_anthropics_clients_set_it_by_their_own_name(thinker):
+    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as client:
+        thinking: Any = {"type": "enabled", "budget_tokens": 7}
+        message = client.messages.create(model="thinker", max_tokens=40, messages=QUESTION, thinking=thinking)
+        assert [block.type for block in message.content] == ["thinking", "text"]
+        with pytest.raises(anthropic.BadRequestError, match="budget_tokens"):
+            client.messages.create(
+                model="thinker", max_tokens=40, messages=QUESTION, thinking={"type": "enabled", "budget_tokens": -1}
+            )
+
+
+def test_openrouters_object_says_the_same(client, thinker):
+    usage = client.chat.completions.create(
+        model="thinker",
+        messages=QUESTION,
+        max_tokens=30,
+        extra_body={"reasoning": {"max_tokens": 9, "exclude": True, "summary": "auto"}},
+    )
+    assert usage.usage.completion_tokens_details.reasoning_tokens == pytest.approx(9, abs=1)
+    assert not hasattr(usage.choices[0].message, "reasoning")
+    stream = client.chat.completions.create(
+        model="thinker", messages=QUESTION, max_tokens=30, stream=True, stream_options={"include_usage": True},
+        extra_body={"reasoning": {"max_tokens": 9}},
+    )  # fmt: skip
+    assert [*stream][-1].usage.completion_tokens_details.reasoning_tokens == pytest.approx(9, abs=1)
+    for given, param in (
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),  # the template has no levels
+        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": 1}, "thinking_token_budget": 1}, "reasoning.max_tokens"),
+        ({"reasoning": {"depth": 1}}, "reasoning.depth"),
+    ):
+        answer = thinker.http.post("/v1/chat/completions", json={"messages": QUESTION, **given})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("fields", [{"thinking_token_budget": -1}, {"thinking_token_budget": 1, "use_beam_search": True, "n": 2}])
+def test_impossible_budgets_are_refused(thinker, fields):
+    answer = thinker.http.post("/v1/chat/completions", json={"messages": QUESTION, "temperature": 0, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
+
+
+def test_a_model_without_marks_has_no_budget_but_takes_anthropics_hint(http):
+    answer = http.post("/v1/chat/completions", json={"messages": QUESTION, "thinking_token_budget": 5})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
+    thinking = {"type": "enabled", "budget_tokens": 5}
+    answer = http.post("/v1/messages", json={"model": "pydoc", "max_tokens": 4, "messages": QUESTION, "thinking": thinking})
+    assert answer.status_code == 200, answer.text

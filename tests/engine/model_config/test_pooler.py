@@ -1,0 +1,153 @@
+"""The files of sentence-transformers: older forms of them, and what is wrong in them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starling_engine.args import EngineArgs, classifier_of
+from starling_engine.errors import ConfigError, ModelError
+from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.pooler import PoolerConfig, TextMessages, read_pooler
+
+OLD = "sentence_transformers.models"
+QWEN3_EMBEDDING: dict[str, Any] = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": f"{OLD}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{OLD}.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{OLD}.Normalize"},
+    ],
+    "1_Pooling/config.json": {
+        "word_embedding_dimension": 1024,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": False,
+        "pooling_mode_lasttoken": True,
+        "include_prompt": True,
+    },
+    "config_sentence_transformers.json": {
+        "prompts": {"query": "Instruct: find\nQuery:", "document": ""},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    },
+}
+MODULES = QWEN3_EMBEDDING["modules.json"]
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+SCORE = {"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}
+
+
+def read(folder: Path, files: dict[str, Any], **config: Any) -> PoolerConfig:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    return read_pooler(folder, Fields(config, "config.json"))
+
+
+def test_without_files_a_vector_is_the_normalized_mean(tmp_path: Path) -> None:
+    assert read(tmp_path, {}, matryoshka_dimensions=[8, 16]) == PoolerConfig(dimensions=(8, 16))
+
+
+def test_the_files_of_qwen3_embedding(tmp_path: Path) -> None:
+    prompts = QWEN3_EMBEDDING["config_sentence_transformers.json"]["prompts"]
+    assert read(tmp_path, QWEN3_EMBEDDING) == PoolerConfig(pooling="last", normalize=True, prompts=prompts)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"modules.json": MODULES[:2]}, PoolerConfig(pooling="last", normalize=False)),
+        ({"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}}, PoolerConfig()),
+        ({"1_Pooling/config.json": {"pooling_mode": "cls"}}, PoolerConfig(pooling="cls")),
+        ({"1_Pooling/config.json": {}}, PoolerConfig()),
+        (
+            {"sentence_bert_config.json": {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}},
+            PoolerConfig(pooling="last", template_variables={"add_generation_prompt": True}),
+        ),
+        (
+            {
+                "sentence_bert_config.json": {
+                    "modality_config": {"message": {**FORWARD, "format": "structured"}},
+                    "processing_kwargs": {"chat_template": {"restore_suffix": False, "max_length": 9, "purpose": "search"}},
+                }
+            },
+            PoolerConfig(
+                pooling="last",
+                messages=TextMessages(parts=True, restore_suffix=False),
+                template_variables={"purpose": "search"},
+            ),
+        ),
+        (
+            {"modules.json": [MODULES[0], SCORE], "1_LogitScore/config.json": {"true_token_id": 9, "false_token_id": 0}},
+            PoolerConfig(classifier_tokens=(9, 0)),
+        ),
+        (
+            {"modules.json": [MODULES[0], SCORE], "1_LogitScore/config.json": {"true_token_id": 9, "false_token_id": None}},
+            PoolerConfig(classifier_tokens=(9,)),
+        ),
+    ],
+)
+def test_other_files(files: dict[str, Any], expected: PoolerConfig, tmp_path: Path) -> None:
+    found = read(tmp_path, {**QWEN3_EMBEDDING, "config_sentence_transformers.json": {}, **files})
+    assert found == expected
+
+
+def test_a_missing_file_is_a_fault_of_vectors_alone(tmp_path: Path) -> None:
+    """Offline, a cache from before these files were wanted lacks them."""
+    fault = read(tmp_path, {"modules.json": MODULES}).fault
+    assert fault is not None and "1_Pooling/config.json is missing" in fault
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"modules.json": [{"path": "", "type": "custom_st.Transformer"}, *MODULES[1:]]}, "custom_st.Transformer"),
+        ({"sentence_bert_config.json": {"do_lower_case": True}}, "lower case"),
+        ({"sentence_bert_config.json": {"query_expansion": {"length": 32}}}, "query_expansion"),
+        ({"sentence_bert_config.json": {"processor_kwargs": {"chat_template": "x"}}}, "processor_kwargs.chat_template"),
+        (
+            {"sentence_bert_config.json": {"modality_config": {"message": {**FORWARD, "method_output_name": "logits"}}}},
+            "modality_config.message.method_output_name 'logits'",
+        ),
+        (
+            {"sentence_bert_config.json": {"processing_kwargs": {"text": {"padding": True, "add_special_tokens": False}}}},
+            "processing_kwargs.text.add_special_tokens",
+        ),
+        ({"1_Pooling/config.json": {"pooling_mode_max_tokens": True, "pooling_mode_lasttoken": True}}, "one at a time"),
+    ],
+)
+def test_other_ways_to_make_vectors_are_a_fault(files: dict[str, Any], says: str, tmp_path: Path) -> None:
+    fault = read(tmp_path, {**QWEN3_EMBEDDING, **files}).fault
+    assert fault is not None and says in fault
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"modules.json": [{"path": "x"}]}, "modules.json cannot be read"),
+        ({"modules.json": "x"}, "modules.json cannot be read"),
+        ({"1_Pooling/config.json": []}, "must hold a JSON object"),
+        ({"1_Pooling/config.json": {"include_prompt": 1}}, "include_prompt must be true or false"),
+        ({"config_sentence_transformers.json": {"prompts": {"query": 5}}}, "query must be a string"),
+        ({"config_sentence_transformers.json": {"default_prompt_name": "x"}}, "default_prompt_name must be one of"),
+        (
+            {"sentence_bert_config.json": {"processing_kwargs": {"chat_template": {"continue_final_message": True}}}},
+            "chat_template.*continue_final_message is not supported",
+        ),
+        ({"modules.json": [SCORE], "1_LogitScore/config.json": {}}, "true_token_id is missing"),
+    ],
+)
+def test_a_wrong_file_is_named(files: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=says):
+        read(tmp_path, {**QWEN3_EMBEDDING, **files})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, ()), ("no,yes", ("yes", "no")), (" no , yes", ("yes", "no")), ("Yes", ("Yes",))]
+)
+def test_the_argument_has_the_positive_token_last(given: str | None, expected: tuple[str, ...]) -> None:
+    assert classifier_of(EngineArgs(model="x", classifier_from_token=given)) == expected
+
+
+@pytest.mark.parametrize("given", ["", "a,", "a,b,c"])
+def test_a_wrong_argument_is_named(given: str) -> None:
+    with pytest.raises(ConfigError, match="such as no,yes"):
+        EngineArgs(model="x", classifier_from_token=given)

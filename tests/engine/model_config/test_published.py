@@ -1,0 +1,170 @@
+"""What is read of configs as their authors published them. Fields that have no part in it are left out."""
+
+from typing import Any
+
+import pytest
+from starling_engine.model_config.config import parse_model_config
+from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.rope import Llama3Scaling, LongRopeScaling, YarnScaling
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def shape(architecture: str, layers: int, hidden: int, width: int, heads: int, kv_heads: int, vocab: int) -> dict[str, Any]:
+    return {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+    }
+
+
+GEMMA_1_2B = shape("Gemma", 18, 2048, 16384, 8, 1, 256000) | {
+    "head_dim": 256,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 8192,
+    "rope_theta": 10000.0,
+    "eos_token_id": 1,
+}
+GEMMA_2_2B = shape("Gemma2", 26, 2304, 9216, 8, 4, 256000) | {
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "eos_token_id": 1,
+}
+GEMMA_3_1B = shape("Gemma3", 26, 1152, 6912, 4, 1, 262144) | {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "eos_token_id": [1, 106],
+}
+COMMAND_R = shape("Cohere", 40, 8192, 22528, 64, 64, 256000) | {
+    "max_position_embeddings": 8192,
+    "model_max_length": 131072,
+    "rope_theta": 8000000.0,
+    "logit_scale": 0.0625,
+    "eos_token_id": 255001,
+}
+PHI_3_5_MINI = shape("Phi3", 32, 3072, 8192, 32, 32, 32064) | {
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "rope_scaling": LONGROPE,
+    "sliding_window": 262144,
+    "eos_token_id": 32000,
+}
+PHI_4_MINI = shape("Phi3", 32, 3072, 8192, 24, 8, 200064) | {
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75,
+    "rope_theta": 10000.0,
+    "rope_scaling": LONGROPE,
+    "sliding_window": 262144,
+    "eos_token_id": 199999,
+}
+GPT_OSS_20B = shape("GptOss", 24, 2880, 2880, 64, 8, 201088) | {
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rope_theta": 150000,
+    "rope_scaling": YARN,
+    "sliding_window": 128,
+    "layer_types": [SLIDING, FULL] * 12,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "eos_token_id": 200002,
+}
+EXAONE_4_32B = shape("Exaone4", 64, 5120, 27392, 40, 8, 102400) | {
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000,
+    "rope_scaling": LLAMA3,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+    "eos_token_id": 361,
+}
+EXAONE_4_1B = shape("Exaone4", 30, 2048, 4096, 32, 8, 102400) | {
+    "head_dim": 64,
+    "max_position_embeddings": 65536,
+    "rope_theta": 1000000,
+    "rope_scaling": LLAMA3,
+    "sliding_window": None,
+    "sliding_window_pattern": None,
+    "eos_token_id": 361,
+}
+GLM_4_32B_0414 = shape("Glm4", 61, 6144, 23040, 48, 2, 151552) | {
+    "head_dim": 128,
+    "attention_bias": False,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 10000.0,
+    "eos_token_id": [151329, 151336, 151338],
+}
+OLMO_2_7B = shape("Olmo2", 32, 4096, 11008, 32, 32, 100352) | {
+    "max_position_embeddings": 4096,
+    "rope_theta": 500000,
+    "rope_scaling": None,
+    "eos_token_id": 100257,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "thetas", "scaling", "max_position", "rotary_dim", "eos"),
+    [
+        pytest.param(GEMMA_1_2B, [(0, 0)], [1e4], None, 8192, 256, (1,), id="gemma-2b"),
+        pytest.param(GEMMA_2_2B, [(4096, 0), (0, 0)], [1e4], None, 8192, 256, (1,), id="gemma-2-2b"),
+        pytest.param(GEMMA_3_1B, [(512, 1)] * 5 + [(0, 0)], [1e6, 1e4], None, 32768, 256, (1, 106), id="gemma-3-1b"),
+        pytest.param(COMMAND_R, [(0, 0)], [8e6], None, 131072, 128, (255001,), id="command-r"),
+        pytest.param(PHI_3_5_MINI, [(0, 0)], [1e4], LongRopeScaling, 131072, 96, (32000,), id="phi-3.5-mini"),
+        pytest.param(PHI_4_MINI, [(0, 0)], [1e4], LongRopeScaling, 131072, 96, (199999,), id="phi-4-mini"),
+        pytest.param(GPT_OSS_20B, [(128, 0), (0, 0)], [150000.0], YarnScaling, 131072, 64, (200002,), id="gpt-oss-20b"),
+        pytest.param(EXAONE_4_32B, [(4096, 0)] * 3 + [(0, None)], [1e6], Llama3Scaling, 131072, 128, (361,), id="exaone-4-32b"),
+        pytest.param(EXAONE_4_1B, [(0, 0)], [1e6], Llama3Scaling, 65536, 64, (361,), id="exaone-4-1.2b"),
+        pytest.param(GLM_4_32B_0414, [(0, 0)], [1e4], None, 32768, 64, (151329, 151336, 151338), id="glm-4-32b"),
+        pytest.param(OLMO_2_7B, [(0, 0)], [5e5], None, 4096, 128, (100257,), id="olmo-2-7b"),
+    ],
+)
+def test_a_published_config(
+    config: dict[str, Any],
+    layers: list[tuple[int, int | None]],
+    thetas: list[float],
+    scaling: type[object] | None,
+    max_position: int,
+    rotary_dim: int,
+    eos: tuple[int, ...],
+) -> None:
+    """`layers` are each layer's window and rotary embedding, which repeat; the first embedding is scaled."""
+    model = parse_model_config(Fields(config, "config.json"), Fields({}, "generation_config.json"))
+    expected = [layers[at % len(layers)] for at in range(config["num_hidden_layers"])]
+    assert [(layer.window, layer.rope) for layer in model.layers] == expected
+    assert [rope.theta for rope in model.ropes] == thetas
+    assert model.rotary_dims == (rotary_dim,) * len(thetas)
+    assert isinstance(model.ropes[0].scaling, scaling or type(None))
+    assert (model.max_position, model.eos_token_ids) == (max_position, eos)

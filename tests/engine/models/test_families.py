@@ -1,0 +1,97 @@
+"""Each family against transformers: in chunks, and split over ranks, the same logits and the same greedy tokens."""
+
+import pytest
+import torch
+from starling_engine import native
+from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.native_cpu import NativeAttention
+from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.layers.linear_select import select_linear_method
+from starling_engine.model_config.config import load_model_config
+from starling_engine.models.decoder import Decoder
+from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.topology.shard import ALL, Shard
+from starling_engine.weights.loader import load_weights
+
+from tests.engine.checkpoints import FAMILIES, PROMPT, Reference
+from tests.engine.models.conftest import FAMILY_STEPS, ReferenceOf
+from tests.engine.models.test_decoder import TOLERANCE, assert_same_greedy
+from tests.engine.paged_driver import PagedDriver
+from tests.engine.parallel.threads import on_ranks
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+LENGTHS = {"phi3-short": 512}
+"""Longest sequences of engines, where it matters."""
+CHUNKS = [7, 1, 20, 12]
+
+
+def driver_of(
+    name: str,
+    reference: Reference,
+    backend: AttentionBackend,
+    ranks: Communicator = ALONE,
+    stages: int = 1,
+    dtype: torch.dtype = FP32,
+) -> PagedDriver:
+    config, methods = load_model_config(reference.folder), select_linear_method(dtype, CPU)
+    shards = [ALL] if stages == 1 else [Shard(at, stages) for at in range(stages)]
+    models = [Decoder(config, dtype, CPU, methods, backend, LENGTHS.get(name), tensor=ranks, stage=shard) for shard in shards]
+    for model in models:
+        load_weights(model, reference.folder)
+    return PagedDriver(models[0], dtype, block_size=8, sequences=2, tensor=ranks.shard, later=models[1:])
+
+
+def compare(driver: PagedDriver, reference: Reference) -> None:
+    start = 0
+    for size in CHUNKS:
+        (logits,) = driver.run([(0, reference.prompt[start : start + size])])
+        torch.testing.assert_close(logits, reference.logits[start : start + size], atol=TOLERANCE, rtol=0)
+        start += size
+    assert_same_greedy(driver.greedy(int(logits[-1].argmax()), FAMILY_STEPS), reference)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("split", ["alone", "two ranks", "two stages"])
+@pytest.mark.matrix
+def test_a_family_answers_as_transformers_does(
+    name: str, split: str, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages run on torch alone, as on a machine without native kernels."""
+    reference = reference_of(name)
+    if split == "two stages":
+        monkeypatch.setattr(native, "load", lambda: None)
+    backend: AttentionBackend = TorchPagedAttention() if native.load() is None else NativeAttention()
+    if split == "two ranks":
+        on_ranks(2, "gloo", lambda ranks: compare(driver_of(name, reference, backend, ranks), reference))
+        return
+    driver = driver_of(name, reference, backend, stages=2 if split == "two stages" else 1)
+    compare(driver, reference)
+    other = [*reference.prompt[:-6], 1, *reference.prompt[-5:]]
+    (logits,) = driver.run([(1, other)])
+    assert (logits[-1] - reference.logits[PROMPT - 1]).abs().max() > 100 * TOLERANCE, "attention decides what comes"
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("name", ["gemma3", "olmo2"])
+def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
+    name: str, kernels: bool, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights near 0, to which 1 is added, are finer than 1 + weight is in bfloat16."""
+    if not kernels:
+        monkeypatch.setattr(native, "load", lambda: None)
+    elif native.load() is None:
+        pytest.skip("this machine has no native kernels")
+    reference = reference_of(name, torch.bfloat16)
+    driver = driver_of(name, reference, NativeAttention() if kernels else TorchPagedAttention(), dtype=torch.bfloat16)
+    (logits,) = driver.run([(0, reference.prompt + reference.tokens)])
+    error = (logits - reference.logits).norm(dim=1) / reference.logits.norm(dim=1)
+    print(f"{name}: {error.median():.4f}, agreement {(logits.argmax(-1) == reference.logits.argmax(-1)).double().mean():.3f}")
+    assert error.median() < 0.03
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmo3", "cohere2"])
+def test_tokens_that_nobody_samples_from_may_be_left_out(name: str, reference_of: ReferenceOf) -> None:
+    reference = reference_of(name)
+    driver = driver_of(name, reference, TorchPagedAttention())
+    found = driver.run_to_last([(0, reference.prompt), (1, reference.prompt[:11])])
+    torch.testing.assert_close(found, reference.logits[[PROMPT - 1, 10]], atol=TOLERANCE, rtol=0)

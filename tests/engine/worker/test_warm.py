@@ -1,0 +1,171 @@
+"""Kernels that are compiled ahead are all that a rank needs later, and the rank finds them."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+import torch
+from starling_engine.config import ParallelLayout, WorkerConfig
+from starling_engine.kernels.ahead import LateKernels, compile_variants
+from starling_engine.parallel.communicator import no_tick
+from starling_engine.platforms.triton_support import H200
+from starling_engine.worker import warm
+
+from bench.gpu.shapes import model_folder
+from tests.engine.kernels.compiled import compile_here, in_compiler
+from tests.engine.workers import plain_worker
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def config_of(folder: Path, shape: str, **changes: object) -> WorkerConfig:
+    """Of a small model, in limits in which contexts are split and prefixes are attended to apart."""
+    settings = {"load_format": "dummy", "device": "cuda", "dtype": "bfloat16", "max_num_batched_tokens": 2048}
+    sizes = {"max_model_len": 8192, "max_num_seqs": 64}
+    return plain_worker(model_path=str(model_folder(shape, toy=True, root=folder)), **settings, **sizes, **changes)
+
+
+def met_later(config: WorkerConfig) -> tuple[int, list[str]]:
+    """Returns how many kernels are met when a rank gets ready, and those that steps of any size meet then. Runs in the compiler."""
+    from starling_engine.kernels.ahead import note_launches, pretend
+    from starling_engine.worker.device.step_buffer import StepShape
+
+    pretend(H200)
+    runner = warm.shapes_only_runner(config)
+    known = {(kernel.__name__, data) for kernel, data in note_launches(lambda: warm.meet_kernels(runner))}
+
+    def step(tokens: int, rows: int, longest: int, shared: int = 0) -> Callable[[], None]:
+        """Rows of the same length; with `shared`, blocks that they have in common."""
+
+        def run() -> None:
+            fields = runner._writer.padding(StepShape(tokens, rows, rows))
+            hidden = runner._forward(fields, None, longest, shared=shared)
+            runner._head(fields, hidden[:rows].contiguous(), 0)
+
+        return run
+
+    steps = [step(rows, rows, 1) for rows in (1, 2, 3, 7, 16, 33, 63, 64)]
+    steps += [step(tokens, rows, tokens) for tokens, rows in ((1, 1), (5, 1), (16, 2), (513, 1), (777, 33), (1024, 64), (2048, 3))]
+    steps += [step(1000, rows, 900) for rows in (2, 5, 9, 17, 40)]
+    steps += [step(rows, rows, 1, shared) for rows in (8, 20, 64) for shared in (3, 16, 37, 100, 255, 400)]
+    with torch.inference_mode():
+        later = [each for run in steps for each in note_launches(run)]
+    return len(known), sorted({kernel.__name__ for kernel, data in later if (kernel.__name__, data) not in known})
+
+
+def count_variants(config: WorkerConfig) -> int:
+    from starling_engine.kernels.ahead import pretend
+
+    pretend(H200)
+    return len(warm.variants_of(config))
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["recorded", "eager"])
+@pytest.mark.parametrize("shape", ["Llama-3-8B", pytest.param("30B-A3B", marks=pytest.mark.whole)])
+def test_no_later_step_needs_another_kernel(shape: str, eager: bool, tmp_path: Path) -> None:
+    known, later = in_compiler(met_later, config_of(tmp_path, shape, enforce_eager=eager))
+    assert known > 15 and later == []
+
+
+@pytest.mark.whole
+def test_a_rank_of_several_is_looked_at_without_the_others(tmp_path: Path) -> None:
+    known, later = in_compiler(met_later, config_of(tmp_path, "Llama-3-8B", layout=ParallelLayout(tensor=2)))
+    assert known > 15 and later == []
+
+
+def test_a_later_stage_gets_ready_without_the_one_before(tmp_path: Path) -> None:
+    variants = in_compiler(count_variants, config_of(tmp_path, "Llama-3-8B", layout=ParallelLayout(pipeline=2), rank=1))
+    assert variants > 15
+
+
+@pytest.mark.whole  # a process that imports torch
+def test_a_failure_is_told_and_nothing_else_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    config = config_of(tmp_path, "Llama-3-8B", attention_backend="sdpa")
+    compilation, ticks = warm.KernelCompilation(config, H200), []
+    compilation.wait(lambda: ticks.append(1))
+    assert "compiled as they come" in caplog.text and "attention_backend" in caplog.text and ticks
+    assert not (tmp_path / "cache").exists()
+
+
+def launch_merge() -> None:
+    from starling_engine.kernels.split_attention import Partial, merge
+
+    merge(Partial(torch.empty(3, 1, 2, 16, device="meta"), torch.empty(3, 1, 2, device="meta")), torch.float32)
+
+
+def count_late() -> list[int]:
+    """Counts the late kernels of two launches alike. Nothing else in this process has such heads."""
+    from triton import knobs
+
+    late = LateKernels()
+    try:
+        counts = []
+        for _ in range(2):
+            compile_here(launch_merge)
+            counts.append(late.take())
+        return counts
+    finally:
+        knobs.runtime.jit_post_compile_hook = None
+
+
+def test_a_kernel_that_is_met_late_is_counted_once() -> None:
+    assert in_compiler(count_late) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("kill -9 $$", "the process ended with status -9"), ("exec sleep 600", "took more than"), (None, "No such file")],
+    ids=["killed", "late", "not started"],
+)
+def test_a_rank_starts_whatever_becomes_of_the_compiling_process(
+    program: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    python = tmp_path / "python"
+    if program is not None:
+        python.write_text(f"#!/bin/sh\n{program}\n")
+        python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(warm, "MOST_SECONDS", 0.5 if program and "sleep" in program else 60.0)
+    compilation = warm.KernelCompilation(config_of(tmp_path, "Llama-3-8B"), H200)
+    compilation.wait(no_tick)
+    assert "compiled as they come" in caplog.text and said in caplog.text
+    assert compilation._process is None or compilation._process.wait(60) == -signal.SIGKILL
+    assert not (tmp_path / "cache").exists()
+
+
+class Killed:
+    """A kernel that needs more memory than there is."""
+
+    def preload(self, _data: str) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def compile_killed() -> str:
+    try:
+        compile_variants([(Killed(), "")] * 2, processes=2)
+    except BrokenProcessPool as error:
+        return str(error)
+    return ""
+
+
+def test_a_compiler_that_is_killed_is_not_waited_for() -> None:
+    assert "terminated abruptly" in in_compiler(compile_killed)
+
+
+@pytest.mark.whole  # half a minute of compiling
+def test_what_was_compiled_ahead_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    config = config_of(tmp_path, "Llama-3-8B")
+    warm.KernelCompilation(config, H200).wait(no_tick)
+    assert len(list((tmp_path / "cache").rglob("attention_kernel.cubin"))) >= 4
+    began = set((tmp_path / "cache").iterdir())
+    warm.KernelCompilation(config, H200).wait(no_tick)
+    assert set((tmp_path / "cache").iterdir()) == began, "there was nothing left to do"

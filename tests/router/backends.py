@@ -1,0 +1,75 @@
+"""HTTP servers that answer as agents do, or as a test wants them to fail."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from starling_agent.contract.backend import BackendState
+
+Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def echo(request: web.Request) -> web.StreamResponse:
+    body = await request.text()
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    return web.json_response({"path": request.path_qs, "method": request.method, "body": body, "headers": headers})
+
+
+def refuse(status: int) -> Respond:
+    async def respond(_: web.Request) -> web.StreamResponse:
+        error = {"message": f"refused with {status}", "type": "x", "param": None, "code": "shutting_down" if status == 503 else "x"}
+        return web.json_response({"error": error}, status=status, headers={"Retry-After": "7"})
+
+    return respond
+
+
+async def drop(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    await asyncio.sleep(10)
+    raise AssertionError
+
+
+def stream(count: int, *, content_type: str = "text/event-stream", then: Respond | None = None) -> Respond:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": content_type})
+        await response.prepare(request)
+        for i in range(count):
+            await response.write(f"data: {i}\n\n".encode())
+            await asyncio.sleep(0.01)
+        return response if then is None else await then(request)
+
+    return respond
+
+
+class StubBackend:
+    """One server. `respond` answers all but /backend, which tells `state`, next times `late`; `paths` were asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.respond: Respond = echo
+        self.state = BackendState(pod=name, ready=True, open=0, models=["m"], block_size=16)
+        self.paths: list[str] = []
+        self.late = 0
+        self.url = ""
+        app = web.Application(client_max_size=2**26)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/backend":
+            if self.late:
+                self.late -= 1
+                await asyncio.sleep(5)
+            return web.json_response(self.state.model_dump())
+        self.paths.append(request.path)
+        return await self.respond(request)
