@@ -65,11 +65,23 @@ def compile_here(launch: Callable[[], object]) -> list[Compiled]:
     run, kernels = JITFunction.run, []
 
     def compile_only(self: Any, *args: Any, **options: Any) -> None:
+        _met.append(self)
         kernels.append(run(self, *args, **{**options, "warmup": True}))
 
     with mock.patch.object(JITFunction, "run", compile_only):
         launch()
     return [_look(kernel) for kernel in kernels]
+
+
+_met: list[Any] = []
+"""Triton's functions that were compiled in this process."""
+
+
+def forget_compiled() -> None:
+    """Makes that process compile again what it meets again: what is compiled would be launched, not noted."""
+    for function in _met:
+        function.device_caches.clear()
+    _met.clear()
 
 
 def _look(kernel: Any) -> Compiled:

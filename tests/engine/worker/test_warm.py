@@ -16,7 +16,7 @@ from starling_engine.platforms.triton_support import H200
 from starling_engine.worker import warm
 
 from bench.gpu.shapes import model_folder
-from tests.engine.kernels.compiled import compile_here, in_compiler
+from tests.engine.kernels.compiled import compile_here, forget_compiled, in_compiler
 from tests.engine.workers import plain_worker
 
 pytestmark = pytest.mark.timeout(200)
@@ -35,6 +35,7 @@ def met_later(config: WorkerConfig) -> tuple[int, list[str]]:
     from starling_engine.worker.device.step_buffer import StepShape
 
     pretend(H200)
+    forget_compiled()
     runner = warm.shapes_only_runner(config)
     known = {(kernel.__name__, data) for kernel, data in note_launches(lambda: warm.meet_kernels(runner))}
 
@@ -61,6 +62,7 @@ def count_variants(config: WorkerConfig) -> int:
     from starling_engine.kernels.ahead import pretend
 
     pretend(H200)
+    forget_compiled()
     return len(warm.variants_of(config))
 
 
