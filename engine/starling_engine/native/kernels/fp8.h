@@ -47,6 +47,8 @@ inline __m512i fp8_to_bf16(__m256i v) {
   return _mm512_or_si512(found, _mm512_and_si512(x, _mm512_set1_epi16(INT16_MIN)));
 }
 
+inline IReg bf16_pairs(const fp8* p) { return (IReg)fp8_to_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+
 inline __m256i low_half(__m512i v) { return _mm512_castsi512_si256(v); }
 inline __m512 widen(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
 inline void store32(bf16* p, __m512i v) { _mm512_storeu_si512(p, v); }
@@ -84,17 +86,55 @@ inline fp8 to_fp8(float v) {
   return {static_cast<uint8_t>(sign | found)};
 }
 
-inline void store16(fp8* p, Floats v, Lanes lanes) {
-  alignas(64) float all[16];
-  store16(all, v);
-  for (int i = 0; i < 16; ++i)
-    if (lanes >> i & 1) p[i] = to_fp8(all[i]);
+// A register of elements as pairs of bf16, which hold them exactly.
+#ifdef __AVX2__
+// As for AVX-512; subnormal numbers and NaN are seldom there.
+inline __m256i fp8_to_bf16(__m128i v) {
+  const __m256i x = _mm256_cvtepi8_epi16(v);
+  const __m256i moved = _mm256_and_si256(_mm256_slli_epi16(x, 4), _mm256_set1_epi16(static_cast<int16_t>(0x87F0)));
+  const __m256i normal = _mm256_add_epi16(moved, _mm256_set1_epi16(120 << 7));
+  const __m256i after = _mm256_add_epi16(_mm256_slli_epi16(x, 9), _mm256_set1_epi16(1 << 9));
+  const __m256i special = _mm256_cmpeq_epi16(_mm256_min_epu16(after, _mm256_set1_epi16(8 << 9)), after);
+  if (__builtin_expect(_mm256_testz_si256(special, special), 1)) return normal;
+  const __m128i subnormal = _mm_setr_epi16(0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60);
+  const __m256i number = _mm256_and_si256(x, _mm256_set1_epi16(7));
+  const __m256i bytes = _mm256_add_epi16(_mm256_mullo_epi16(number, _mm256_set1_epi16(0x0202)), _mm256_set1_epi16(0x0100));
+  const __m256i small = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(subnormal), bytes);
+  const __m256i nan = _mm256_cmpeq_epi16(after, _mm256_setzero_si256());
+  const __m256i found = _mm256_blendv_epi8(small, _mm256_set1_epi16(0x7FC0), nan);
+  return _mm256_or_si256(_mm256_blendv_epi8(normal, found, special), _mm256_and_si256(x, _mm256_set1_epi16(INT16_MIN)));
+}
+inline IReg bf16_pairs(const fp8* p) { return (IReg)fp8_to_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline void store_pairs(bf16* p, IReg v) { store_words(p, v); }
+inline void store_pairs(float* p, IReg v) {
+  alignas(32) bf16 halves[16];
+  store_words(halves, v);
+  store16(p, load16(halves));
+}
+
+// n is a multiple of 16.
+template <typename T>
+inline void unpack(const fp8* in, int64_t n, T* out) {
+  for (int64_t i = 0; i < n; i += 16) store_pairs(out + i, bf16_pairs(in + i));
+}
+#else
+inline IReg bf16_pairs(const fp8* p) {
+  const IReg both = (IReg)load(reinterpret_cast<const bf16*>(p));
+  return (IReg)((UReg)float_bits(both >> 16 & 0xFF) >> 16) | (float_bits((IReg)((UReg)both >> 24)) & ~0xFFFF);
 }
 
 // n is a multiple of 16.
 template <typename T>
 inline void unpack(const fp8* in, int64_t n, T* out) {
   for (int64_t i = 0; i < n; i += kLanes) store(out + i, (Reg)float_bits(load_bytes(in + i)));
+}
+#endif
+
+inline void store16(fp8* p, Floats v, Lanes lanes) {
+  alignas(64) float all[16];
+  store16(all, v);
+  for (int i = 0; i < 16; ++i)
+    if (lanes >> i & 1) p[i] = to_fp8(all[i]);
 }
 #endif
 

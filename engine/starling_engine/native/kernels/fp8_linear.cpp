@@ -32,7 +32,7 @@ void starling_fp8_linear(const bf16* x, int64_t x_stride, int64_t m, const uint8
                          int threads) {
   Scratch& scratch = Scratch::mine();
   scratch.reset(Scratch::padded<Bf16Operand>(OperandRows::room(m, k)));
-  const OperandRows operand = OperandRows::of(x, x_stride, m, k, scratch.take<Bf16Operand>(OperandRows::room(m, k)));
+  const OperandRows operand = OperandRows::of(x, x_stride, m, k, scratch.take<Bf16Operand>(OperandRows::room(m, k)), threads);
   const Fp8Product product{operand.rows, operand.stride, reinterpret_cast<const fp8_weight*>(packed), scales, n, k, groups};
   const auto to = [&](auto type) {
     const StoreSums<decltype(type)> store{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};

@@ -7,19 +7,21 @@
 namespace starling {
 namespace {
 
-// How a line of T is multiplied: in kSteps steps, each with a number of A and a vector of the line.
+// How a line of T is multiplied: in kSteps steps, each with a number of A and a vector of the line. `whole` is what the steps of a
+// line share.
 template <typename T>
 struct Line {
   static constexpr int kSteps = 1;
+  static const float* whole(const float* line) { return line; }
   static Reg part(const float* line, int) { return load(line); }
   static Reg number(const float* a, int) { return splat(*a); }
   static Reg add(Reg sum, Reg number, Reg part) { return multiply_add(number, part, sum); }
 };
 
-#ifdef STARLING_BF16_PAIRS
 template <>
-struct Line<bf16> {
-  static constexpr int kSteps = 1;
+struct Line<bf16> : Line<float> {
+  static const bf16* whole(const bf16* line) { return line; }
+#ifdef STARLING_BF16_PAIRS
   static IReg part(const bf16* line, int) { return (IReg)load(reinterpret_cast<const float*>(line)); }
   static IReg number(const bf16* a, int) {
     int32_t pair;
@@ -27,37 +29,19 @@ struct Line<bf16> {
     return IReg{} + pair;
   }
   static Reg add(Reg sum, IReg pair, IReg part) { return multiply_pairs(sum, pair, part); }
-};
 #else
-template <>
-struct Line<bf16> : Line<float> {
   static constexpr int kSteps = 2;
-  static Reg part(const bf16* line, int step) {
-    const IReg pairs = (IReg)load(reinterpret_cast<const float*>(line));
-    return (Reg)(step == 0 ? pairs << 16 : pairs & ~0xFFFF);
-  }
+  static Reg part(IReg pairs, int step) { return (Reg)(step == 0 ? pairs << 16 : pairs & ~0xFFFF); }
+  static Reg part(const bf16* line, int step) { return part((IReg)load(reinterpret_cast<const float*>(line)), step); }
   static Reg number(const float* a, int step) { return splat(a[step]); }
-};
 #endif
+};
 
 template <>
 struct Line<fp8_weight> : Line<bf16> {
-  // Both codes of each column of a register, in the high half of its lane.
-  static IReg codes(const fp8_weight* line) { return (IReg)load(reinterpret_cast<const bf16*>(line)); }
-#if defined(STARLING_BF16_PAIRS) && defined(__AVX512BW__)
-  static IReg part(const fp8_weight* line, int) {
-    return (IReg)fp8_to_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)));
-  }
-#elif defined(STARLING_BF16_PAIRS)
-  static IReg part(const fp8_weight* line, int) {
-    const IReg both = codes(line);
-    return (IReg)((UReg)float_bits(both >> 16 & 0xFF) >> 16) | (float_bits((IReg)((UReg)both >> 24)) & ~0xFFFF);
-  }
-#else
-  static Reg part(const fp8_weight* line, int step) {
-    const IReg both = codes(line);
-    return (Reg)float_bits(step == 0 ? both >> 16 & 0xFF : (IReg)((UReg)both >> 24));
-  }
+  static IReg whole(const fp8_weight* line) { return bf16_pairs(reinterpret_cast<const fp8*>(line)); }
+#ifdef STARLING_BF16_PAIRS
+  static IReg part(IReg pairs, int) { return pairs; }
 #endif
 };
 
@@ -77,12 +61,15 @@ void run_tile(const GemmTile<T>& t) {
   for (int64_t n = 0; n < t.lines; ++n, a += kDepth<T>, b += kLine<T>, ahead += kLine<T>) {
 #pragma GCC unroll 3
     for (int j = 0; j < AHEAD; ++j) fetch(ahead + j * t.b_stride);
+    decltype(L::whole(b)) whole[BLOCKS * kParts];
+#pragma GCC unroll 12
+    for (int j = 0; j < BLOCKS * kParts; ++j)
+      whole[j] = L::whole(b + j / kParts * t.b_stride + j % kParts * kLanes * kDepth<T>);
 #pragma GCC unroll 2
     for (int step = 0; step < L::kSteps; ++step) {
-      decltype(L::part(b, 0)) parts[BLOCKS * kParts];
+      decltype(L::part(whole[0], 0)) parts[BLOCKS * kParts];
 #pragma GCC unroll 12
-      for (int j = 0; j < BLOCKS * kParts; ++j)
-        parts[j] = L::part(b + j / kParts * t.b_stride + j % kParts * kLanes * kDepth<T>, step);
+      for (int j = 0; j < BLOCKS * kParts; ++j) parts[j] = L::part(whole[j], step);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i) {
         const auto number = L::number(a + i * t.a_stride, step);

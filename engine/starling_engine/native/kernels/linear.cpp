@@ -54,7 +54,7 @@ void starling_linear(const bf16* x, int64_t x_stride, int64_t m, const bf16* pac
                      const bf16* bias, int gated, void* out, int out_fp32, int threads) {
   Scratch& scratch = Scratch::mine();
   scratch.reset(Scratch::padded<Bf16Operand>(OperandRows::room(m, k)));
-  const OperandRows operand = OperandRows::of(x, x_stride, m, k, scratch.take<Bf16Operand>(OperandRows::room(m, k)));
+  const OperandRows operand = OperandRows::of(x, x_stride, m, k, scratch.take<Bf16Operand>(OperandRows::room(m, k)), threads);
   const PackedProduct product{operand.rows, operand.stride, packed, n, k};
   const int64_t width = gated ? n / 2 : n;
   if (out_fp32)

@@ -31,14 +31,20 @@ struct OperandRows {
   int64_t stride;
 
   // Elements that the memory for `m` rows of `k` has to have.
-  static int64_t room(int64_t m, int64_t k) { return kPairs ? 0 : m * k + 16; }
+  static int64_t room(int64_t m, int64_t k) { return kPairs ? 0 : m * copied_stride(k); }
 
-  // The rows themselves where bf16 is multiplied, else copies in `memory`.
-  static OperandRows of(const bf16* x, int64_t x_stride, int64_t m, int64_t k, Bf16Operand* memory) {
+  // The rows themselves where bf16 is multiplied, else copies in `memory`, which so many threads make.
+  static OperandRows of(const bf16* x, int64_t x_stride, int64_t m, int64_t k, Bf16Operand* memory, int threads = 1) {
     if (kPairs) return {reinterpret_cast<const Bf16Operand*>(x), x_stride};
-    for (int64_t i = 0; i < m; ++i) unpack(x + i * x_stride, k, memory + i * k);
-    return {memory, k};
+    const int64_t stride = copied_stride(k);
+    parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
+                 [&](int64_t i) { unpack(x + i * x_stride, k, memory + i * stride); });
+    return {memory, stride};
   }
+
+ private:
+  // Whole lines, as the last one of a row is written whole.
+  static int64_t copied_stride(int64_t k) { return ceil_div(k, 16) * 16; }
 };
 
 #ifdef STARLING_TILES
