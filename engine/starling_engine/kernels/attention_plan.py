@@ -38,7 +38,7 @@ SEGMENT_KEYS = 256
 """Fewest keys of a segment of the context: fewer save less than the reduction of one more segment costs."""
 
 MAX_SEGMENTS = 64
-"""The reduction holds all of a row's segments at once."""
+"""As many as the reduction holds at once."""
 
 MIN_ROWS = 16
 """Fewest rows that tl.dot multiplies."""

@@ -217,6 +217,7 @@ def launch(
     else:
         query_blocks = call.sequences * part.blocks or tokens // block_q + call.sequences
     partial = out if isinstance(out, Partial) else None
+    assert segments == 1 or partial is not None
     final = out if isinstance(out, Tensor) else None
     attention_kernel[query_blocks, kv_heads, segments](
         call.q,
@@ -253,7 +254,6 @@ def launch(
         CAPPED=call.soft_cap > 0,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
-        SPLIT=segments > 1,
         PARTIAL=partial is not None,
         SHORT=part.blocks > 0,
         PREFIX=part.prefix > 0,

@@ -1,5 +1,6 @@
 """Kernels that are compiled ahead are all that a rank needs later, and the rank finds them."""
 
+import itertools
 import os
 import signal
 import sys
@@ -14,19 +15,35 @@ from starling_engine.kernels.ahead import LateKernels, compile_variants
 from starling_engine.parallel.communicator import no_tick
 from starling_engine.platforms.triton_support import H200
 from starling_engine.worker import warm
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from bench.gpu.shapes import model_folder
+from tests.engine.checkpoints import BASE, FAMILIES, VARIANTS
 from tests.engine.kernels.compiled import compile_here, forget_compiled, in_compiler
 from tests.engine.workers import plain_worker
 
 pytestmark = pytest.mark.timeout(200)
+
+OTHERS = {
+    "DeepseekV3": VARIANTS["deepseek-v3"],
+    "Gemma3": FAMILIES["gemma3"],
+    "GptOss": VARIANTS["gpt-oss"],
+}
+"""Small models with latent attention, with windows (and so two groups of layers), and with sinks."""
+
+LENGTHS = [[40], [1, 1, 300], [300, 1, 1, 1], [33] * 7, [30] * 60, [5, 200, 7, 1, 90], [8] * 64, [1] * 20 + [700] * 2 + [9] * 3]
 
 
 def config_of(folder: Path, shape: str, **changes: object) -> WorkerConfig:
     """Of a small model, in limits in which contexts are split and prefixes are attended to apart."""
     settings = {"load_format": "dummy", "device": "cuda", "dtype": "bfloat16", "max_num_batched_tokens": 2048}
     sizes = {"max_model_len": 8192, "max_num_seqs": 64}
-    return plain_worker(model_path=str(model_folder(shape, toy=True, root=folder)), **settings, **sizes, **changes)
+    if shape in OTHERS:
+        model = BASE | {"max_position_embeddings": 8192} | OTHERS[shape].changes
+        CONFIG_MAPPING[OTHERS[shape].model_type](**model, architectures=[f"{shape}ForCausalLM"]).save_pretrained(folder)
+    else:
+        folder = model_folder(shape, toy=True, root=folder)
+    return plain_worker(model_path=str(folder), **settings, **sizes | changes)
 
 
 def met_later(config: WorkerConfig) -> tuple[int, list[str]]:
@@ -40,7 +57,7 @@ def met_later(config: WorkerConfig) -> tuple[int, list[str]]:
     known = {(kernel.__name__, data) for kernel, data in note_launches(lambda: warm.meet_kernels(runner))}
 
     def step(tokens: int, rows: int, longest: int, shared: int = 0) -> Callable[[], None]:
-        """Rows of the same length; with `shared`, blocks that they have in common."""
+        """Rows of at most `longest` tokens; with `shared`, blocks that they have in common."""
 
         def run() -> None:
             fields = runner._writer.padding(StepShape(tokens, rows, rows))
@@ -49,10 +66,25 @@ def met_later(config: WorkerConfig) -> tuple[int, list[str]]:
 
         return run
 
+    def prompts(lengths: list[int], before: int = 0) -> Callable[[], None]:
+        """Rows of such lengths, which the host knows, behind so many tokens in the cache."""
+
+        def run() -> None:
+            starts = [0, *itertools.accumulate(lengths)]
+            fields = runner._writer.padding(StepShape(starts[-1], len(lengths), 1))
+            runner._forward(fields, None, max(lengths), host_lens=(starts, [before + length for length in lengths]))
+
+        return run
+
     steps = [step(rows, rows, 1) for rows in (1, 2, 3, 7, 16, 33, 63, 64)]
     steps += [step(tokens, rows, tokens) for tokens, rows in ((1, 1), (5, 1), (16, 2), (513, 1), (777, 33), (1024, 64), (2048, 3))]
     steps += [step(1000, rows, 900) for rows in (2, 5, 9, 17, 40)]
-    steps += [step(rows, rows, 1, shared) for rows in (8, 20, 64) for shared in (3, 16, 37, 100, 255, 400)]
+    steps += [step(rows * longest, rows, longest) for rows in (1, 3, 64) for longest in (2, 3, 8, 30)]
+    shares = (3, 100, 508)
+    for rows, longest, shared in itertools.product((8, 64), (1, 3, 8, 12, 33), (*shares, 16)):
+        steps.append(step(min(2048, rows * longest), rows, longest, shared))
+    steps += [step(tokens, rows, 900, shared) for tokens in (963, 2048) for rows in (8, 64) for shared in shares]
+    steps += [prompts(lengths, before) for lengths in LENGTHS for before in (0, 5000)]
     with torch.inference_mode():
         later = [each for run in steps for each in note_launches(run)]
     return len(known), sorted({kernel.__name__ for kernel, data in later if (kernel.__name__, data) not in known})
@@ -67,7 +99,10 @@ def count_variants(config: WorkerConfig) -> int:
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["recorded", "eager"])
-@pytest.mark.parametrize("shape", ["Llama-3-8B", pytest.param("30B-A3B", marks=pytest.mark.whole)])
+@pytest.mark.parametrize(
+    "shape",
+    ["Llama-3-8B", "DeepseekV3", *(pytest.param(name, marks=pytest.mark.whole) for name in ("30B-A3B", "Gemma3", "GptOss"))],
+)
 def test_no_later_step_needs_another_kernel(shape: str, eager: bool, tmp_path: Path) -> None:
     known, later = in_compiler(met_later, config_of(tmp_path, shape, enforce_eager=eager))
     assert known > 15 and later == []

@@ -15,7 +15,7 @@ import torch
 from starling_engine.config import SpeculativeConfig
 from starling_engine.ipc.collection import no_collection
 from starling_engine.kernels.ahead import LateKernels
-from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.attention_metadata import AttentionMetadata, HostLens
 from starling_engine.kernels.attention_plan import MAX_DECODE_ROWS, MAX_DECODE_TOKENS, common_prefix
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.sampling.select import SampleOp
@@ -142,20 +142,32 @@ class DeviceRunner:
                     self._tick()
 
     def warm(self) -> None:
-        """Runs what is neither recorded nor the largest step, once, so that every kernel has been met: of padding alone."""
-        rows = min(self._max_rows, self._max_tokens, self._max_samples)
+        """Runs what is neither recorded nor the largest step, once, so that every kernel has been met: of padding alone.
+
+        What chooses between two kernels grows with the tokens of a row, with rows or with the common prefix. So the least and the
+        most of each are enough, and powers of two where there are more than two kernels.
+        """
+        rows, longest = min(self._max_rows, self._max_tokens, self._max_samples), min(self._max_tokens, self._writer.longest)
         # Rows of few tokens, up to those that are prompts in any tiles; and the fewer rows, the more segments have their contexts.
-        widths = [1 << exponent for exponent in range(MAX_DECODE_ROWS.bit_length() + 1)]
-        counts = [1 << exponent for exponent in range(rows.bit_length())]
-        for width, count in sorted({*itertools.product(widths, (1, rows)), *itertools.product((1, widths[-1]), counts)}):
-            tokens = min(width, self._max_tokens, self._writer.longest)  # all in the first row: none is left undefined
-            self._forward(self._writer.padding(StepShape(tokens, count, 1)), None, tokens, arrived=self._blank(tokens))
-            self._tick()
-        if self._cascades and rows >= CASCADE_ROWS:
-            fields = self._writer.padding(StepShape(rows, rows, rows, width=1))
-            for exponent in range((self._tables.width - 1).bit_length()):
-                self._forward(fields, None, 1, arrived=self._blank(rows), shared=1 << exponent)
-                self._tick()
+        widths = [min(width, longest) for width in _powers(2 * MAX_DECODE_ROWS)]
+        for width, count in sorted({*itertools.product(widths, (1, rows)), *itertools.product((1, widths[-1]), _powers(rows))}):
+            self._meet(width, count)
+        self._meet(widths[-1], 1, host_lens=((0, widths[-1]), (widths[-1],)))
+        most_shared = self._tables.width - 2  # a row's last token is in no common block
+        if self._cascades and rows >= CASCADE_ROWS and most_shared > 0:
+            prefixes = {*_powers(most_shared), most_shared}
+            alone = itertools.product((1,), {CASCADE_ROWS, rows}, prefixes)
+            wider = itertools.product({*widths, longest}, (rows,), (most_shared,))
+            for width, count, shared in sorted({*alone, *wider}):
+                self._meet(width, count, shared=shared)
+        self._drafter.warm(self._writer.padding(StepShape(1, 1, 1)))
+
+    def _meet(self, width: int, rows: int, host_lens: HostLens | None = None, shared: int = 0) -> None:
+        """Runs a step of rows of at most `width` tokens. They have so many together, or one each: none is left undefined."""
+        tokens = rows if width == 1 else width  # all in the first row
+        fields = self._writer.padding(StepShape(tokens, rows, 1, width=int(width == 1)))
+        self._forward(fields, None, width, host_lens, self._blank(tokens), shared)
+        self._tick()
 
     def on_sleep(self) -> None:
         self._use(NoModel())
@@ -219,7 +231,7 @@ class DeviceRunner:
                 self._head(sampled, self._hidden[:count], most_drafts)
             return sampled, None
         arrived = self._link.receive(tokens)
-        hidden = self._forward(fields, None if decode or every else sampled.sampled, step.longest, step, arrived, shared)
+        hidden = self._forward(fields, None if decode or every else sampled.sampled, step.longest, step.host_lens, arrived, shared)
         if count:
             self._head(sampled, hidden.index_select(0, sampled.sampled) if every else hidden, most_drafts)
         return sampled, hidden if every else None
@@ -234,7 +246,7 @@ class DeviceRunner:
             # The next replay does not wait until these have been sent.
             self._link.send(self._hidden[:tokens].clone())
             return
-        self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
+        self._link.send(self._forward(fields, None, step.longest, step.host_lens, self._link.receive(tokens)))
 
     def _recorded(self, step: FlatBatch, *, decode: bool) -> StepShape | None:
         """Returns the smallest recorded size with room for the step; None where it takes less time as it comes.
@@ -273,12 +285,11 @@ class DeviceRunner:
         f: Fields,
         rows: torch.Tensor | None,
         longest: int,
-        step: FlatBatch | None = None,
+        host_lens: HostLens | None = None,
         arrived: torch.Tensor | None = None,
         shared: int = 0,
     ) -> torch.Tensor:
-        """Runs the model. Without `step`, the work is the same for every step of this size, and may be recorded."""
-        host_lens = step.host_lens if step is not None else None
+        """Runs the model. Without `host_lens`, the work is the same for every step of this size, and may be recorded."""
         self._positions.locate(f, self._tables.tables)
         tables = [table.index_select(0, f.slots) for table in self._tables.tables]
         metadata = [
@@ -291,6 +302,11 @@ class DeviceRunner:
     def _head(self, f: Fields, hidden: torch.Tensor, most_drafts: int) -> None:
         """Samples behind the hidden states [S, hidden_size]; `most_drafts` as for the sampler."""
         self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))), most_drafts)
+
+
+def _powers(most: int) -> list[int]:
+    """Returns the powers of two up to `most`."""
+    return [1 << exponent for exponent in range(most.bit_length())]
 
 
 def _has_long_decode(step: FlatBatch) -> bool:
