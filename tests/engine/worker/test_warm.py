@@ -3,14 +3,17 @@
 import itertools
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 import torch
-from starling_engine.config import ParallelLayout, WorkerConfig
+from starling_engine.config import ParallelLayout, SpeculativeConfig, WorkerConfig
+from starling_engine.ipc.priority import NICENESS, lower_priority
 from starling_engine.kernels.ahead import LateKernels, compile_variants
 from starling_engine.parallel.communicator import no_tick
 from starling_engine.platforms.triton_support import H200
@@ -119,6 +122,17 @@ def test_a_later_stage_gets_ready_without_the_one_before(tmp_path: Path) -> None
     assert variants > 15
 
 
+def test_drafts_of_the_devices_own_are_met(tmp_path: Path) -> None:
+    own = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    plain, drafting = (
+        in_compiler(
+            count_variants, config_of(tmp_path, "Llama-3-8B", num_speculative_tokens=3, own_drafts=drafts, enforce_eager=True)
+        )
+        for drafts in (None, own)
+    )
+    assert drafting == plain + 1
+
+
 @pytest.mark.whole  # a process that imports torch
 def test_a_failure_is_told_and_nothing_else_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -176,6 +190,80 @@ def test_a_rank_starts_whatever_becomes_of_the_compiling_process(
     assert "compiled as they come" in caplog.text and said in caplog.text
     assert compilation._process is None or compilation._process.wait(60) == -signal.SIGKILL
     assert not (tmp_path / "cache").exists()
+
+
+def unreadable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent without permission to search it; root, as whom tests may run, has it anyway."""
+
+    def unreadable(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", unreadable)
+
+
+def no_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(unreadable_cache, "Permission denied"), (no_temporary_files, "No space left on device")]
+)
+def test_a_rank_starts_without_a_folder_for_kernels_or_temporary_files(
+    damage: Callable[[pytest.MonkeyPatch], None],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config_of(tmp_path, "Llama-3-8B")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    with monkeypatch.context() as patched:
+        damage(patched)
+        # What reads the model is not damaged, and comes first in a rank.
+        patched.setattr(warm, "load_model_config", str)
+        compilation = warm.KernelCompilation(config, H200)
+    compilation.wait(no_tick)
+    assert "compiled as they come" in caplog.text and said in caplog.text
+
+
+def test_kernels_are_compiled_at_a_lower_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    asked: list[int] = []
+    monkeypatch.setattr(warm, "lower_priority", asked.append)
+    compilation = warm.KernelCompilation(config_of(tmp_path, "Llama-3-8B"), H200)
+    compilation.wait(no_tick)
+    assert compilation._process is not None and asked == [compilation._process.pid]
+
+
+def test_another_process_is_made_nicer() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        before = os.getpriority(os.PRIO_PROCESS, process.pid)
+        lower_priority(process.pid)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, before + NICENESS)
+        assert os.getpriority(os.PRIO_PROCESS, 0) == before, "this process is as it was"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "memory", "ranks", "processes"),
+    [
+        (4, 64 << 30, 1, 4),
+        (192, 1 << 40, 1, 16),
+        (192, 1 << 40, 8, 2),
+        (64, 12 << 30, 1, 6),
+        (64, 1 << 30, 1, 1),
+        (8, 64 << 30, 16, 1),
+    ],
+)
+def test_compilers_are_bounded_by_cpus_memory_and_the_ranks_of_a_node(cpus: int, memory: int, ranks: int, processes: int) -> None:
+    assert warm.compilers(cpus, memory, ranks) == processes
 
 
 class Killed:
