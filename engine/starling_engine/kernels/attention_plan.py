@@ -124,6 +124,16 @@ def decode_segments(shape: AttentionShape, longest: int, sms: int) -> int:
     return _segments(shape.sequences * shape.kv_heads, longest, PROGRAMS_PER_SM * sms)
 
 
+def keys_saved(context: int, kv_heads: int, longest: int, *, sequences: int, room: int, sms: int) -> int:
+    """Returns the keys that a program for a decode beside a prompt need not read, since its step is no recorded one.
+
+    A step splits its contexts by its own `sequences`, and a recorded one by all for which it has `room`. `context` is the decode's,
+    and `longest` the longest possible one.
+    """
+    own, recorded = (_segments(count * kv_heads, longest, PROGRAMS_PER_SM * sms) for count in (sequences, room))
+    return -(-context // recorded) - -(-context // own)
+
+
 def prefix_segments(shape: AttentionShape, prefix_len: int, sms: int) -> int:
     """Returns how many segments a common prefix is split into. It is computed in tiles for prefill: an SM holds one at a time."""
     return _segments(_prefix_blocks(shape) * shape.kv_heads, prefix_len, sms)

@@ -6,7 +6,7 @@ The tokens that a step samples stay on the device, where the next step finds the
 import gc
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,8 +16,16 @@ from starling_engine.config import SpeculativeConfig
 from starling_engine.ipc.collection import no_collection
 from starling_engine.kernels.ahead import LateKernels
 from starling_engine.kernels.attention_metadata import AttentionMetadata, HostLens
-from starling_engine.kernels.attention_plan import MAX_DECODE_ROWS, MAX_DECODE_TOKENS, common_prefix
+from starling_engine.kernels.attention_plan import (
+    MAX_DECODE_ROWS,
+    MAX_DECODE_TOKENS,
+    PROGRAMS_PER_SM,
+    common_prefix,
+    keys_saved,
+)
+from starling_engine.kv.spec import KVGroup, LatentSpec
 from starling_engine.platforms.device_queue import DeviceQueue
+from starling_engine.platforms.triton_support import sms
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.device.device_drafter import DeviceDrafter, NgramDrafter
@@ -41,7 +49,7 @@ CASCADE_BYTES = 16 << 30
 """Bytes of the cache that one step reads in about the time in which the host launches its kernels one by one."""
 
 LONG_CONTEXT = 32 << 10
-"""Tokens of a decode beside a prompt: more of them take longer to read unsplit than the host takes to launch the step's kernels."""
+"""Keys that one program reads, in each layer, in about the time in which the host launches the layer's kernels."""
 
 
 class DeviceRunner:
@@ -257,9 +265,13 @@ class DeviceRunner:
             return None
         tokens = len(step.ids)
         shape = self._graphs.decode(tokens, step.longest) if decode else None
-        if shape is not None or _has_long_decode(step):
+        if shape is not None:
             return shape
-        return self._graphs.mixed(tokens, len(step.slots))
+        shape = self._graphs.mixed(tokens, len(step.slots))
+        room = self._tables.width * self._batch.block_size
+        if shape is not None and _splitting_pays(self._pages.groups, step, room, shape.rows, sms(self._pages.device)):
+            return None
+        return shape
 
     def _replay(self, shape: StepShape, fields: Fields, tokens: int) -> None:
         assert self._graphs is not None, "without graphs no size is recorded"
@@ -309,11 +321,26 @@ def _powers(most: int) -> list[int]:
     return [1 << exponent for exponent in range(most.bit_length())]
 
 
-def _has_long_decode(step: FlatBatch) -> bool:
-    """Returns whether a row of few tokens has a long context. A recorded step with prompts has room for so many rows that none is
-    split; one that is launched kernel by kernel has its own alone.
+def _splitting_pays(groups: Sequence[KVGroup], step: FlatBatch, longest: int, room: int, num_sms: int) -> bool:
+    """Returns whether a step with prompts takes less time as it comes than recorded, because it splits a decode's context further.
+
+    A recorded one splits by the rows that it has room for: 257 rows with 8 key-value heads each are not split, those with one are
+    split in two. A step that comes as it is splits by its own rows. The rule: what one program reads less then, over all layers,
+    has to take longer than the host takes to launch their kernels. That is LONG_CONTEXT keys a layer.
+
+    So a recorded step is taken where it has room for few rows, and where few heads are on a rank. Layers with windows read no more
+    keys than these. Latent attention splits by tokens, of which recorded steps have too many. `longest` is the longest possible
+    context.
     """
-    return bool(((step.ends - step.starts <= MAX_DECODE_TOKENS) & (step.ends > LONG_CONTEXT)).any())
+    context = int(step.ends[step.ends - step.starts <= MAX_DECODE_TOKENS].max(initial=0))
+    if context <= LONG_CONTEXT:
+        return False
+    saved = 0
+    for layers, spec in ((len(group.layers), group.spec) for group in groups):
+        seen, most = (min(length, spec.window or length) for length in (context, longest))
+        rows = num_sms * PROGRAMS_PER_SM if isinstance(spec, LatentSpec) else room
+        saved += layers * keys_saved(seen, spec.num_kv_heads, most, sequences=len(step.slots), room=rows, sms=num_sms)
+    return saved > LONG_CONTEXT * sum(len(group.layers) for group in groups)
 
 
 def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, recorded: bool) -> int:
