@@ -8,6 +8,7 @@ import msgspec
 from starling_engine.config import VocabularyConfig
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.ipc.limited_child import InCopies, Work, serve
+from starling_engine.ipc.priority import lower_priority_of_session
 from starling_engine.params import StructuredOutputsParams
 from starling_engine.structured_output.forms import field_of, grammar_of
 from starling_engine.structured_output.special_tokens import ReasoningMarks, SpecialTokens
@@ -38,5 +39,6 @@ def _prepare(settings: Any) -> Work:
 
 
 if __name__ == "__main__":
+    lower_priority_of_session()  # hostile forms keep a core busy, and steps are another session's
     # A copy has the vocabulary already, which takes up to seconds to read.
     serve(_prepare, InCopies)
