@@ -1,6 +1,7 @@
 """Forms become grammars in another process: hostile ones cost their own request and nothing else."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -298,6 +299,19 @@ def _processor_seconds(pid: int) -> float:
 
 
 # ---- the cache ----
+
+
+async def test_nothing_is_logged_of_a_form_that_is_refused_when_its_client_has_gone(
+    shared: GrammarCompiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaves = asyncio.create_task(grammar(shared, regex="(left"))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    del leaves
+    await grammar(shared, choice=["behind it"])
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_a_grammar_is_made_once_for_all_who_want_it() -> None:
