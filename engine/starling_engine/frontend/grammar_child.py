@@ -35,10 +35,10 @@ def _prepare(settings: Any) -> Work:
             raise InvalidRequest(str(error), field_of(wanted)) from None
         return grammar
 
+    lower_priority_of_session()  # not before: the first form waits for what is read above, and no caller can make that longer
     return make
 
 
 if __name__ == "__main__":
-    lower_priority_of_session()  # hostile forms keep a core busy, and steps are another session's
     # A copy has the vocabulary already, which takes up to seconds to read.
     serve(_prepare, InCopies)
