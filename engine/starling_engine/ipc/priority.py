@@ -8,7 +8,7 @@ from pathlib import Path
 
 NICENESS = 10
 MAX_NICENESS = 19
-STEP = 1.25
+WEIGHT_RATIO = 1.25
 """A thread that is nicer by one gets so many times less of a processor that others want, too."""
 AUTOGROUP = Path("/proc/self/autogroup")
 """The niceness of the calling process's session; see "The autogroup feature" in sched(7)."""
@@ -50,4 +50,4 @@ def session_niceness(processors: int) -> int:
 
     The other session has one thread for each of the `processors`, and these divide its weight.
     """
-    return min(MAX_NICENESS, NICENESS + round(math.log(processors, STEP)))
+    return min(MAX_NICENESS, NICENESS + round(math.log(processors, WEIGHT_RATIO)))
