@@ -4,7 +4,8 @@
 
 steps       JSON by SmolLM2-135M-Instruct: steps with jump-forward over steps without
 schemas     time to first token of a new schema of 2 kB over that without a schema
-neighbours  time between the tokens of a stream while hostile forms arrive, over that while none do
+neighbours  time between the tokens of a stream while hostile forms arrive, over that while none do; and the same for plain
+            requests, as many as there were forms that the engine accepted
 
 The last two run the Qwen3-0.6B shape with a vocabulary of some 150,000 tokens. What masks cost is in mask_cost.py.
 
@@ -18,10 +19,10 @@ import site
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import checkpoint
 import small_model
@@ -222,7 +223,17 @@ def hostile() -> list[StructuredOutputsParams]:
     ]
 
 
+class Answer(NamedTuple):
+    """What became of a form: `sent` seconds behind the first one, answered or refused in `seconds`, with `tokens` if accepted."""
+
+    sent: float
+    seconds: float
+    tokens: int
+
+
 def neighbours() -> list[str]:
+    forms = hostile()
+
     async def gaps(engine: AsyncEngine) -> list[float]:
         found, last = [], time.perf_counter()
         params = SamplingParams(temperature=0.0, max_tokens=600, ignore_eos=True)
@@ -232,31 +243,47 @@ def neighbours() -> list[str]:
             last = now
         return found[1:]
 
-    async def attack(engine: AsyncEngine, answers: list[float]) -> None:
+    async def attack(engine: AsyncEngine, answers: list[Answer]) -> None:
+        start = time.perf_counter()
         while True:
-            for form in hostile():
-                began = time.perf_counter()
+            for form in forms:
+                began, tokens = time.perf_counter(), 0
                 with suppress(InvalidRequest):
-                    await engine.complete([7] * 16, SamplingParams(max_tokens=20, structured_outputs=form))
-                answers.append(time.perf_counter() - began)
+                    output = await engine.complete([7] * 16, SamplingParams(max_tokens=20, structured_outputs=form))
+                    tokens = len(output.outputs[0].token_ids)
+                answers.append(Answer(began - start, time.perf_counter() - began, tokens))
 
-    async def measure(engine: AsyncEngine) -> tuple[list[float], list[float], list[float]]:
+    async def ask(engine: AsyncEngine, accepted: list[Answer]) -> None:
+        """Sends a plain request when each form was sent that was accepted, for as many tokens."""
+        start = time.perf_counter()
+        for form in accepted:
+            await asyncio.sleep(start + form.sent - time.perf_counter())
+            await engine.complete([7] * 16, SamplingParams(max_tokens=form.tokens, ignore_eos=True))
+
+    async def beside(engine: AsyncEngine, others: Coroutine[Any, Any, None]) -> list[float]:
+        task = asyncio.create_task(others)
+        await asyncio.sleep(3.0)
+        found = await gaps(engine)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return found
+
+    async def measure(engine: AsyncEngine) -> tuple[list[float], list[float], list[float], list[Answer]]:
         await gaps(engine)
         alone = await gaps(engine)  # and once more behind: a machine has better and worse minutes
-        answers: list[float] = []
-        attacker = asyncio.create_task(attack(engine, answers))
-        await asyncio.sleep(3.0)
-        beside = await gaps(engine)
-        attacker.cancel()
-        await asyncio.gather(attacker, return_exceptions=True)
-        return alone + await gaps(engine), beside, answers
+        answers: list[Answer] = []
+        attacked = await beside(engine, attack(engine, answers))
+        plain = await beside(engine, ask(engine, [answer for answer in answers if answer.tokens]))
+        return alone + await gaps(engine), attacked, plain, answers
 
-    alone, beside, answers = served(measure)
-    free, hit = (1000 * statistics.quantiles(found, n=100)[98] for found in (alone, beside))
+    alone, attacked, plain, answers = served(measure)
+    free, hit, usual = (1000 * statistics.quantiles(found, n=100)[98] for found in (alone, attacked, plain))
+    seconds = [answer.seconds for answer in answers]
     return [
-        f"p99 between the tokens of a stream: {free:.1f} ms alone, {hit:.1f} ms beside hostile forms ({hit / free:.2f}); "
-        f"{len(answers)} of these were answered or refused, in {1000 * statistics.median(answers):.0f} ms "
-        f"(median; at most {1000 * max(answers):.0f})."
+        f"p99 between the tokens of a stream: {free:.1f} ms alone, {hit:.1f} ms beside hostile forms ({hit / free:.2f}), "
+        f"{usual:.1f} ms beside as many plain requests as forms were accepted ({usual / free:.2f}). "
+        f"{len(answers)} forms were answered or refused, in {1000 * statistics.median(seconds):.0f} ms "
+        f"(median; at most {1000 * max(seconds):.0f}); {sum(answer.tokens > 0 for answer in answers)} of them were accepted."
     ]
 
 

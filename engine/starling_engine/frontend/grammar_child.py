@@ -8,6 +8,7 @@ import msgspec
 from starling_engine.config import VocabularyConfig
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.ipc.limited_child import InCopies, Work, serve
+from starling_engine.ipc.priority import lower_priority_of_session
 from starling_engine.params import StructuredOutputsParams
 from starling_engine.structured_output.forms import field_of, grammar_of
 from starling_engine.structured_output.special_tokens import ReasoningMarks, SpecialTokens
@@ -34,6 +35,7 @@ def _prepare(settings: Any) -> Work:
             raise InvalidRequest(str(error), field_of(wanted)) from None
         return grammar
 
+    lower_priority_of_session()  # not before: the first form waits for what is read above, and no caller can make that longer
     return make
 
 

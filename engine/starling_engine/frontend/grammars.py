@@ -83,7 +83,8 @@ class GrammarCompiler:
         if (known := self._cache.get(key)) is not None:
             return known
         if key not in self._under_way:
-            self._under_way[key] = asyncio.create_task(self._compile(key, job, field))
+            made = self._under_way[key] = asyncio.create_task(self._compile(key, job, field))
+            made.add_done_callback(_retrieve)
         # Others may wait for the same grammar when a client has gone.
         return await asyncio.shield(self._under_way[key])
 
@@ -101,6 +102,12 @@ class GrammarCompiler:
             del self._under_way[key]
         self._cache.put(key, grammar)
         return grammar
+
+
+def _retrieve(made: asyncio.Task[str]) -> None:
+    """Takes a task's error, which asyncio logs with a traceback where nobody waits for it any more."""
+    if not made.cancelled():
+        made.exception()
 
 
 class _GrammarCache:

@@ -1,8 +1,11 @@
 """Forms become grammars in another process: hostile ones cost their own request and nothing else."""
 
 import asyncio
+import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -253,7 +256,62 @@ async def test_a_process_that_was_killed_is_replaced() -> None:
     await wait_until(lambda: not Path(f"/proc/{killed}").exists())
 
 
+@pytest.fixture
+def steps() -> Iterator[int]:
+    """A process that wants a processor all the time, in a session of its own as an engine core is."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux has the niceness of a thread and of a session")
+async def test_grammars_leave_a_processor_to_steps(steps: int) -> None:
+    """Between two sessions the kernel halves it, whatever the niceness of their threads."""
+    made = compiler()
+    await grammar(made, choice=["a"])
+    assert made.pid is not None
+    processor = {min(os.sched_getaffinity(0))}
+    for pid in (steps, made.pid, *_copies(made.pid)):
+        os.sched_setaffinity(pid, processor)
+    before = _processor_seconds(steps), _with_copies(made.pid)
+    end = time.monotonic() + 2.0
+    for number in range(1000):
+        await grammar(made, choice=[f"{number} {word}" for word in range(2000)])
+        if time.monotonic() > end:
+            break
+    taken, by_grammars = _processor_seconds(steps) - before[0], _with_copies(made.pid) - before[1]
+    assert by_grammars < 0.25 * (by_grammars + taken)
+    made.close()
+
+
+def _with_copies(pid: int) -> float:
+    return sum(map(_processor_seconds, (pid, *_copies(pid))))
+
+
+def _copies(pid: int) -> list[int]:
+    return [int(copy) for copy in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _processor_seconds(pid: int) -> float:
+    """Processor time of a process, and of those children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 # ---- the cache ----
+
+
+async def test_nothing_is_logged_of_a_form_that_is_refused_when_its_client_has_gone(
+    shared: GrammarCompiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaves = asyncio.create_task(grammar(shared, regex="(left"))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    del leaves
+    await grammar(shared, choice=["behind it"])
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_a_grammar_is_made_once_for_all_who_want_it() -> None:
