@@ -14,7 +14,7 @@ import pytest
 from starling_cli.benchmark.acceptance import accepted_between, counts_in
 from starling_cli.commands.failures import fix_for
 from starling_cli.commands.serve import parse_rate
-from starling_engine.errors import ConfigError, EngineDead, ModelError, UnsupportedModel, WeightError
+from starling_engine.errors import ConfigError, EngineDead, ModelError, ModelPackageError, UnsupportedModel, WeightError
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "models/starling-pydoc"
@@ -247,6 +247,7 @@ def test_no_rates(text):
         ConfigError("x"),
         ModelError("x"),
         UnsupportedModel("x"),
+        ModelPackageError("x"),
         WeightError("x"),
         EngineDead("x"),
     ],

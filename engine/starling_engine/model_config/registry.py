@@ -1,6 +1,7 @@
 """The architectures that this engine serves, by the names in a config.json's `architectures`.
 
 A new one is a small file like `llama.py`, its line here, and a row of `tests/engine/checkpoints.py`; docs/models.md tells more.
+Other packages add theirs by entry points (`plugins.py`).
 """
 
 import difflib
@@ -19,6 +20,7 @@ from starling_engine.model_config.mistral import MINISTRAL, MISTRAL
 from starling_engine.model_config.mixtral import MIXTRAL
 from starling_engine.model_config.olmo import OLMO2, OLMO3
 from starling_engine.model_config.phi3 import PHI3
+from starling_engine.model_config.plugins import GROUP, load_plugin, plugins, refuse_plugin
 from starling_engine.model_config.qwen2 import QWEN2
 from starling_engine.model_config.qwen3 import QWEN3
 from starling_engine.model_config.qwen3_moe import QWEN3_MOE
@@ -33,19 +35,28 @@ DEFINITIONS = {definition.architecture: definition for definition in _ALL}
 
 
 def find_definition(architectures: list[str]) -> ModelDefinition:
-    """Returns the first of `architectures` that is known. Raises UnsupportedModel naming these, the nearest, and all that are.
+    """Returns the first of `architectures` that is known, here or to an installed package.
 
     A base model, such as Qwen3Model or Gemma3TextModel, is the decoder of Qwen3ForCausalLM or Gemma3ForCausalLM.
+
+    Raises UnsupportedModel naming these, the nearest, and all that are known; ModelPackageError for a package that cannot be used.
     """
     for name in architectures:
         base = name.removesuffix("Model")
         for known in (name, f"{base}ForCausalLM", f"{base.removesuffix('Text')}ForCausalLM"):
             if known in DEFINITIONS:
-                return DEFINITIONS[known]
-    asked = ", ".join(architectures) or "none named"
-    near = [match for name in architectures for match in difflib.get_close_matches(name, DEFINITIONS, n=1)]
+                refuse_plugin(known)
+            if known in DEFINITIONS or known in plugins():
+                return definition_of(known)
+    asked, known_names = ", ".join(architectures) or "none named", sorted({*DEFINITIONS, *plugins()})
+    near = [match for name in architectures for match in difflib.get_close_matches(name, known_names, n=1)]
     hint = f"; the nearest is {near[0]}" if near else ""
     raise UnsupportedModel(
-        f"config.json: architectures: {asked}: not supported{hint}; supported: {', '.join(sorted(DEFINITIONS))} "
-        "(docs/models.md says how to add one)"
+        f"config.json: architectures: {asked}: not supported{hint}; supported: {', '.join(known_names)} "
+        f"(an installed package can add one by an entry point of the group {GROUP}: docs/models.md)"
     )
+
+
+def definition_of(architecture: str) -> ModelDefinition:
+    """Returns the definition of an architecture that `find_definition` has found."""
+    return DEFINITIONS.get(architecture) or load_plugin(architecture)

@@ -17,7 +17,7 @@ from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_rotations
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.model_config.registry import DEFINITIONS
+from starling_engine.model_config.registry import definition_of
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.decoder_layer import Attention, DecoderLayer
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
@@ -75,7 +75,7 @@ class Decoder:
         self.config = config
         self.stage = stage
         self.layers = stage_layers(config, stage)
-        self._names = DEFINITIONS[config.architecture].names
+        self._names = definition_of(config.architecture).names
         build = BuildContext(
             config=config,
             names=self._names,
