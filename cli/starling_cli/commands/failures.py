@@ -31,7 +31,7 @@ def fix_for(error: Exception) -> str:
         case ConfigError():
             return _flag_fix(error.field or _named_field(str(error)))
         case UnsupportedModel():
-            return "serve a model of an architecture that is supported, upgrade starling, or install a package that adds it"
+            return "serve a model that is supported, upgrade starling, or add what it lacks: docs/models.md says how"
         case ModelPackageError():
             return "repair or uninstall the package that the error names (pip uninstall)"
         case WeightError():

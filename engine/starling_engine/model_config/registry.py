@@ -5,6 +5,7 @@ Other packages add theirs by entry points (`plugins.py`).
 """
 
 import difflib
+import re
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.cohere import COHERE, COHERE2
@@ -48,13 +49,24 @@ def find_definition(architectures: list[str]) -> ModelDefinition:
                 refuse_plugin(known)
             if known in DEFINITIONS or known in plugins():
                 return definition_of(known)
-    asked, known_names = ", ".join(architectures) or "none named", sorted({*DEFINITIONS, *plugins()})
-    near = [match for name in architectures for match in difflib.get_close_matches(name, known_names, n=1)]
-    hint = f"; the nearest is {near[0]}" if near else ""
+    known_names = sorted({*DEFINITIONS, *plugins()})
+    near = _nearest(architectures, known_names)
+    hint = f"; the nearest is {near}" if near else ""
     raise UnsupportedModel(
-        f"config.json: architectures: {asked}: not supported{hint}; supported: {', '.join(known_names)} "
-        f"(an installed package can add one by an entry point of the group {GROUP}: docs/models.md)"
+        f"config.json: architectures: {', '.join(architectures) or 'none named'}: not supported{hint}; "
+        f"supported: {', '.join(known_names)} (an installed package can add one by an entry point of {GROUP}: docs/models.md)"
     )
+
+
+def _nearest(architectures: list[str], known_names: list[str]) -> str | None:
+    """Returns the known name whose family is spelt most like one of those asked for; the rest of a name is alike in all."""
+    families = {_family(name): name for name in known_names}
+    found = [match for name in architectures for match in difflib.get_close_matches(_family(name), families, n=1)]
+    return families[found[0]] if found else None
+
+
+def _family(architecture: str) -> str:
+    return re.sub(r"(for.+|lmheadmodel|model)$", "", architecture.lower())
 
 
 def definition_of(architecture: str) -> ModelDefinition:

@@ -460,3 +460,20 @@ def test_a_bad_field_of_a_quantization_config_is_named() -> None:
 
 def test_quantized_weights_are_computed_in_bfloat16() -> None:
     assert parse(dtype="float16", quantization_config={"quant_method": "awq", "bits": 4}).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        (["Qwen2_5_VLForConditionalGeneration"], "Qwen2ForCausalLM"),
+        (["LlamaForSequenceClassification"], "LlamaForCausalLM"),
+        (["olmo3forcausallm"], "Olmo3ForCausalLM"),
+        (["BloomForCausalLM"], None),
+        ([], None),
+    ],
+)
+def test_the_nearest_architecture_is_found_by_its_familys_name(asked: list[str], nearest: str | None) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse(architectures=asked)
+    assert nearest is None or f"; the nearest is {nearest}; supported: " in str(caught.value)
+    assert nearest is not None or "the nearest" not in str(caught.value)
