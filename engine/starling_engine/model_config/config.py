@@ -22,7 +22,7 @@ from starling_engine.model_config.traits import Traits
 
 GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "relu2")
 MAX_LAYERS, MAX_WIDTH, MAX_LENGTH = 10_000, 1 << 20, 1 << 24
 """More than any model has of layers, of elements in a hidden state or a head, and of tokens in a sequence (10 M, Llama 4).
 
@@ -35,7 +35,7 @@ class ModelConfig:
     """A decoder's shape. Sizes are in elements, `max_position` in tokens.
 
     intermediate_size   of a plain MLP; layers of `moe` have experts instead
-    hidden_act          activation of the MLP's gate
+    hidden_act          activation of the MLP's gate, or of its one matrix if it has no gate
     ropes               rotary embeddings, which layers name by their index
     layers              what layers differ in, from the first to the last
     traits              what they have in common

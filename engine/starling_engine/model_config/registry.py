@@ -8,6 +8,7 @@ import difflib
 import re
 
 from starling_engine.errors import UnsupportedModel
+from starling_engine.model_config.arcee import ARCEE
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from starling_engine.model_config.definition import ModelDefinition
@@ -16,10 +17,13 @@ from starling_engine.model_config.gemma import GEMMA, GEMMA2, GEMMA3
 from starling_engine.model_config.glm import GLM, GLM4
 from starling_engine.model_config.gpt_oss import GPT_OSS
 from starling_engine.model_config.granite import GRANITE
+from starling_engine.model_config.internlm3 import INTERNLM3
 from starling_engine.model_config.llama import LLAMA
 from starling_engine.model_config.mistral import MINISTRAL, MISTRAL
 from starling_engine.model_config.mixtral import MIXTRAL
+from starling_engine.model_config.nemotron import NEMOTRON
 from starling_engine.model_config.olmo import OLMO2, OLMO3
+from starling_engine.model_config.phi import PHI
 from starling_engine.model_config.phi3 import PHI3
 from starling_engine.model_config.plugins import GROUP, load_plugin, plugins, refuse_plugin
 from starling_engine.model_config.qwen2 import QWEN2
@@ -27,10 +31,13 @@ from starling_engine.model_config.qwen3 import QWEN3
 from starling_engine.model_config.qwen3_moe import QWEN3_MOE
 from starling_engine.model_config.seed_oss import SEED_OSS
 from starling_engine.model_config.smollm3 import SMOLLM3
+from starling_engine.model_config.stablelm import STABLELM
+from starling_engine.model_config.starcoder2 import STARCODER2
 
 _ALL = (
     *(COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT_OSS, GRANITE, LLAMA, MINISTRAL),
     *(MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
+    *(ARCEE, INTERNLM3, NEMOTRON, PHI, STABLELM, STARCODER2),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}
 

@@ -209,7 +209,8 @@ class Decoder:
         tied = config.tie_word_embeddings
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
         rows = self._vocabulary.share
-        self._lm_head = build.linear(stacked([names.embedding if tied else names.lm_head], [rows], config.hidden_size, lookup=tied))
+        head, bias = names.embedding if tied else names.lm_head, config.traits.head_bias
+        self._lm_head = build.linear(stacked([head], [rows], config.hidden_size, bias, lookup=tied))
         table = self._lm_head if tied else build.linear(stacked([names.embedding], [rows], config.hidden_size, only_lookup=True))
         self._embed = self._vocabulary.lookup(table.method.lookup)
         first: tuple[HasWeightSlots, ...] = (table,) if self.stage.first else ()
