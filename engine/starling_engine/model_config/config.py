@@ -24,9 +24,10 @@ GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "relu2")
 MAX_LAYERS, MAX_WIDTH, MAX_LENGTH = 10_000, 1 << 20, 1 << 24
-"""More than any model has of layers, of elements in a hidden state or a head, and of tokens in a sequence (10 M, Llama 4).
+"""More than any model has of layers, of elements in a hidden state or a head, and of tokens in a sequence.
 
 A config with more is damaged. Norms and rotations of these sizes are made before a checkpoint's tensors are compared with it.
+The longest sequences are Llama 4's, of 10 M tokens.
 """
 
 
