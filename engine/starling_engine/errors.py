@@ -17,6 +17,7 @@ StarlingError
 ├── ConfigError           An engine argument is wrong, `field` names it.
 └── ModelError            The checkpoint cannot be served.
     ├── UnsupportedModel  Its architecture or a feature of its config is unknown.
+    ├── ModelPackageError An installed package that adds its architecture cannot be used.
     └── WeightError       A tensor is missing, extra or misshapen.
 """
 
@@ -111,6 +112,10 @@ class ModelError(StarlingError):
 
 class UnsupportedModel(ModelError):
     """The architecture, or a feature that the config asks for, is not known to this engine."""
+
+
+class ModelPackageError(ModelError):
+    """A package that adds the model's architecture cannot be used; the message names its distribution and entry point."""
 
 
 class WeightError(ModelError):

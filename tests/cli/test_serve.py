@@ -14,7 +14,7 @@ import pytest
 from starling_cli.benchmark.acceptance import accepted_between, counts_in
 from starling_cli.commands.failures import fix_for
 from starling_cli.commands.serve import parse_rate
-from starling_engine.errors import ConfigError, EngineDead, ModelError, UnsupportedModel, WeightError
+from starling_engine.errors import ConfigError, EngineDead, ModelError, ModelPackageError, UnsupportedModel, WeightError
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "models/starling-pydoc"
@@ -107,6 +107,22 @@ def test_a_failure_ends_with_cause_and_fix(arguments, cause, fix):
     assert cause in cause_line
     assert advice.startswith("fix: ")
     assert fix in advice
+
+
+@pytest.mark.parametrize(
+    ("architecture", "cause", "fix"),
+    [
+        ("Llama4ForCausalLM", "the nearest is LlamaForCausalLM; supported: Cohere2", "docs/models.md"),
+        ("BloomForCausalLM", "BloomForCausalLM: not supported; supported: Cohere2", "docs/models.md"),
+    ],
+)
+def test_an_unknown_architecture_is_told_the_nearest_and_how_one_is_added(tmp_path, architecture, cause, fix):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    answer = starling("serve", str(tmp_path), "--port", "0")
+    assert answer.returncode == 1 and "Traceback" not in answer.stderr
+    *_, cause_line, advice = answer.stderr.rstrip().splitlines()
+    assert cause_line.startswith(f"error: config.json: architectures: {architecture}") and cause in cause_line
+    assert "starling.models" in cause_line and fix in advice
 
 
 def test_a_port_in_use_is_reported_before_the_model_is_loaded():
@@ -247,6 +263,7 @@ def test_no_rates(text):
         ConfigError("x"),
         ModelError("x"),
         UnsupportedModel("x"),
+        ModelPackageError("x"),
         WeightError("x"),
         EngineDead("x"),
     ],

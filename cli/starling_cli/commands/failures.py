@@ -25,13 +25,15 @@ def _named_field(message: str) -> str | None:
 
 def fix_for(error: Exception) -> str:
     """Returns what to do about an error of the engine's; the message itself says what is wrong."""
-    from starling_engine.errors import ConfigError, EngineDead, UnsupportedModel, WeightError
+    from starling_engine.errors import ConfigError, EngineDead, ModelPackageError, UnsupportedModel, WeightError
 
     match error:
         case ConfigError():
             return _flag_fix(error.field or _named_field(str(error)))
         case UnsupportedModel():
-            return "serve a model of an architecture that is supported, or upgrade starling"
+            return "serve a model that is supported, upgrade starling, or add what it lacks: docs/models.md says how"
+        case ModelPackageError():
+            return "repair or uninstall the package that the error names (pip uninstall)"
         case WeightError():
             return "download the checkpoint again; --load-format dummy tries everything but the weights"
         case EngineDead():

@@ -353,7 +353,10 @@ class AsyncEngine:
             )
         vocab_size = self.model_config.vocab_size
         if max(ids) >= vocab_size or min(ids) < 0:
-            raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}]", "prompt")
+            wrong = next(token for token in ids if not 0 <= token < vocab_size)
+            known = 0 <= wrong < self.tokenizer.vocab_size
+            what = f", the token {self.tokenizer.token_text(wrong)!r}, which the model has no embedding of" if known else ""
+            raise InvalidRequest(f"token ids must be in [0, {vocab_size - 1}], got {wrong}{what}", "prompt")
 
     # ---- sleep ----
 

@@ -1,6 +1,7 @@
-"""The activation of a gated MLP: SiLU or GELU of the gate, times up."""
+"""Activations of an MLP: of its gate, which is multiplied with up, or of up alone."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -21,10 +22,26 @@ def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Te
     return _silu_and_mul
 
 
-def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """x [T, 2 * size], gate then up -> gelu(gate) * up [T, size], by GELU's approximation with tanh, in torch."""
+def activate(name: str, x: torch.Tensor) -> torch.Tensor:
+    """Returns the activation of x that a config calls `name`, in torch."""
+    return _ACTIVATIONS[name](x)
+
+
+def activate_and_mul(name: str, x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2 * size], gate then up -> activation(gate) * up [T, size], in torch."""
     gate, up = x.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh").mul_(up)
+    return activate(name, gate).mul_(up)
+
+
+def _squared_relu(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square_()
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": _squared_relu,
+}
 
 
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:

@@ -74,25 +74,44 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """y = (x - mean(x)) / std(x) * weight, in fp32, rounded once (Cohere). In torch. See `Normalise`."""
+    """y = (x - mean(x)) / std(x) * weight, in fp32, rounded once (Cohere). In torch. See `Normalise`.
 
-    def __init__(self, name: str, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    With `bias` one is added. With `plus_one` it is multiplied by 1 + weight, which is rounded to the weights' dtype (Nemotron).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        bias: bool = False,
+        plus_one: bool = False,
+    ) -> None:
         self._weight = torch.empty(size, dtype=dtype, device=device)
+        self._bias = torch.empty_like(self._weight) if bias else None
         self._name = name
         self._eps = eps
+        self._plus_one = plus_one
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         total = x if residual is None else x.add_(residual)
-        return F.layer_norm(total.float(), self._weight.shape, self._weight.float(), None, self._eps).to(x.dtype), total
+        bias = None if self._bias is None else self._bias.float()
+        return F.layer_norm(total.float(), self._weight.shape, self._weight.float(), bias, self._eps).to(x.dtype), total
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        return {f"{self._name}.weight": copy_slot(self._weight)}
+        slots = {f"{self._name}.weight": plus_one_slot(self._weight) if self._plus_one else copy_slot(self._weight)}
+        return slots if self._bias is None else {**slots, f"{self._name}.bias": copy_slot(self._bias)}
 
 
 NORMS: dict[str, Callable[[str, int, float, torch.dtype, torch.device], Norm]] = {
     "weight": RMSNorm,
     "one plus weight": partial(RMSNorm, plus_one=True),
     "layer": LayerNorm,
+    "biased layer": partial(LayerNorm, bias=True),
+    "biased layer, one plus weight": partial(LayerNorm, bias=True, plus_one=True),
 }
 """Norms by `Traits.norm`."""
 

@@ -22,9 +22,13 @@ from starling_engine.model_config.traits import Traits
 
 GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-MAX_LAYERS = 10_000
-"""Ten times those of the deepest model; a config with more is damaged."""
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "relu2")
+MAX_LAYERS, MAX_WIDTH, MAX_LENGTH = 10_000, 1 << 20, 1 << 24
+"""More than any model has of layers, of elements in a hidden state or a head, and of tokens in a sequence.
+
+A config with more is damaged. Norms and rotations of these sizes are made before a checkpoint's tensors are compared with it.
+The longest sequences are Llama 4's, of 10 M tokens.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class ModelConfig:
     """A decoder's shape. Sizes are in elements, `max_position` in tokens.
 
     intermediate_size   of a plain MLP; layers of `moe` have experts instead
-    hidden_act          activation of the MLP's gate
+    hidden_act          activation of the MLP's gate, or of its one matrix if it has no gate
     ropes               rotary embeddings, which layers name by their index
     layers              what layers differ in, from the first to the last
     traits              what they have in common
@@ -132,17 +136,21 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     moe = definition.moe(config, num_layers)
     head_dim = mla.key_dim if mla else _read_head_dim(config, num_heads, definition)
     _check_ropes(config, ropes, mla.rope_dim if mla else head_dim)
-    length = config.integer(definition.length_field if config.has(definition.length_field) else LENGTH_FIELD)
+    length_field = definition.length_field if config.has(definition.length_field) else LENGTH_FIELD
+    length = config.integer(length_field)
+    max_position = min(rope.max_position(length) for rope in ropes)
+    if max_position > MAX_LENGTH:
+        raise config.error(length_field, f"must leave sequences of at most {MAX_LENGTH} tokens, scaling included")
     bos = config.token_ids("bos_token_id")
     return ModelConfig(
         architecture=definition.architecture,
-        hidden_size=config.integer("hidden_size"),
+        hidden_size=config.integer("hidden_size", high=MAX_WIDTH),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=config.integer("intermediate_size"),
         vocab_size=config.integer("vocab_size"),
-        max_position=min(rope.max_position(length) for rope in ropes),
+        max_position=max_position,
         rms_eps=config.number(definition.eps_field, definition.rms_eps),
         hidden_act=_read_activation(config, definition, moe),
         ropes=ropes,
@@ -176,7 +184,7 @@ def _read_heads(config: Fields) -> tuple[int, int]:
 
 def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) -> int:
     if config.has("head_dim") or definition.head_dim:
-        head_dim = config.integer("head_dim", definition.head_dim)
+        head_dim = config.integer("head_dim", definition.head_dim, high=MAX_WIDTH)
     else:
         hidden_size = config.integer("hidden_size")
         if hidden_size % num_heads:

@@ -5,6 +5,9 @@ from typing import Literal
 
 from starling_engine.model_config.fields import Fields
 
+MAX_EXPERTS = 10_000
+"""More than a layer of any model has; a config with more is damaged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
@@ -70,7 +73,7 @@ class MoeConfig:
 
 def read_num_experts(config: Fields, *names: str) -> int:
     """Reads the first of `names` that is there: transformers may write another name than the model's authors did."""
-    return config.integer(next((name for name in names if config.has(name)), names[0]))
+    return config.integer(next((name for name in names if config.has(name)), names[0]), high=MAX_EXPERTS)
 
 
 def checked(config: Fields, routing: Routing) -> Routing:

@@ -147,6 +147,8 @@ def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
     match kind:
         case "default":
             return None
+        case "dynamic" if not fields.has("alpha"):
+            return None  # it stretches sequences beyond max_position_embeddings alone, which is the longest one here
         case "linear":
             return LinearScaling(factor=fields.number("factor", low=1.0))
         case "llama3":
@@ -160,7 +162,7 @@ def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
             return _read_yarn(fields, config)
         case "longrope" | "su":
             return _read_longrope(fields, config)
-    supported = "default, linear, llama3, longrope, yarn"
+    supported = "default, dynamic without alpha, linear, llama3, longrope, yarn"
     raise UnsupportedModel(f"{fields.source}: rope_type {kind!r} is not supported; supported: {supported}")
 
 

@@ -10,8 +10,11 @@ class Traits:
 
     qkv_bias, o_bias     biases of the attention's projections (with latents qkv_bias: of those that compress)
     mlp_bias             biases of the MLP's projections
+    mlp_gate             the activation is of a gate, which is multiplied with up; else it is of up
+    head_bias            a bias of the logits head
     qk_norm              RMSNorm of queries and keys before rotation: of each head, or over the whole width of all heads
-    norm                 kind of all norms: RMSNorm by a weight, by 1 + weight in fp32 (Gemma), or LayerNorm without a bias
+    norm                 kind of all norms: RMSNorm by a weight, by 1 + weight in fp32 (Gemma), or LayerNorm without a bias,
+                         with one, or with one and by 1 + weight (Nemotron)
     attention_sinks      a learnt score of each head in the softmax's denominator alone (see `AttentionWeights`)
     paired_rope          the checkpoint's heads rotate neighbouring elements with one another, not halves
     attention_scale      multiplies scores before the softmax; None: head_dim ** -0.5
@@ -26,8 +29,10 @@ class Traits:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    mlp_gate: bool = True
+    head_bias: bool = False
     qk_norm: Literal["head", "width"] | None = None
-    norm: Literal["weight", "one plus weight", "layer"] = "weight"
+    norm: Literal["weight", "one plus weight", "layer", "biased layer", "biased layer, one plus weight"] = "weight"
     attention_sinks: bool = False
     paired_rope: bool = False
     attention_scale: float | None = None

@@ -17,7 +17,7 @@ from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector, stacked
 from starling_engine.layers.rope import build_rotations
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.model_config.registry import DEFINITIONS
+from starling_engine.model_config.registry import definition_of
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.decoder_layer import Attention, DecoderLayer
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
@@ -75,7 +75,7 @@ class Decoder:
         self.config = config
         self.stage = stage
         self.layers = stage_layers(config, stage)
-        self._names = DEFINITIONS[config.architecture].names
+        self._names = definition_of(config.architecture).names
         build = BuildContext(
             config=config,
             names=self._names,
@@ -209,7 +209,8 @@ class Decoder:
         tied = config.tie_word_embeddings
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
         rows = self._vocabulary.share
-        self._lm_head = build.linear(stacked([names.embedding if tied else names.lm_head], [rows], config.hidden_size, lookup=tied))
+        head, bias = names.embedding if tied else names.lm_head, config.traits.head_bias
+        self._lm_head = build.linear(stacked([head], [rows], config.hidden_size, bias, lookup=tied))
         table = self._lm_head if tied else build.linear(stacked([names.embedding], [rows], config.hidden_size, only_lookup=True))
         self._embed = self._vocabulary.lookup(table.method.lookup)
         first: tuple[HasWeightSlots, ...] = (table,) if self.stage.first else ()

@@ -1,8 +1,11 @@
 """The plain MLP of a layer. Shared experts are one, too."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
-from starling_engine.layers.activation import gelu_and_mul
+from starling_engine.layers.activation import activate, activate_and_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.models.build_context import BuildContext
 from starling_engine.weights.weight_slot import WeightSlot
@@ -17,14 +20,22 @@ The weights are not read more often: the matrix product reads them once for as m
 class Mlp:
     """down(activation(gate(x)) * up(x)), gate and up in one matrix; `names` are the modules of the three.
 
-    A checkpoint may have gate and up as one module, too, which is `fused`. SiLU is a part of the product; GELU comes after it.
+    A checkpoint may have gate and up as one module, too, which is `fused`. SiLU is a part of the product; others come after it.
+    Without a gate (`Traits.mlp_gate`) it is down(activation(up(x))).
     """
 
     def __init__(self, build: BuildContext, names: tuple[str, str, str], size: int, fused: str = "") -> None:
         gate, up, down = names
-        hidden, bias, share = build.config.hidden_size, build.config.traits.mlp_bias, build.tensor.shard.of(size)
-        self._gated = build.config.hidden_act == "silu"
-        self._gate_up = build.linear(stacked([gate, up], [share, share], hidden, bias, gated=self._gated, fused=fused))
+        config, share = build.config, build.tensor.shard.of(size)
+        hidden, bias, act = config.hidden_size, config.traits.mlp_bias, config.hidden_act
+        self._activate: Callable[[torch.Tensor], torch.Tensor]
+        if config.traits.mlp_gate:
+            shape = stacked([gate, up], [share, share], hidden, bias, gated=act == "silu", fused=fused)
+            self._activate = _unchanged if shape.gated else partial(activate_and_mul, act)
+        else:
+            shape = stacked([up], [share], hidden, bias)
+            self._activate = partial(activate, act)
+        self._in = build.linear(shape)
         self._down = build.linear(stacked([down], [hidden], share, bias))
 
     @classmethod
@@ -41,8 +52,11 @@ class Mlp:
         return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
 
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        product = self._gate_up.forward(x)
-        return self._down.forward(product if self._gated else gelu_and_mul(product))
+        return self._down.forward(self._activate(self._in.forward(x)))
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        return {**self._gate_up.weight_slots(), **self._down.weight_slots()}
+        return {**self._in.weight_slots(), **self._down.weight_slots()}
+
+
+def _unchanged(product: torch.Tensor) -> torch.Tensor:
+    return product

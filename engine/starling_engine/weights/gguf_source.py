@@ -17,7 +17,7 @@ from starling_engine.gguf.config import ROPE_FACTORS
 from starling_engine.gguf.reader import GgufFile, GgufTensor, open_gguf, stamp_of
 from starling_engine.model_config.config import ModelConfig, read_gguf_config
 from starling_engine.model_config.definition import TensorNames
-from starling_engine.model_config.registry import DEFINITIONS
+from starling_engine.model_config.registry import definition_of
 from starling_engine.native import quantized_ops
 from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
 from starling_engine.native.group_quantized import GroupQuantized
@@ -119,7 +119,7 @@ def _ordered(rows: Tensor, heads: int) -> Tensor:
 
 def _places(file: GgufFile, config: ModelConfig) -> dict[str, _Place]:
     """Returns where each tensor is, by its name in the model. What the model has no name for keeps the file's."""
-    names = DEFINITIONS[config.architecture].names
+    names = definition_of(config.architecture).names
     found: dict[str, _Place] = {}
     for tensor in file.tensors.values():
         module = _ENDS.get(tensor.name.removesuffix(".weight"))

@@ -90,7 +90,7 @@ def part_copy_slot(shares: Sequence[Share], target: torch.Tensor) -> WeightSlot:
 
 
 def plus_one_slot(target: torch.Tensor) -> WeightSlot:
-    """Returns the slot that fills `target`, which is fp32, with 1 + the tensor."""
+    """Returns the slot that fills `target` with 1 + the tensor, in the target's dtype."""
 
     def load(tensor: torch.Tensor) -> None:
         target.copy_(tensor).add_(1)

@@ -281,6 +281,17 @@ def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "at least 1"]),
         ({"num_hidden_layers": 10**9}, ["num_hidden_layers", "at most 10000"]),
         ({"num_attention_heads": 0}, ["num_attention_heads", "at least 1"]),
+        ({"num_key_value_heads": 0}, ["num_key_value_heads", "at least 1"]),
+        ({"hidden_size": -64}, ["hidden_size", "at least 1", "-64"]),
+        ({"intermediate_size": -1}, ["intermediate_size", "at least 1"]),
+        ({"vocab_size": "512"}, ["vocab_size", "integer", "'512'"]),
+        ({"vocab_size": 512.5}, ["vocab_size", "integer", "512.5"]),
+        ({"hidden_size": 10**9}, ["hidden_size", "at most 1048576"]),
+        ({"head_dim": 10**9}, ["head_dim", "at most 1048576"]),
+        ({"max_position_embeddings": 10**12}, ["max_position_embeddings", "at most 16777216 tokens"]),
+        ({"rope_scaling": {"type": "linear", "factor": 1e6}}, ["max_position_embeddings", "at most 16777216 tokens", "scaling"]),
+        ({"architectures": ["CohereForCausalLM"], "model_max_length": 10**30}, ["model_max_length", "at most 16777216 tokens"]),
+        ({**QWEN3_MOE, "num_experts": 10**9}, ["num_experts", "at most 10000"]),
         ({**PHI3, "partial_rotary_factor": 1.5}, ["partial_rotary_factor", "at most 1", "1.5"]),
         ({**PHI3, "partial_rotary_factor": 0.2}, ["partial_rotary_factor", "16 elements", "got 3"]),
         ({**PHI3, "rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, ["long_factor", "8 numbers", "got 1"]),
@@ -333,11 +344,14 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
         ({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
         ({"architectures": None}, ["architectures", "none"]),
-        ({"hidden_act": "relu"}, ["hidden_act", "relu", "silu, gelu_pytorch_tanh"]),
+        ({"hidden_act": "relu"}, ["hidden_act", "'relu'", "silu, gelu_pytorch_tanh, relu2"]),
         ({"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu"}, ["hidden_act 'gelu'", "silu, gelu_pytorch_tanh"]),
         ({**MIXTRAL, "hidden_act": "gelu_pytorch_tanh"}, ["'gelu_pytorch_tanh'", "for experts; supported: silu"]),
         ({"dtype": "float8_e4m3fn"}, ["dtype", "float8_e4m3fn"]),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_type", "dynamic", "yarn"]),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, ["rope_type", "'ntk'", "yarn"]),
+        ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}, ["rope_type 'dynamic'", "without alpha"]),
+        ({"architectures": ["PhiForCausalLM"], "qk_layernorm": True}, ["qk_layernorm", "false"]),
+        ({"architectures": ["StableLmForCausalLM"], "qk_layernorm": True}, ["qk_layernorm", "false"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         (
             {"rope_parameters": {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e6}}},
@@ -460,3 +474,20 @@ def test_a_bad_field_of_a_quantization_config_is_named() -> None:
 
 def test_quantized_weights_are_computed_in_bfloat16() -> None:
     assert parse(dtype="float16", quantization_config={"quant_method": "awq", "bits": 4}).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        (["Qwen2_5_VLForConditionalGeneration"], "Qwen2ForCausalLM"),
+        (["LlamaForSequenceClassification"], "LlamaForCausalLM"),
+        (["olmo3forcausallm"], "Olmo3ForCausalLM"),
+        (["BloomForCausalLM"], None),
+        ([], None),
+    ],
+)
+def test_the_nearest_architecture_is_found_by_its_familys_name(asked: list[str], nearest: str | None) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse(architectures=asked)
+    assert nearest is None or f"; the nearest is {nearest}; supported: " in str(caught.value)
+    assert nearest is not None or "the nearest" not in str(caught.value)

@@ -134,6 +134,60 @@ OLMO_2_7B = shape("Olmo2", 32, 4096, 11008, 32, 32, 100352) | {
     "eos_token_id": 100257,
 }
 
+FALCON_3_7B = shape("Llama", 28, 3072, 23040, 12, 4, 131072) | {
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000042,
+    "rope_scaling": None,
+    "mlp_bias": False,
+    "eos_token_id": 11,
+}
+STARCODER_2_3B = shape("Starcoder2", 30, 3072, 12288, 24, 2, 49152) | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 16384,
+    "norm_epsilon": 1e-05,
+    "rope_theta": 999999.4420358813,
+    "sliding_window": 4096,
+    "use_bias": True,
+    "eos_token_id": 0,
+}
+MINITRON_4B = shape("Nemotron", 32, 3072, 9216, 24, 8, 256000) | {
+    "head_dim": 128,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 4096,
+    "norm_eps": 1e-05,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 3,
+}
+INTERNLM_3_8B = shape("InternLM3", 48, 4096, 10240, 32, 2, 128512) | {
+    "head_dim": 128,
+    "bias": False,
+    "qkv_bias": False,
+    "max_position_embeddings": 32768,
+    "rope_theta": 50000000,
+    "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"},
+    "eos_token_id": 2,
+}
+PHI_2 = shape("Phi", 32, 2560, 10240, 32, 32, 51200) | {
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "partial_rotary_factor": 0.4,
+    "qk_layernorm": False,
+    "rope_theta": 10000.0,
+    "eos_token_id": 50256,
+}
+STABLELM_2_1_6B = shape("StableLm", 24, 2048, 5632, 32, 32, 100352) | {
+    "hidden_act": "silu",
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 10000,
+    "use_qkv_bias": True,
+    "eos_token_id": 100257,
+}
+
 
 @pytest.mark.parametrize(
     ("config", "layers", "thetas", "scaling", "max_position", "rotary_dim", "eos"),
@@ -149,6 +203,12 @@ OLMO_2_7B = shape("Olmo2", 32, 4096, 11008, 32, 32, 100352) | {
         pytest.param(EXAONE_4_1B, [(0, 0)], [1e6], Llama3Scaling, 65536, 64, (361,), id="exaone-4-1.2b"),
         pytest.param(GLM_4_32B_0414, [(0, 0)], [1e4], None, 32768, 64, (151329, 151336, 151338), id="glm-4-32b"),
         pytest.param(OLMO_2_7B, [(0, 0)], [5e5], None, 4096, 128, (100257,), id="olmo-2-7b"),
+        pytest.param(FALCON_3_7B, [(0, 0)], [1000042.0], None, 32768, 256, (11,), id="falcon-3-7b"),
+        pytest.param(STARCODER_2_3B, [(4096, 0)], [999999.4420358813], None, 16384, 128, (0,), id="starcoder-2-3b"),
+        pytest.param(MINITRON_4B, [(0, 0)], [1e4], None, 4096, 64, (3,), id="minitron-4b"),
+        pytest.param(INTERNLM_3_8B, [(0, 0)], [5e7], None, 32768, 128, (2,), id="internlm-3-8b"),
+        pytest.param(PHI_2, [(0, 0)], [1e4], None, 2048, 32, (50256,), id="phi-2"),
+        pytest.param(STABLELM_2_1_6B, [(0, 0)], [1e4], None, 4096, 16, (100257,), id="stablelm-2-1.6b"),
     ],
 )
 def test_a_published_config(

@@ -72,7 +72,7 @@ def test_a_family_answers_as_transformers_does(
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("name", ["gemma3", "olmo2"])
+@pytest.mark.parametrize("name", ["gemma3", "olmo2", "nemotron"])
 def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
     name: str, kernels: bool, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +89,7 @@ def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
     assert error.median() < 0.03
 
 
-@pytest.mark.parametrize("name", ["gemma3", "olmo3", "cohere2"])
+@pytest.mark.parametrize("name", ["gemma3", "olmo3", "cohere2", "phi"])
 def test_tokens_that_nobody_samples_from_may_be_left_out(name: str, reference_of: ReferenceOf) -> None:
     reference = reference_of(name)
     driver = driver_of(name, reference, TorchPagedAttention())

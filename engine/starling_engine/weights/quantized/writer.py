@@ -20,7 +20,7 @@ from starling_engine.errors import ConfigError, UnsupportedModel, WeightError
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.definition import TensorNames
 from starling_engine.model_config.quantization import CONFIG, FIELD
-from starling_engine.model_config.registry import DEFINITIONS
+from starling_engine.model_config.registry import definition_of
 from starling_engine.native.group_quantized import FP8_LARGEST
 from starling_engine.weights.loader import Progress, no_progress
 from starling_engine.weights.safetensors_source import INDEX, SINGLE, SafetensorsWeights
@@ -75,7 +75,7 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme, progress: Pr
     if not config.has_lm_head:
         raise UnsupportedModel(f"{source}: the checkpoint has no head for tokens; such a model cannot be quantized")
     files = SafetensorsWeights(source)
-    chosen = _chosen(files, DEFINITIONS[config.architecture].names, scheme)
+    chosen = _chosen(files, definition_of(config.architecture).names, scheme)
     target.mkdir(parents=True, exist_ok=True)
     written = _write_weights(files, target, chosen, scheme, progress)
     _write_rest(source, target, scheme, _ignored(files, chosen, config))
@@ -115,7 +115,7 @@ def _matrices_of(names: TensorNames) -> Callable[[str], bool]:
 
 def _ignored(files: SafetensorsWeights, chosen: set[str], config: ModelConfig) -> list[str]:
     """Returns the modules with a matrix that stays as it is; the head is named in any case."""
-    embedding = DEFINITIONS[config.architecture].names.embedding
+    embedding = definition_of(config.architecture).names.embedding
     found = {name.removesuffix(".weight") for name, info in files.tensors.items() if len(info.shape) == 2 and name not in chosen}
     return sorted((found - {embedding}) | {"lm_head"})
 
