@@ -194,6 +194,12 @@ GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "attn_implementation": "eager",  # the others leave the cap out
 }
+QWEN2_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
 FAMILIES = {
     "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
@@ -264,6 +270,21 @@ FAMILIES = {
     "exaone4-full": Variant("exaone4", {"sliding_window": None, "layer_types": [FULL] * 3}),
     "cohere": Variant("cohere", {"tie_word_embeddings": True}),
     "cohere2": Variant("cohere2", {"num_hidden_layers": 4, "sliding_window": 12, "tie_word_embeddings": True}),
+    "qwen2-moe": Variant("qwen2_moe", QWEN2_EXPERTS),
+    "qwen2-moe-some-plain": Variant(
+        "qwen2_moe",
+        {
+            **QWEN2_EXPERTS,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen2-moe-every-second": Variant("qwen2_moe", {**QWEN2_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
 }
 """Families beside Llama's; each row is what one is checked against."""
 WHOLE_BLOCKS = Variant("qwen3_moe", {**VARIANTS["qwen3-moe"].changes, "moe_intermediate_size": 64, "tie_word_embeddings": True})

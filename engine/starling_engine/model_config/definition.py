@@ -55,6 +55,7 @@ class TensorNames:
     experts: str = "mlp.experts"
     expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_experts: str = "mlp.shared_experts"
+    shared_gate: str = "mlp.shared_expert_gate"
     fused_router: str = "mlp.gate"
     fused_experts: str = "mlp.experts"
     alternating_experts: bool = False

@@ -20,6 +20,7 @@ from starling_engine.model_config.mixtral import MIXTRAL
 from starling_engine.model_config.olmo import OLMO2, OLMO3
 from starling_engine.model_config.phi3 import PHI3
 from starling_engine.model_config.qwen2 import QWEN2
+from starling_engine.model_config.qwen2_moe import QWEN2_MOE
 from starling_engine.model_config.qwen3 import QWEN3
 from starling_engine.model_config.qwen3_moe import QWEN3_MOE
 from starling_engine.model_config.seed_oss import SEED_OSS
@@ -27,7 +28,7 @@ from starling_engine.model_config.smollm3 import SMOLLM3
 
 _ALL = (
     *(COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT_OSS, GRANITE, LLAMA, MINISTRAL),
-    *(MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
+    *(MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}
 

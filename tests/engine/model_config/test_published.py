@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.moe import MoeConfig, Routing
 from starling_engine.model_config.rope import Llama3Scaling, LongRopeScaling, YarnScaling
 
 LLAMA3 = {
@@ -134,6 +135,21 @@ OLMO_2_7B = shape("Olmo2", 32, 4096, 11008, 32, 32, 100352) | {
     "eos_token_id": 100257,
 }
 
+QWEN_1_5_MOE = shape("Qwen2Moe", 24, 2048, 5632, 16, 16, 151936) | {
+    "max_position_embeddings": 8192,
+    "rope_theta": 1000000.0,
+    "decoder_sparse_step": 1,
+    "max_window_layers": 21,
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": False,
+    "eos_token_id": 151643,
+}
+
 
 @pytest.mark.parametrize(
     ("config", "layers", "thetas", "scaling", "max_position", "rotary_dim", "eos"),
@@ -149,6 +165,7 @@ OLMO_2_7B = shape("Olmo2", 32, 4096, 11008, 32, 32, 100352) | {
         pytest.param(EXAONE_4_1B, [(0, 0)], [1e6], Llama3Scaling, 65536, 64, (361,), id="exaone-4-1.2b"),
         pytest.param(GLM_4_32B_0414, [(0, 0)], [1e4], None, 32768, 64, (151329, 151336, 151338), id="glm-4-32b"),
         pytest.param(OLMO_2_7B, [(0, 0)], [5e5], None, 4096, 128, (100257,), id="olmo-2-7b"),
+        pytest.param(QWEN_1_5_MOE, [(0, 0)], [1e6], None, 8192, 128, (151643,), id="qwen-1.5-moe"),
     ],
 )
 def test_a_published_config(
@@ -168,3 +185,17 @@ def test_a_published_config(
     assert model.rotary_dims == (rotary_dim,) * len(thetas)
     assert isinstance(model.ropes[0].scaling, scaling or type(None))
     assert (model.max_position, model.eos_token_ids) == (max_position, eos)
+
+
+@pytest.mark.parametrize(
+    ("config", "first", "size", "shared", "routing"),
+    [
+        pytest.param(QWEN_1_5_MOE, 0, 1408, 5632, Routing(num_experts=60, top_k=4), id="qwen-1.5-moe"),
+    ],
+)
+def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, size: int, shared: int, routing: Routing) -> None:
+    """All layers from the `first` on have experts."""
+    model = parse_model_config(Fields(config, "config.json"), Fields({}, "generation_config.json"))
+    layers = tuple(range(first, config["num_hidden_layers"]))
+    gate = config["architectures"] == ["Qwen2MoeForCausalLM"]
+    assert model.moe == MoeConfig(layers=layers, intermediate_size=size, routing=routing, shared_size=shared, shared_gate=gate)

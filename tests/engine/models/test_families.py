@@ -6,10 +6,12 @@ from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.topology.placement import spread
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.loader import load_weights
 
@@ -17,12 +19,13 @@ from tests.engine.checkpoints import FAMILIES, PROMPT, Reference
 from tests.engine.models.conftest import FAMILY_STEPS, ReferenceOf
 from tests.engine.models.test_decoder import TOLERANCE, assert_same_greedy
 from tests.engine.paged_driver import PagedDriver
-from tests.engine.parallel.threads import on_ranks
+from tests.engine.parallel.threads import Join, on_ranks, on_threads
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 LENGTHS = {"phi3-short": 512}
 """Longest sequences of engines, where it matters."""
 CHUNKS = [7, 1, 20, 12]
+WITH_EXPERTS = ("qwen2-moe", "qwen2-moe-some-plain")
 
 
 def driver_of(
@@ -32,10 +35,11 @@ def driver_of(
     ranks: Communicator = ALONE,
     stages: int = 1,
     dtype: torch.dtype = FP32,
+    experts: ExpertRanks | None = None,
 ) -> PagedDriver:
     config, methods = load_model_config(reference.folder), select_linear_method(dtype, CPU)
     shards = [ALL] if stages == 1 else [Shard(at, stages) for at in range(stages)]
-    models = [Decoder(config, dtype, CPU, methods, backend, LENGTHS.get(name), tensor=ranks, stage=shard) for shard in shards]
+    models = [Decoder(config, dtype, CPU, methods, backend, LENGTHS.get(name), None, ranks, shard, experts) for shard in shards]
     for model in models:
         load_weights(model, reference.folder)
     return PagedDriver(models[0], dtype, block_size=8, sequences=2, tensor=ranks.shard, later=models[1:])
@@ -69,6 +73,23 @@ def test_a_family_answers_as_transformers_does(
     other = [*reference.prompt[:-6], 1, *reference.prompt[-5:]]
     (logits,) = driver.run([(1, other)])
     assert (logits[-1] - reference.logits[PROMPT - 1]).abs().max() > 100 * TOLERANCE, "attention decides what comes"
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.matrix
+def test_ranks_with_whole_experts_answer_as_transformers_does(name: str, reference_of: ReferenceOf) -> None:
+    reference = reference_of(name)
+    moe = load_model_config(reference.folder).moe
+    assert moe is not None
+    placement = spread(moe.num_experts, 2, len(moe.layers))
+
+    def work(index: int, join: Join) -> None:
+        ranks = join("tensor", index, 2)
+        experts = ExpertRanks(placement.num_experts, placement.slots, ranks, "all_to_all")
+        experts.set_placement(join("experts", index, 2), placement)
+        compare(driver_of(name, reference, TorchPagedAttention(), ranks, experts=experts), reference)
+
+    on_threads(2, "gloo", work)
 
 
 @pytest.mark.parametrize("kernels", [True, False])
