@@ -194,6 +194,13 @@ GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "attn_implementation": "eager",  # the others leave the cap out
 }
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 1.3,
+    "tie_word_embeddings": True,
+}
 QWEN2_EXPERTS: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -250,16 +257,7 @@ FAMILIES = {
             },
         },
     ),
-    "granite": Variant(
-        "granite",
-        {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.1,
-            "logits_scaling": 1.3,
-            "tie_word_embeddings": True,
-        },
-    ),
+    "granite": Variant("granite", GRANITE),
     "phi3": Variant("phi3", {"sliding_window": 12}),
     "phi3-long": Variant("phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
     "phi3-short": Variant("phi3", {"original_max_position_embeddings": 512, "rope_parameters": LONGROPE}),
@@ -283,6 +281,10 @@ FAMILIES = {
             "sliding_window": 12,
             "max_window_layers": 2,
         },
+    ),
+    "granite-moe": Variant("granitemoe", {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3, "attention_bias": True}),
+    "granite-moe-shared": Variant(
+        "granitemoeshared", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 96}
     ),
     "qwen2-moe-every-second": Variant("qwen2_moe", {**QWEN2_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
 }

@@ -20,8 +20,8 @@ class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
     Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias` and `sinks` are a tensor's whole name.
-    Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts.
-    `alternating_experts` is as `ExpertNames.alternating`.
+    Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts,
+    whose two tensors are `fused_projections` of `fused_experts`. `alternating_experts` is as `ExpertNames.alternating`.
 
     Norms of a part's input end with `_norm`, those of its output with `_out_norm`.
 
@@ -55,9 +55,12 @@ class TensorNames:
     experts: str = "mlp.experts"
     expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_experts: str = "mlp.shared_experts"
+    shared_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    fused_shared: str = "mlp.shared_experts.gate_up_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     fused_router: str = "mlp.gate"
     fused_experts: str = "mlp.experts"
+    fused_projections: tuple[str, str] = ("gate_up_proj", "down_proj")
     alternating_experts: bool = False
     attention_norm: str = "input_layernorm"
     attention_out_norm: str = "post_attention_layernorm"

@@ -199,8 +199,8 @@ class Decoder:
             others += [f"{names.norm}.", f"{names.lm_head}."]
         if config.moe is not None and build.expert_ranks is not None:
             # Experts that this rank has are known by their slots, in spite of the prefix.
-            experts = (names.experts, names.fused_experts)
-            others += [f"{names.layer.format(i)}.{name}." for i in self.layers for name in experts]
+            experts = (f"{names.experts}.", *(f"{names.fused_experts}.{name}" for name in names.fused_projections))
+            others += [f"{names.layer.format(i)}.{name}" for i in self.layers for name in experts]
         return tuple(others)
 
     def _build_ends(self, build: BuildContext) -> None:

@@ -72,8 +72,8 @@ def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
     names = build.names
     slots = moe.num_experts if build.expert_ranks is None else build.expert_ranks.slots
     shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe), moe.bias, moe.gate)
-    fused = f"{prefix}.{names.fused_experts}"
-    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, fused, names.alternating_experts)
+    gate_up, down = (f"{prefix}.{names.fused_experts}.{name}" for name in names.fused_projections)
+    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, (gate_up, down), names.alternating_experts)
     return Experts(tensors, shape, build.experts(shape, tensors), build.dtype, build.device)
 
 
@@ -82,8 +82,8 @@ class SharedExperts:
 
     def __init__(self, build: BuildContext, moe: MoeConfig, prefix: str) -> None:
         names = build.names
-        gate, up, down = (f"{prefix}.{names.shared_experts}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
-        self._mlp = Mlp(build, (gate, up, down), moe.shared_size)
+        gate, up, down = (f"{prefix}.{names.shared_experts}.{name}" for name in names.shared_projections)
+        self._mlp = Mlp(build, (gate, up, down), moe.shared_size, f"{prefix}.{names.fused_shared}")
         self._gate: Linear | None = None
         if moe.shared_gate:
             self._gate = build.linear(stacked([f"{prefix}.{names.shared_gate}"], [1], build.config.hidden_size, exact=True))

@@ -149,6 +149,18 @@ QWEN_1_5_MOE = shape("Qwen2Moe", 24, 2048, 5632, 16, 16, 151936) | {
     "norm_topk_prob": False,
     "eos_token_id": 151643,
 }
+GRANITE_3_MOE = shape("GraniteMoe", 32, 1536, 512, 24, 8, 49155) | {
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 6.0,
+    "residual_multiplier": 0.22,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "num_local_experts": 40,
+    "num_experts_per_tok": 8,
+    "tie_word_embeddings": True,
+    "eos_token_id": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +178,7 @@ QWEN_1_5_MOE = shape("Qwen2Moe", 24, 2048, 5632, 16, 16, 151936) | {
         pytest.param(GLM_4_32B_0414, [(0, 0)], [1e4], None, 32768, 64, (151329, 151336, 151338), id="glm-4-32b"),
         pytest.param(OLMO_2_7B, [(0, 0)], [5e5], None, 4096, 128, (100257,), id="olmo-2-7b"),
         pytest.param(QWEN_1_5_MOE, [(0, 0)], [1e6], None, 8192, 128, (151643,), id="qwen-1.5-moe"),
+        pytest.param(GRANITE_3_MOE, [(0, 0)], [1e4], None, 4096, 64, (0,), id="granite-3-3b-a800m"),
     ],
 )
 def test_a_published_config(
@@ -191,6 +204,7 @@ def test_a_published_config(
     ("config", "first", "size", "shared", "routing"),
     [
         pytest.param(QWEN_1_5_MOE, 0, 1408, 5632, Routing(num_experts=60, top_k=4), id="qwen-1.5-moe"),
+        pytest.param(GRANITE_3_MOE, 0, 512, 0, Routing(num_experts=40, top_k=8, renormalize=True), id="granite-3-3b-a800m"),
     ],
 )
 def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, size: int, shared: int, routing: Routing) -> None:
