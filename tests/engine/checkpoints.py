@@ -286,6 +286,18 @@ FAMILIES = {
     "granite-moe-shared": Variant(
         "granitemoeshared", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 96}
     ),
+    "glm4-moe": Variant("glm4_moe", {**DEEPSEEK_EXPERTS, "head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
+    "glm4-moe-groups": Variant(
+        "glm4_moe",
+        {
+            **DEEPSEEK_EXPERTS,
+            "attention_bias": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+        },
+    ),
     "qwen2-moe-every-second": Variant("qwen2_moe", {**QWEN2_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
 }
 """Families beside Llama's; each row is what one is checked against."""

@@ -12,6 +12,7 @@ from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.exaone4 import EXAONE4
 from starling_engine.model_config.gemma import GEMMA, GEMMA2, GEMMA3
 from starling_engine.model_config.glm import GLM, GLM4
+from starling_engine.model_config.glm4_moe import GLM4_MOE
 from starling_engine.model_config.gpt_oss import GPT_OSS
 from starling_engine.model_config.granite import GRANITE
 from starling_engine.model_config.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
@@ -28,7 +29,7 @@ from starling_engine.model_config.seed_oss import SEED_OSS
 from starling_engine.model_config.smollm3 import SMOLLM3
 
 _ALL = (
-    *(COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT_OSS, GRANITE),
+    *(COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GLM4_MOE, GPT_OSS, GRANITE),
     *(GRANITE_MOE, GRANITE_MOE_SHARED, LLAMA, MINISTRAL),
     *(MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
 )

@@ -161,6 +161,27 @@ GRANITE_3_MOE = shape("GraniteMoe", 32, 1536, 512, 24, 8, 49155) | {
     "tie_word_embeddings": True,
     "eos_token_id": 0,
 }
+GLM_4_5_AIR = shape("Glm4Moe", 46, 4096, 10944, 96, 8, 151552) | {
+    "head_dim": 128,
+    "attention_bias": True,
+    "max_position_embeddings": 131072,
+    "partial_rotary_factor": 0.5,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "use_qk_norm": False,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "routed_scaling_factor": 1.0,
+    "eos_token_id": [151329, 151336, 151338],
+}
+SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_score="best two", renormalize=True)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +200,7 @@ GRANITE_3_MOE = shape("GraniteMoe", 32, 1536, 512, 24, 8, 49155) | {
         pytest.param(OLMO_2_7B, [(0, 0)], [5e5], None, 4096, 128, (100257,), id="olmo-2-7b"),
         pytest.param(QWEN_1_5_MOE, [(0, 0)], [1e6], None, 8192, 128, (151643,), id="qwen-1.5-moe"),
         pytest.param(GRANITE_3_MOE, [(0, 0)], [1e4], None, 4096, 64, (0,), id="granite-3-3b-a800m"),
+        pytest.param(GLM_4_5_AIR, [(0, 0)], [1e6], None, 131072, 64, (151329, 151336, 151338), id="glm-4.5-air"),
     ],
 )
 def test_a_published_config(
@@ -205,6 +227,7 @@ def test_a_published_config(
     [
         pytest.param(QWEN_1_5_MOE, 0, 1408, 5632, Routing(num_experts=60, top_k=4), id="qwen-1.5-moe"),
         pytest.param(GRANITE_3_MOE, 0, 512, 0, Routing(num_experts=40, top_k=8, renormalize=True), id="granite-3-3b-a800m"),
+        pytest.param(GLM_4_5_AIR, 1, 1408, 1408, SIGMOID, id="glm-4.5-air"),
     ],
 )
 def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, size: int, shared: int, routing: Routing) -> None:

@@ -25,7 +25,7 @@ CPU, FP32 = torch.device("cpu"), torch.float32
 LENGTHS = {"phi3-short": 512}
 """Longest sequences of engines, where it matters."""
 CHUNKS = [7, 1, 20, 12]
-WITH_EXPERTS = ("qwen2-moe", "qwen2-moe-some-plain", "granite-moe", "granite-moe-shared")
+WITH_EXPERTS = ("qwen2-moe", "qwen2-moe-some-plain", "granite-moe", "granite-moe-shared", "glm4-moe")
 
 
 def driver_of(
