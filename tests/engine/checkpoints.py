@@ -207,6 +207,7 @@ QWEN2_EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 80,
 }
+ERNIE_EXPERTS: dict[str, Any] = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48, "moe_num_shared_experts": 2}
 FAMILIES = {
     "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
@@ -285,6 +286,19 @@ FAMILIES = {
     "granite-moe": Variant("granitemoe", {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3, "attention_bias": True}),
     "granite-moe-shared": Variant(
         "granitemoeshared", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 96}
+    ),
+    "ernie": Variant("ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "ernie-moe": Variant("ernie4_5_moe", ERNIE_EXPERTS),
+    "ernie-moe-some-plain": Variant(
+        "ernie4_5_moe",
+        {
+            **ERNIE_EXPERTS,
+            "num_hidden_layers": 5,
+            "moe_layer_start_index": 2,
+            "moe_layer_end_index": 3,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+        },
     ),
     "glm4-moe": Variant("glm4_moe", {**DEEPSEEK_EXPERTS, "head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
     "glm4-moe-groups": Variant(

@@ -25,7 +25,8 @@ class TensorNames:
 
     Norms of a part's input end with `_norm`, those of its output with `_out_norm`.
 
-    `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers.
+    `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers. `drafts` are beginnings of other
+    such, parts for drafts outside of the layers. `router_bias_is_row` says that the bias is a matrix of one row.
     """
 
     embedding: str = "model.embed_tokens"
@@ -52,6 +53,7 @@ class TensorNames:
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     router_bias: str = "mlp.gate.e_score_correction_bias"
+    router_bias_is_row: bool = False
     experts: str = "mlp.experts"
     expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_experts: str = "mlp.shared_experts"
@@ -67,6 +69,7 @@ class TensorNames:
     mlp_norm: str = "post_attention_layernorm"
     mlp_out_norm: str = "post_feedforward_layernorm"
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    drafts: tuple[str, ...] = ()
 
 
 def full_attention(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:

@@ -9,6 +9,7 @@ from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from starling_engine.model_config.definition import ModelDefinition
+from starling_engine.model_config.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from starling_engine.model_config.exaone4 import EXAONE4
 from starling_engine.model_config.gemma import GEMMA, GEMMA2, GEMMA3
 from starling_engine.model_config.glm import GLM, GLM4
@@ -29,9 +30,9 @@ from starling_engine.model_config.seed_oss import SEED_OSS
 from starling_engine.model_config.smollm3 import SMOLLM3
 
 _ALL = (
-    *(COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GLM4_MOE, GPT_OSS, GRANITE),
-    *(GRANITE_MOE, GRANITE_MOE_SHARED, LLAMA, MINISTRAL),
-    *(MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
+    *(COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GLM4_MOE),
+    *(GPT_OSS, GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, LLAMA, MINISTRAL, MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3),
+    *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}
 

@@ -192,7 +192,7 @@ class Decoder:
         config, names = self.config, self._names
         behind = range(config.num_layers, config.num_layers + config.traits.num_draft_layers)
         layers = [i for i in (*range(config.num_layers), *behind) if i not in self.layers]
-        others = [f"{names.layer.format(i)}." for i in layers]
+        others = [*names.drafts, *(f"{names.layer.format(i)}." for i in layers)]
         if not self.stage.first:
             others.append(f"{names.embedding}.")
         if not self.stage.last:

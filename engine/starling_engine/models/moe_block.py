@@ -65,7 +65,8 @@ class MoeBlock:
 def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
     names = build.names
     linear = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, moe.bias, exact=True))
-    return Router(linear, moe.routing, f"{prefix}.{names.router_bias}", f"{prefix}.{names.fused_router}", build.device)
+    bias, fused = f"{prefix}.{names.router_bias}", f"{prefix}.{names.fused_router}"
+    return Router(linear, moe.routing, bias, fused, build.device, bias_is_row=names.router_bias_is_row)
 
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
@@ -91,7 +92,7 @@ class SharedExperts:
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         out = self._mlp.forward(x)
-        return out if self._gate is None else out.mul_(self._gate.forward(x, torch.float32).sigmoid_())
+        return out if self._gate is None else out.mul_(self._gate.forward(x, torch.float32).sigmoid_().to(out.dtype))
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {**self._mlp.weight_slots(), **({} if self._gate is None else self._gate.weight_slots())}

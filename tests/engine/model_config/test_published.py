@@ -181,6 +181,30 @@ GLM_4_5_AIR = shape("Glm4Moe", 46, 4096, 10944, 96, 8, 151552) | {
     "routed_scaling_factor": 1.0,
     "eos_token_id": [151329, 151336, 151338],
 }
+ERNIE_4_5_03B = shape("Ernie4_5", 18, 1024, 3072, 16, 2, 103424) | {
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+    "eos_token_id": 2,
+}
+ERNIE_4_5_21B = shape("Ernie4_5_Moe", 28, 2560, 12288, 20, 4, 103424) | {
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": 27,
+    "moe_layer_interval": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+    "eos_token_id": 2,
+}
+ERNIE_ROUTING = Routing(num_experts=64, top_k=6, bias=True, renormalize=True)
 SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_score="best two", renormalize=True)
 
 
@@ -201,6 +225,8 @@ SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_sc
         pytest.param(QWEN_1_5_MOE, [(0, 0)], [1e6], None, 8192, 128, (151643,), id="qwen-1.5-moe"),
         pytest.param(GRANITE_3_MOE, [(0, 0)], [1e4], None, 4096, 64, (0,), id="granite-3-3b-a800m"),
         pytest.param(GLM_4_5_AIR, [(0, 0)], [1e6], None, 131072, 64, (151329, 151336, 151338), id="glm-4.5-air"),
+        pytest.param(ERNIE_4_5_03B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-0.3b"),
+        pytest.param(ERNIE_4_5_21B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-21b-a3b"),
     ],
 )
 def test_a_published_config(
@@ -228,6 +254,7 @@ def test_a_published_config(
         pytest.param(QWEN_1_5_MOE, 0, 1408, 5632, Routing(num_experts=60, top_k=4), id="qwen-1.5-moe"),
         pytest.param(GRANITE_3_MOE, 0, 512, 0, Routing(num_experts=40, top_k=8, renormalize=True), id="granite-3-3b-a800m"),
         pytest.param(GLM_4_5_AIR, 1, 1408, 1408, SIGMOID, id="glm-4.5-air"),
+        pytest.param(ERNIE_4_5_21B, 1, 1536, 3072, ERNIE_ROUTING, id="ernie-4.5-21b-a3b"),
     ],
 )
 def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, size: int, shared: int, routing: Routing) -> None:

@@ -1,11 +1,17 @@
 """Each family against transformers: in chunks, and split over ranks, the same logits and the same greedy tokens."""
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.errors import WeightError
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
@@ -25,7 +31,7 @@ CPU, FP32 = torch.device("cpu"), torch.float32
 LENGTHS = {"phi3-short": 512}
 """Longest sequences of engines, where it matters."""
 CHUNKS = [7, 1, 20, 12]
-WITH_EXPERTS = ("qwen2-moe", "qwen2-moe-some-plain", "granite-moe", "granite-moe-shared", "glm4-moe")
+WITH_EXPERTS = ("qwen2-moe", "qwen2-moe-some-plain", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie-moe")
 
 
 def driver_of(
@@ -90,6 +96,21 @@ def test_ranks_with_whole_experts_answer_as_transformers_does(name: str, referen
         compare(driver_of(name, reference, TorchPagedAttention(), ranks, experts=experts), reference)
 
     on_threads(2, "gloo", work)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("glm4-moe", "model.layers.3.eh_proj.weight"), ("ernie-moe", "model.mtp_linear_proj.0.weight")],
+)
+def test_parts_for_drafts_are_not_loaded(name: str, tensor: str, reference_of: ReferenceOf, tmp_path: Path) -> None:
+    source = reference_of(name).folder
+    shutil.copy(source / "config.json", tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, tensor: torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    driver_of(name, replace(reference_of(name), folder=tmp_path), TorchPagedAttention())
+    save_file({**tensors, "model.layers.9.eh_proj.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=r"layers\.9\.eh_proj"):
+        driver_of(name, replace(reference_of(name), folder=tmp_path), TorchPagedAttention())
 
 
 @pytest.mark.parametrize("kernels", [True, False])
