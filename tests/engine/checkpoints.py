@@ -201,6 +201,7 @@ GRANITE: dict[str, Any] = {
     "logits_scaling": 1.3,
     "tie_word_embeddings": True,
 }
+MINIMAX_EXPERTS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 48}
 QWEN2_EXPERTS: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -311,6 +312,12 @@ FAMILIES = {
             "n_shared_experts": 2,
             "norm_topk_prob": False,
         },
+    ),
+    "minimax-m2": Variant("minimax_m2", MINIMAX_EXPERTS),
+    "minimax-m2-old-config": Variant(
+        "minimax_m2",
+        {**MINIMAX_EXPERTS, "num_key_value_heads": 1, "rope_parameters": {**ROPES, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": None, "rope_theta": 10000, "rotary_dim": 8},
     ),
     "qwen2-moe-every-second": Variant("qwen2_moe", {**QWEN2_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
 }

@@ -205,6 +205,25 @@ ERNIE_4_5_21B = shape("Ernie4_5_Moe", 28, 2560, 12288, 20, 4, 103424) | {
     "eos_token_id": 2,
 }
 ERNIE_ROUTING = Routing(num_experts=64, top_k=6, bias=True, renormalize=True)
+MINIMAX_M2 = shape("MiniMaxM2", 62, 3072, 1536, 48, 8, 200064) | {
+    "attn_type_list": [1] * 62,
+    "head_dim": 128,
+    "max_position_embeddings": 196608,
+    "mtp_transformer_layers": 1,
+    "num_mtp_modules": 3,
+    "num_experts_per_tok": 8,
+    "num_local_experts": 256,
+    "qk_norm_type": "per_layer",
+    "rope_theta": 5000000,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "use_mtp": True,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+    "eos_token_id": 200020,
+}
+MINIMAX_ROUTING = Routing(num_experts=256, top_k=8, score="sigmoid", bias=True, renormalize=True)
 SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_score="best two", renormalize=True)
 
 
@@ -227,6 +246,7 @@ SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_sc
         pytest.param(GLM_4_5_AIR, [(0, 0)], [1e6], None, 131072, 64, (151329, 151336, 151338), id="glm-4.5-air"),
         pytest.param(ERNIE_4_5_03B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-0.3b"),
         pytest.param(ERNIE_4_5_21B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-21b-a3b"),
+        pytest.param(MINIMAX_M2, [(0, 0)], [5e6], None, 196608, 64, (200020,), id="minimax-m2"),
     ],
 )
 def test_a_published_config(
@@ -255,6 +275,7 @@ def test_a_published_config(
         pytest.param(GRANITE_3_MOE, 0, 512, 0, Routing(num_experts=40, top_k=8, renormalize=True), id="granite-3-3b-a800m"),
         pytest.param(GLM_4_5_AIR, 1, 1408, 1408, SIGMOID, id="glm-4.5-air"),
         pytest.param(ERNIE_4_5_21B, 1, 1536, 3072, ERNIE_ROUTING, id="ernie-4.5-21b-a3b"),
+        pytest.param(MINIMAX_M2, 0, 1536, 0, MINIMAX_ROUTING, id="minimax-m2"),
     ],
 )
 def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, size: int, shared: int, routing: Routing) -> None:

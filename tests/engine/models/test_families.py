@@ -31,7 +31,7 @@ CPU, FP32 = torch.device("cpu"), torch.float32
 LENGTHS = {"phi3-short": 512}
 """Longest sequences of engines, where it matters."""
 CHUNKS = [7, 1, 20, 12]
-WITH_EXPERTS = ("qwen2-moe", "qwen2-moe-some-plain", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie-moe")
+WITH_EXPERTS = ("qwen2-moe", "qwen2-moe-some-plain", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie-moe", "minimax-m2")
 
 
 def driver_of(
