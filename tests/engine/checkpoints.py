@@ -201,6 +201,7 @@ GRANITE: dict[str, Any] = {
     "logits_scaling": 1.3,
     "tie_word_embeddings": True,
 }
+NTK: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}
 MINIMAX_EXPERTS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 48}
 QWEN2_EXPERTS: dict[str, Any] = {
     "num_experts": 8,
@@ -311,6 +312,19 @@ FAMILIES = {
             "topk_group": 2,
             "n_shared_experts": 2,
             "norm_topk_prob": False,
+        },
+    ),
+    "hunyuan": Variant("hunyuan_v1_dense", {"head_dim": 32, "rope_parameters": NTK, "tie_word_embeddings": True}),
+    "hunyuan-moe": Variant(
+        "hunyuan_v1_moe",
+        {"head_dim": 16, "num_experts": 8, "moe_topk": 3, "rope_parameters": NTK},
+        {
+            "rope_parameters": None,
+            "rope_theta": 10000,
+            "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+            "moe_topk": [3] * 3,
+            "num_shared_expert": [1] * 3,
+            "moe_intermediate_size": [128] * 3,
         },
     ),
     "minimax-m2": Variant("minimax_m2", MINIMAX_EXPERTS),

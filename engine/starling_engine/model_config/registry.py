@@ -17,6 +17,7 @@ from starling_engine.model_config.glm4_moe import GLM4_MOE
 from starling_engine.model_config.gpt_oss import GPT_OSS
 from starling_engine.model_config.granite import GRANITE
 from starling_engine.model_config.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from starling_engine.model_config.hunyuan import HUNYUAN, HUNYUAN_MOE
 from starling_engine.model_config.llama import LLAMA
 from starling_engine.model_config.minimax_m2 import MINIMAX_M2
 from starling_engine.model_config.mistral import MINISTRAL, MISTRAL
@@ -32,7 +33,22 @@ from starling_engine.model_config.smollm3 import SMOLLM3
 
 _ALL = (
     *(COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GLM4_MOE),
-    *(GPT_OSS, GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, LLAMA, MINIMAX_M2, MINISTRAL, MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3),
+    *(
+        GPT_OSS,
+        GRANITE,
+        GRANITE_MOE,
+        GRANITE_MOE_SHARED,
+        HUNYUAN,
+        HUNYUAN_MOE,
+        LLAMA,
+        MINIMAX_M2,
+        MINISTRAL,
+        MISTRAL,
+        MIXTRAL,
+        OLMO2,
+        OLMO3,
+        PHI3,
+    ),
     *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}

@@ -10,7 +10,8 @@ class Traits:
 
     qkv_bias, o_bias     biases of the attention's projections (with latents qkv_bias: of those that compress)
     mlp_bias             biases of the MLP's projections
-    qk_norm              RMSNorm of queries and keys before rotation: of each head, or over the whole width of all heads
+    qk_norm              RMSNorm of queries and keys: before rotation of each head, or over the whole width of all heads; or of each
+                         head that is rotated already (Hunyuan)
     norm                 kind of all norms: RMSNorm by a weight, by 1 + weight in fp32 (Gemma), or LayerNorm without a bias
     attention_sinks      a learnt score of each head in the softmax's denominator alone (see `AttentionWeights`)
     paired_rope          the checkpoint's heads rotate neighbouring elements with one another, not halves
@@ -26,7 +27,7 @@ class Traits:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["head", "width"] | None = None
+    qk_norm: Literal["head", "width", "rotated head"] | None = None
     norm: Literal["weight", "one plus weight", "layer"] = "weight"
     attention_sinks: bool = False
     paired_rope: bool = False

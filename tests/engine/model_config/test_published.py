@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from starling_engine.errors import ModelError
 from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.moe import MoeConfig, Routing
@@ -224,6 +225,22 @@ MINIMAX_M2 = shape("MiniMaxM2", 62, 3072, 1536, 48, 8, 200064) | {
     "eos_token_id": 200020,
 }
 MINIMAX_ROUTING = Routing(num_experts=256, top_k=8, score="sigmoid", bias=True, renormalize=True)
+HUNYUAN_A13B = shape("HunYuanMoEV1", 32, 4096, 3072, 32, 8, 128167) | {
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": [3072] * 32,
+    "moe_topk": [8] * 32,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+    "rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "type": "dynamic"},
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_cla": False,
+    "use_mixed_mlp_moe": True,
+    "use_qk_norm": True,
+    "eos_token_id": 127960,
+}
+HUNYUAN_ROUTING = Routing(num_experts=64, top_k=8, renormalize=True)
 SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_score="best two", renormalize=True)
 
 
@@ -247,6 +264,7 @@ SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_sc
         pytest.param(ERNIE_4_5_03B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-0.3b"),
         pytest.param(ERNIE_4_5_21B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-21b-a3b"),
         pytest.param(MINIMAX_M2, [(0, 0)], [5e6], None, 196608, 64, (200020,), id="minimax-m2"),
+        pytest.param(HUNYUAN_A13B, [(0, 0)], [1e4 * 1000 ** (128 / 126)], None, 32768, 128, (127960,), id="hunyuan-a13b"),
     ],
 )
 def test_a_published_config(
@@ -276,6 +294,7 @@ def test_a_published_config(
         pytest.param(GLM_4_5_AIR, 1, 1408, 1408, SIGMOID, id="glm-4.5-air"),
         pytest.param(ERNIE_4_5_21B, 1, 1536, 3072, ERNIE_ROUTING, id="ernie-4.5-21b-a3b"),
         pytest.param(MINIMAX_M2, 0, 1536, 0, MINIMAX_ROUTING, id="minimax-m2"),
+        pytest.param(HUNYUAN_A13B, 0, 3072, 3072, HUNYUAN_ROUTING, id="hunyuan-a13b"),
     ],
 )
 def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, size: int, shared: int, routing: Routing) -> None:
@@ -284,3 +303,23 @@ def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, s
     layers = tuple(range(first, config["num_hidden_layers"]))
     gate = config["architectures"] == ["Qwen2MoeForCausalLM"]
     assert model.moe == MoeConfig(layers=layers, intermediate_size=size, routing=routing, shared_size=shared, shared_gate=gate)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        (ERNIE_4_5_21B, {"use_bias": True}, ["use_bias: true"]),
+        (ERNIE_4_5_21B, {"moe_norm_min": 0.1}, ["moe_norm_min"]),
+        (MINIMAX_M2, {"attn_type_list": [0, 1]}, ["attn_type_list"]),
+        (MINIMAX_M2, {"use_qk_norm": False}, ["use_qk_norm: false"]),
+        (MINIMAX_M2, {"scoring_func": "softmax"}, ["scoring_func", "softmax", "sigmoid"]),
+        (MINIMAX_M2, {"shared_intermediate_size": 8}, ["shared_intermediate_size"]),
+        (HUNYUAN_A13B, {"use_cla": True}, ["use_cla: true"]),
+        (HUNYUAN_A13B, {"moe_topk": [8] * 31 + [4]}, ["moe_topk", "differ"]),
+        (HUNYUAN_A13B, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "alpha is missing"]),
+    ],
+)
+def test_what_is_not_served_is_named(config: dict[str, Any], changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_model_config(Fields(config | changes, "config.json"), Fields({}, "generation_config.json"))
+    assert all(word in str(caught.value) for word in ["config.json", *words]), caught.value

@@ -31,7 +31,16 @@ CPU, FP32 = torch.device("cpu"), torch.float32
 LENGTHS = {"phi3-short": 512}
 """Longest sequences of engines, where it matters."""
 CHUNKS = [7, 1, 20, 12]
-WITH_EXPERTS = ("qwen2-moe", "qwen2-moe-some-plain", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie-moe", "minimax-m2")
+WITH_EXPERTS = (
+    "qwen2-moe",
+    "qwen2-moe-some-plain",
+    "granite-moe",
+    "granite-moe-shared",
+    "glm4-moe",
+    "ernie-moe",
+    "minimax-m2",
+    "hunyuan-moe",
+)
 
 
 def driver_of(
@@ -114,7 +123,7 @@ def test_parts_for_drafts_are_not_loaded(name: str, tensor: str, reference_of: R
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("name", ["gemma3", "olmo2"])
+@pytest.mark.parametrize("name", ["gemma3", "olmo2", "hunyuan"])
 def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
     name: str, kernels: bool, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
