@@ -152,14 +152,15 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     """Elements of one token between the norm before attention and the projection after it.
 
     With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs. A norm over
-    all heads has queries and keys in fp32, and their squares.
+    all heads has queries and keys in fp32, and their squares; one behind the rotation has the rotated halves, too.
     """
     if model.mla:
         mla = model.mla
         head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
         return mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim)
     heads = model.num_heads + 2 * model.num_kv_heads
-    wide = 2 * heads * 4 // dtype_bytes if model.traits.qk_norm == "width" else 0
+    copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0)
+    wide = copies * heads * 4 // dtype_bytes
     return (2 * heads + wide) * model.head_dim
 
 

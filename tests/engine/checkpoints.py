@@ -194,6 +194,22 @@ GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "attn_implementation": "eager",  # the others leave the cap out
 }
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 1.3,
+    "tie_word_embeddings": True,
+}
+NTK: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}
+MINIMAX_EXPERTS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 48}
+QWEN2_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
+ERNIE_EXPERTS: dict[str, Any] = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48, "moe_num_shared_experts": 2}
 FAMILIES = {
     "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
@@ -244,16 +260,7 @@ FAMILIES = {
             },
         },
     ),
-    "granite": Variant(
-        "granite",
-        {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.1,
-            "logits_scaling": 1.3,
-            "tie_word_embeddings": True,
-        },
-    ),
+    "granite": Variant("granite", GRANITE),
     "phi3": Variant("phi3", {"sliding_window": 12}),
     "phi3-long": Variant("phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
     "phi3-short": Variant("phi3", {"original_max_position_embeddings": 512, "rope_parameters": LONGROPE}),
@@ -291,6 +298,69 @@ FAMILIES = {
     "stablelm-parallel": Variant("stablelm", {"use_parallel_residual": True, "num_key_value_heads": 4}),
     "cohere": Variant("cohere", {"tie_word_embeddings": True}),
     "cohere2": Variant("cohere2", {"num_hidden_layers": 4, "sliding_window": 12, "tie_word_embeddings": True}),
+    "qwen2-moe": Variant("qwen2_moe", QWEN2_EXPERTS),
+    "qwen2-moe-some-plain": Variant(
+        "qwen2_moe",
+        {
+            **QWEN2_EXPERTS,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "max_window_layers": 2,
+        },
+    ),
+    "granite-moe": Variant("granitemoe", {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3, "attention_bias": True}),
+    "granite-moe-shared": Variant(
+        "granitemoeshared", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 96}
+    ),
+    "ernie": Variant("ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "ernie-moe": Variant("ernie4_5_moe", ERNIE_EXPERTS),
+    "ernie-moe-some-plain": Variant(
+        "ernie4_5_moe",
+        {
+            **ERNIE_EXPERTS,
+            "num_hidden_layers": 5,
+            "moe_layer_start_index": 2,
+            "moe_layer_end_index": 3,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+        },
+    ),
+    "glm4-moe": Variant("glm4_moe", {**DEEPSEEK_EXPERTS, "head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
+    "glm4-moe-groups": Variant(
+        "glm4_moe",
+        {
+            **DEEPSEEK_EXPERTS,
+            "attention_bias": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+        },
+    ),
+    "hunyuan": Variant("hunyuan_v1_dense", {"head_dim": 32, "rope_parameters": NTK, "tie_word_embeddings": True}),
+    "hunyuan-moe": Variant(
+        "hunyuan_v1_moe",
+        {"head_dim": 16, "num_experts": 8, "moe_topk": 3, "rope_parameters": NTK},
+        {
+            "rope_parameters": None,
+            "rope_theta": 10000,
+            "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+            "moe_topk": [3] * 3,
+            "num_shared_expert": [1] * 3,
+            "moe_intermediate_size": [128] * 3,
+        },
+    ),
+    "minimax-m2": Variant("minimax_m2", MINIMAX_EXPERTS),
+    "minimax-m2-old-config": Variant(
+        "minimax_m2",
+        {**MINIMAX_EXPERTS, "num_key_value_heads": 1, "rope_parameters": {**ROPES, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": None, "rope_theta": 10000, "rotary_dim": 8},
+    ),
+    "qwen2-moe-every-second": Variant("qwen2_moe", {**QWEN2_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
 }
 """Families beside Llama's; each row is what one is checked against."""
 WHOLE_BLOCKS = Variant("qwen3_moe", {**VARIANTS["qwen3-moe"].changes, "moe_intermediate_size": 64, "tie_word_embeddings": True})

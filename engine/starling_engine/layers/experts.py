@@ -120,13 +120,13 @@ class ExpertNames:
     """Names of one layer's experts in a checkpoint.
 
     prefix   expert n is the module `prefix`.n, and `projections` are its gate, up and down
-    fused    the module in which transformers keeps all of them as two tensors: gate and up [E, 2 I, H], down [E, H, I]
+    fused    two tensors that may hold all of them: gate and up [E, 2 I, H], down [E, H, I]
     alternating  these are [E, H, 2 I] and [E, I, H], and gate and up take turns (gpt-oss)
     """
 
     prefix: str
     projections: tuple[str, str, str]
-    fused: str
+    fused: tuple[str, str]
     alternating: bool = False
 
     def weight(self, expert: int, projection: Projection, kind: str = "weight") -> str:
@@ -246,14 +246,14 @@ class Experts:
         return part_slot(part.shares, load, self._alias(expert, part), part.element_bytes, load_codes)
 
     def _alias(self, expert: int, part: ExpertPart) -> Alias:
-        shape, fused = self.shape, self._names.fused
+        shape, tensor = self.shape, self._names.fused[part.projection == "down"]
         if self._names.alternating:
-            return _alternating(f"{fused}.{'down' if part.projection == 'down' else 'gate_up'}_proj", shape, expert, part)
+            return _alternating(tensor, shape, expert, part)
         experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
         if part.projection == "down":
-            return Alias(f"{fused}.down_proj", (experts, hidden, share.whole), (expert, slice(None), share.slice))
+            return Alias(tensor, (experts, hidden, share.whole), (expert, slice(None), share.slice))
         first = share.start + (share.whole if part.projection == "up" else 0)
-        return Alias(f"{fused}.gate_up_proj", (experts, 2 * share.whole, hidden), (expert, slice(first, first + share.size)))
+        return Alias(tensor, (experts, 2 * share.whole, hidden), (expert, slice(first, first + share.size)))
 
     def _load(self, expert: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         self.method.load_part(self._reserved[expert], part, tensor)

@@ -1,6 +1,7 @@
 """RMSNorm of queries and keys where attention's kernels have no such norm. In torch."""
 
 import torch
+from torch.nn import functional as F
 
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
@@ -39,3 +40,36 @@ class WidthNorm:
     def weight_slots(self) -> dict[str, WeightSlot]:
         parts = zip(self._names, self._shares, torch.split(self._weights, self._sizes), strict=True)
         return {f"{name}.weight": part_slot((share,), weight.copy_, element_bytes=4) for name, share, weight in parts}
+
+
+class RotatedHeadNorm:
+    """Rotates queries and keys, and then normalises each head (Hunyuan), in fp32, rounded once.
+
+    Attention's kernels normalise before they rotate. They get a table that rotates nothing.
+
+    `names` are the modules of both norms, `heads` the numbers of heads of queries and of keys, `cos_sin` as in `AttentionWeights`:
+    whole heads are rotated.
+    """
+
+    def __init__(self, names: tuple[str, str], heads: tuple[int, int], head_dim: int, cos_sin: torch.Tensor, eps: float) -> None:
+        self._names = names
+        self._sizes = [each * head_dim for each in heads]
+        self._head_dim = head_dim
+        self._cos_sin = cos_sin
+        self._weights = torch.empty(2, head_dim, device=cos_sin.device)
+        self._eps = eps
+
+    def forward(self, qkv: torch.Tensor, positions: torch.Tensor) -> None:
+        """Rotates and normalises the first columns of qkv [T, queries, keys, values], in place. positions [T] int64."""
+        cos, sin = self._cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        parts = torch.split(qkv[:, : sum(self._sizes)], self._sizes, dim=1)
+        for part, weight in zip(parts, self._weights, strict=True):
+            heads = part.view(len(part), part.shape[1] // self._head_dim, self._head_dim)
+            first, second = heads.float().chunk(2, dim=-1)
+            rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+            part.copy_(F.rms_norm(rotated, (self._head_dim,), weight, self._eps).flatten(1))
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        whole = (Share.all(self._head_dim),)
+        parts = zip(self._names, self._weights, strict=True)
+        return {f"{name}.weight": part_slot(whole, weight.copy_, element_bytes=4) for name, weight in parts}

@@ -14,12 +14,11 @@ Rotations = Mapping[int | None, torch.Tensor]
 
 def build_rotations(config: ModelConfig, max_position: int, device: torch.device) -> Rotations:
     """Returns the table of each rotary embedding that a layer of the model names."""
-    named = {layer.rope for layer in config.layers}
     return {
         at: no_rotation(max_position, device)
         if at is None
         else build_cos_sin(config.ropes[at], config.rotary_dims[at], max_position, device)
-        for at in named
+        for at in config.named_ropes
     }
 
 

@@ -76,14 +76,25 @@ def _within_groups(wanted: torch.Tensor, routing: Routing) -> torch.Tensor:
 class Router:
     """The router's matrix [num_experts, hidden_size], and the bias of its choice where the routing has one.
 
-    `fused` is the matrix's name in checkpoints that hold all experts in one tensor.
+    `fused` is the matrix's name in checkpoints that hold all experts in one tensor. With `bias_is_row` the bias is [1, num_experts]
+    in a checkpoint.
     """
 
-    def __init__(self, linear: Linear, routing: Routing, bias_name: str, fused: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        linear: Linear,
+        routing: Routing,
+        bias_name: str,
+        fused: str,
+        device: torch.device,
+        *,
+        bias_is_row: bool = False,
+    ) -> None:
         self._linear = linear
         self._routing = routing
         self._route = select_route(device)
         self._bias_name = bias_name
+        self._bias_is_row = bias_is_row
         self._fused = fused
         self._bias = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if routing.bias else None
 
@@ -97,5 +108,5 @@ class Router:
             for name, slot in self._linear.weight_slots().items()
         }
         if self._bias is not None:
-            slots[self._bias_name] = copy_slot(self._bias)
+            slots[self._bias_name] = copy_slot(self._bias[None] if self._bias_is_row else self._bias)
         return slots

@@ -88,8 +88,13 @@ class ModelConfig:
     @property
     def rotation_columns(self) -> int:
         """Columns of all tables of rotations; one that rotates nothing has two."""
-        named = {layer.rope for layer in self.layers}
-        return sum(2 if at is None else self.rotary_dims[at] for at in named)
+        return sum(2 if at is None else self.rotary_dims[at] for at in self.named_ropes)
+
+    @property
+    def named_ropes(self) -> set[int | None]:
+        """Rotary embeddings that layers need, by their index; None is of layers whose attention rotates nothing."""
+        rotated_before = self.traits.qk_norm == "rotated head"
+        return {layer.rope for layer in self.layers} | ({None} if rotated_before else set())
 
     def rope_factors(self, max_model_len: int) -> str:
         """Names the factors that an engine of this longest sequence takes of LongRoPE's; empty for all other models.

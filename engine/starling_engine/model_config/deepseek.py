@@ -51,8 +51,8 @@ def _v2_moe(config: Fields, num_layers: int) -> MoeConfig | None:
     layers = _expert_layers(config, num_layers, default_first=0)
     if not layers:
         return None
-    method = _one_of(config, "topk_method", "greedy", "group_limited_greedy")
-    _one_of(config, "scoring_func", "softmax")
+    method = config.one_of("topk_method", "greedy", "group_limited_greedy")
+    config.one_of("scoring_func", "softmax")
     if config.boolean("norm_topk_prob", False):
         # The authors' code then leaves routed_scaling_factor out, others do not; no published model has it.
         raise UnsupportedModel(f"{config.source}: norm_topk_prob: true is not supported for this architecture; supported: false")
@@ -68,22 +68,29 @@ def _v2_moe(config: Fields, num_layers: int) -> MoeConfig | None:
 
 
 def _v3_moe(config: Fields, num_layers: int) -> MoeConfig | None:
-    """Reads V3's routing: a sigmoid for each expert, with a learnt bias, in the groups whose best two experts are best."""
-    layers = _expert_layers(config, num_layers, default_first=3)
+    return read_sigmoid_moe(config, num_layers, first=3, groups=(8, 4), scaling=2.5)
+
+
+def read_sigmoid_moe(config: Fields, num_layers: int, *, first: int, groups: tuple[int, int], scaling: float) -> MoeConfig | None:
+    """Reads V3's routing: a sigmoid for each expert, with a learnt bias, in the groups whose best two experts are best.
+
+    The others are defaults: the first layer with experts, the groups and how many of them are chosen, and the scaling.
+    """
+    layers = _expert_layers(config, num_layers, first)
     if not layers:
         return None
-    _one_of(config, "topk_method", "noaux_tc")
-    _one_of(config, "scoring_func", "sigmoid")
+    config.one_of("topk_method", "noaux_tc")
+    config.one_of("scoring_func", "sigmoid")
     routing = Routing(
         num_experts=read_num_experts(config, "n_routed_experts", "num_local_experts"),
         top_k=config.integer("num_experts_per_tok"),
         score="sigmoid",
         bias=True,
-        num_groups=config.integer("n_group", 8),
-        top_groups=config.integer("topk_group", 4),
+        num_groups=config.integer("n_group", groups[0]),
+        top_groups=config.integer("topk_group", groups[1]),
         group_score="best two",
         renormalize=config.boolean("norm_topk_prob", True),
-        scaling=config.number("routed_scaling_factor", 2.5),
+        scaling=config.number("routed_scaling_factor", scaling),
     )
     return _moe(config, layers, routing)
 
@@ -99,14 +106,6 @@ def _moe(config: Fields, layers: tuple[int, ...], routing: Routing) -> MoeConfig
     size = config.integer("moe_intermediate_size")
     shared = config.integer("n_shared_experts", 0, low=0)
     return MoeConfig(layers=layers, intermediate_size=size, routing=checked(config, routing), shared_size=shared * size)
-
-
-def _one_of(config: Fields, name: str, *possible: str) -> str:
-    """Returns the field's value; the default is the first possible one. Raises UnsupportedModel for any other."""
-    value = config.text(name, possible[0])
-    if value not in possible:
-        raise UnsupportedModel(f"{config.source}: {name} {value!r} is not supported; supported: {', '.join(possible)}")
-    return value
 
 
 DEEPSEEK_V2 = ModelDefinition(architecture="DeepseekV2ForCausalLM", traits=_v2_traits, mla=_v2_shape, moe=_v2_moe)

@@ -20,12 +20,13 @@ class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
     Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias` and `sinks` are a tensor's whole name.
-    Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts.
-    `alternating_experts` is as `ExpertNames.alternating`.
+    Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts,
+    whose two tensors are `fused_projections` of `fused_experts`. `alternating_experts` is as `ExpertNames.alternating`.
 
     Norms of a part's input end with `_norm`, those of its output with `_out_norm`.
 
-    `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers.
+    `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers. `drafts` are beginnings of other
+    such, parts for drafts outside of the layers. `router_bias_is_row` says that the bias is a matrix of one row.
     """
 
     embedding: str = "model.embed_tokens"
@@ -52,17 +53,23 @@ class TensorNames:
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     router_bias: str = "mlp.gate.e_score_correction_bias"
+    router_bias_is_row: bool = False
     experts: str = "mlp.experts"
     expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_experts: str = "mlp.shared_experts"
+    shared_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    fused_shared: str = "mlp.shared_experts.gate_up_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
     fused_router: str = "mlp.gate"
     fused_experts: str = "mlp.experts"
+    fused_projections: tuple[str, str] = ("gate_up_proj", "down_proj")
     alternating_experts: bool = False
     attention_norm: str = "input_layernorm"
     attention_out_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     mlp_out_norm: str = "post_feedforward_layernorm"
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    drafts: tuple[str, ...] = ()
 
 
 def full_attention(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:

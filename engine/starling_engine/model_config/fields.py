@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from starling_engine.errors import ModelError
+from starling_engine.errors import ModelError, UnsupportedModel
 
 
 class Fields:
@@ -67,6 +67,13 @@ class Fields:
         value = self._value(name, default)
         if not isinstance(value, str):
             raise self.error(name, "must be a string")
+        return value
+
+    def one_of(self, name: str, *possible: str) -> str:
+        """Returns a string; the default is the first possible one. Raises UnsupportedModel for any other."""
+        value = self.text(name, possible[0])
+        if value not in possible:
+            raise UnsupportedModel(f"{self.source}: {name} {value!r} is not supported; supported: {', '.join(possible)}")
         return value
 
     def child(self, name: str) -> "Fields":

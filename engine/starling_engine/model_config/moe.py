@@ -55,6 +55,7 @@ class MoeConfig:
     layers              indices of the layers that have experts, ascending; the others have a plain MLP
     intermediate_size   of one expert
     shared_size         of the MLP that every token takes in addition to its experts; 0 means none
+    shared_gate         its output is multiplied by the sigmoid of one learnt projection of the token
     bias                of the router's matrix, and of each of an expert's
     gate                in place of SiLU, where an expert has another gate
     """
@@ -63,6 +64,7 @@ class MoeConfig:
     intermediate_size: int
     routing: Routing
     shared_size: int = 0
+    shared_gate: bool = False
     bias: bool = False
     gate: ClampedSwiglu | None = None
 

@@ -12,13 +12,18 @@ from starling_engine.model_config.arcee import ARCEE
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from starling_engine.model_config.definition import ModelDefinition
+from starling_engine.model_config.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from starling_engine.model_config.exaone4 import EXAONE4
 from starling_engine.model_config.gemma import GEMMA, GEMMA2, GEMMA3
 from starling_engine.model_config.glm import GLM, GLM4
+from starling_engine.model_config.glm4_moe import GLM4_MOE
 from starling_engine.model_config.gpt_oss import GPT_OSS
 from starling_engine.model_config.granite import GRANITE
+from starling_engine.model_config.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from starling_engine.model_config.hunyuan import HUNYUAN, HUNYUAN_MOE
 from starling_engine.model_config.internlm3 import INTERNLM3
 from starling_engine.model_config.llama import LLAMA
+from starling_engine.model_config.minimax_m2 import MINIMAX_M2
 from starling_engine.model_config.mistral import MINISTRAL, MISTRAL
 from starling_engine.model_config.mixtral import MIXTRAL
 from starling_engine.model_config.nemotron import NEMOTRON
@@ -27,6 +32,7 @@ from starling_engine.model_config.phi import PHI
 from starling_engine.model_config.phi3 import PHI3
 from starling_engine.model_config.plugins import GROUP, load_plugin, plugins, refuse_plugin
 from starling_engine.model_config.qwen2 import QWEN2
+from starling_engine.model_config.qwen2_moe import QWEN2_MOE
 from starling_engine.model_config.qwen3 import QWEN3
 from starling_engine.model_config.qwen3_moe import QWEN3_MOE
 from starling_engine.model_config.seed_oss import SEED_OSS
@@ -35,9 +41,10 @@ from starling_engine.model_config.stablelm import STABLELM
 from starling_engine.model_config.starcoder2 import STARCODER2
 
 _ALL = (
-    *(COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT_OSS, GRANITE, LLAMA, MINISTRAL),
-    *(MISTRAL, MIXTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
-    *(ARCEE, INTERNLM3, NEMOTRON, PHI, STABLELM, STARCODER2),
+    *(ARCEE, COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4),
+    *(GLM4_MOE, GPT_OSS, GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, HUNYUAN, HUNYUAN_MOE, INTERNLM3, LLAMA, MINIMAX_M2),
+    *(MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, PHI, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
+    *(STABLELM, STARCODER2),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}
 

@@ -12,7 +12,8 @@ class Traits:
     mlp_bias             biases of the MLP's projections
     mlp_gate             the activation is of a gate, which is multiplied with up; else it is of up
     head_bias            a bias of the logits head
-    qk_norm              RMSNorm of queries and keys before rotation: of each head, or over the whole width of all heads
+    qk_norm              RMSNorm of queries and keys: before rotation of each head, or over the whole width of all heads; or of each
+                         head that is rotated already (Hunyuan)
     norm                 kind of all norms: RMSNorm by a weight, by 1 + weight in fp32 (Gemma), or LayerNorm without a bias,
                          with one, or with one and by 1 + weight (Nemotron)
     attention_sinks      a learnt score of each head in the softmax's denominator alone (see `AttentionWeights`)
@@ -31,7 +32,7 @@ class Traits:
     mlp_bias: bool = False
     mlp_gate: bool = True
     head_bias: bool = False
-    qk_norm: Literal["head", "width"] | None = None
+    qk_norm: Literal["head", "width", "rotated head"] | None = None
     norm: Literal["weight", "one plus weight", "layer", "biased layer", "biased layer, one plus weight"] = "weight"
     attention_sinks: bool = False
     paired_rope: bool = False

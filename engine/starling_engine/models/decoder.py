@@ -192,15 +192,15 @@ class Decoder:
         config, names = self.config, self._names
         behind = range(config.num_layers, config.num_layers + config.traits.num_draft_layers)
         layers = [i for i in (*range(config.num_layers), *behind) if i not in self.layers]
-        others = [f"{names.layer.format(i)}." for i in layers]
+        others = [*names.drafts, *(f"{names.layer.format(i)}." for i in layers)]
         if not self.stage.first:
             others.append(f"{names.embedding}.")
         if not self.stage.last:
             others += [f"{names.norm}.", f"{names.lm_head}."]
         if config.moe is not None and build.expert_ranks is not None:
             # Experts that this rank has are known by their slots, in spite of the prefix.
-            experts = (names.experts, names.fused_experts)
-            others += [f"{names.layer.format(i)}.{name}." for i in self.layers for name in experts]
+            experts = (f"{names.experts}.", *(f"{names.fused_experts}.{name}" for name in names.fused_projections))
+            others += [f"{names.layer.format(i)}.{name}" for i in self.layers for name in experts]
         return tuple(others)
 
     def _build_ends(self, build: BuildContext) -> None:

@@ -9,7 +9,7 @@ from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.linear import stacked
-from starling_engine.layers.qk_norm import WidthNorm
+from starling_engine.layers.qk_norm import RotatedHeadNorm, WidthNorm
 from starling_engine.layers.rope import halves_of_pairs
 from starling_engine.model_config.layer import LayerConfig
 from starling_engine.models.build_context import BuildContext
@@ -46,6 +46,11 @@ class Attention:
         if traits.qk_norm == "width":
             self._width_norm = WidthNorm(self._norm_names, (q, kv), config.rms_eps, build.tensor, build.device)
         self.weights = _attention_weights(build, layer)
+        self._rotated_norm: RotatedHeadNorm | None = None
+        if traits.qk_norm == "rotated head":
+            heads = (self.weights.num_heads, self.weights.num_kv_heads)
+            rotation = build.rotations[layer.rope]
+            self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, config.head_dim, rotation, config.rms_eps)
         self._plus_one = traits.norm == "one plus weight"
         self._pairs = 0
         """Elements of a head that lie in pairs in the checkpoint, and here as halves; 0: none do."""
@@ -59,6 +64,8 @@ class Attention:
         qkv = self._qkv.forward(x)
         if self._width_norm is not None:
             self._width_norm.forward(qkv)
+        if self._rotated_norm is not None:
+            self._rotated_norm.forward(qkv, meta.positions)
         out = self._attend(qkv, self.weights, kv, meta)
         return self._o.forward(_only(out, rows))
 
@@ -71,6 +78,8 @@ class Attention:
                 slots[name] = in_row_order(slots[name], order)
         if self._width_norm is not None:
             slots.update(self._width_norm.weight_slots())
+        if self._rotated_norm is not None:
+            slots.update(self._rotated_norm.weight_slots())
         norms = (self.weights.q_norm, self.weights.k_norm)
         for name, weight in zip(self._norm_names, norms, strict=True):
             if weight is not None:
@@ -96,7 +105,7 @@ def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeig
         scale=config.head_dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
         window=layer.window,
         soft_cap=traits.attention_cap,
-        cos_sin=build.rotations[layer.rope],
+        cos_sin=build.rotations[None if traits.qk_norm == "rotated head" else layer.rope],
         q_norm=head_norm(),
         k_norm=head_norm(),
         norm_eps=config.rms_eps,

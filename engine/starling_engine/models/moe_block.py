@@ -3,7 +3,7 @@
 import torch
 
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
-from starling_engine.layers.linear import stacked
+from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.router import Router
 from starling_engine.model_config.moe import MoeConfig
 from starling_engine.models.build_context import BuildContext
@@ -22,7 +22,7 @@ class MoeBlock:
         self.moe_layer = moe.layers.index(index)
         """Index of the layer among the model's layers with experts."""
         self._router = _router(build, moe, prefix)
-        self._shared = _shared(build, moe, prefix) if moe.shared_size else None
+        self._shared = SharedExperts(build, moe, prefix) if moe.shared_size else None
         self._ranks = build.expert_ranks
         self._tensor = build.tensor
         self._num_experts = moe.num_experts
@@ -65,18 +65,34 @@ class MoeBlock:
 def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
     names = build.names
     linear = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, moe.bias, exact=True))
-    return Router(linear, moe.routing, f"{prefix}.{names.router_bias}", f"{prefix}.{names.fused_router}", build.device)
+    bias, fused = f"{prefix}.{names.router_bias}", f"{prefix}.{names.fused_router}"
+    return Router(linear, moe.routing, bias, fused, build.device, bias_is_row=names.router_bias_is_row)
 
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
     names = build.names
     slots = moe.num_experts if build.expert_ranks is None else build.expert_ranks.slots
     shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe), moe.bias, moe.gate)
-    fused = f"{prefix}.{names.fused_experts}"
-    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, fused, names.alternating_experts)
+    gate_up, down = (f"{prefix}.{names.fused_experts}.{name}" for name in names.fused_projections)
+    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, (gate_up, down), names.alternating_experts)
     return Experts(tensors, shape, build.experts(shape, tensors), build.dtype, build.device)
 
 
-def _shared(build: BuildContext, moe: MoeConfig, prefix: str) -> Mlp:
-    gate, up, down = (f"{prefix}.{build.names.shared_experts}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
-    return Mlp(build, (gate, up, down), moe.shared_size)
+class SharedExperts:
+    """The MLP that all tokens take. Where it has a gate, the sigmoid of a number of each token multiplies its output."""
+
+    def __init__(self, build: BuildContext, moe: MoeConfig, prefix: str) -> None:
+        names = build.names
+        gate, up, down = (f"{prefix}.{names.shared_experts}.{name}" for name in names.shared_projections)
+        self._mlp = Mlp(build, (gate, up, down), moe.shared_size, f"{prefix}.{names.fused_shared}")
+        self._gate: Linear | None = None
+        if moe.shared_gate:
+            self._gate = build.linear(stacked([f"{prefix}.{names.shared_gate}"], [1], build.config.hidden_size, exact=True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]."""
+        out = self._mlp.forward(x)
+        return out if self._gate is None else out.mul_(self._gate.forward(x, torch.float32).sigmoid_().to(out.dtype))
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        return {**self._mlp.weight_slots(), **({} if self._gate is None else self._gate.weight_slots())}

@@ -19,7 +19,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 CPU = torch.device("cpu")
 FP32, BF16 = torch.float32, torch.bfloat16
 SHAPE = ExpertsShape(num_experts=7, num_slots=7, hidden_size=50, intermediate=Share.all(24))
-NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), "mlp.experts")
+NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
 
 needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
 METHODS = [
@@ -104,7 +104,7 @@ def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
 
 
 def test_names_its_tensors_as_checkpoints_do() -> None:
-    names = ExpertNames("l.block_sparse_moe.experts", ("w1", "w3", "w2"), "l.mlp.experts")
+    names = ExpertNames("l.block_sparse_moe.experts", ("w1", "w3", "w2"), ("l.mlp.experts.gate_up_proj", "l.mlp.experts.down_proj"))
     layer = Experts(names, ExpertsShape(2, 2, 6, Share.all(4)), DenseExperts(), FP32, CPU)
     slots = {**layer.reserve(0), **layer.reserve(1)}
     assert {name.removeprefix("l.block_sparse_moe.experts."): slot.shape for name, slot in slots.items()} == {

@@ -21,7 +21,9 @@ from tests.engine.layers.test_experts import routes
 CPU, FP32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
 GATE = ClampedSwiglu(alpha=1.3, limit=0.8)
 WIDTH, HIDDEN, EXPERTS = 128, 192, 5
-NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), "mlp.experts", alternating=True)
+NAMES = ExpertNames(
+    "mlp.experts", ("gate_proj", "up_proj", "down_proj"), ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), alternating=True
+)
 
 needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
 METHODS = [

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from starling_engine.errors import ModelError
 from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.moe import MoeConfig, Routing
 from starling_engine.model_config.rope import Llama3Scaling, LongRopeScaling, YarnScaling
 
 LLAMA3 = {
@@ -187,6 +189,112 @@ STABLELM_2_1_6B = shape("StableLm", 24, 2048, 5632, 32, 32, 100352) | {
     "use_qkv_bias": True,
     "eos_token_id": 100257,
 }
+QWEN_1_5_MOE = shape("Qwen2Moe", 24, 2048, 5632, 16, 16, 151936) | {
+    "max_position_embeddings": 8192,
+    "rope_theta": 1000000.0,
+    "decoder_sparse_step": 1,
+    "max_window_layers": 21,
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": False,
+    "eos_token_id": 151643,
+}
+GRANITE_3_MOE = shape("GraniteMoe", 32, 1536, 512, 24, 8, 49155) | {
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 6.0,
+    "residual_multiplier": 0.22,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "num_local_experts": 40,
+    "num_experts_per_tok": 8,
+    "tie_word_embeddings": True,
+    "eos_token_id": 0,
+}
+GLM_4_5_AIR = shape("Glm4Moe", 46, 4096, 10944, 96, 8, 151552) | {
+    "head_dim": 128,
+    "attention_bias": True,
+    "max_position_embeddings": 131072,
+    "partial_rotary_factor": 0.5,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "use_qk_norm": False,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "routed_scaling_factor": 1.0,
+    "eos_token_id": [151329, 151336, 151338],
+}
+ERNIE_4_5_03B = shape("Ernie4_5", 18, 1024, 3072, 16, 2, 103424) | {
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+    "eos_token_id": 2,
+}
+ERNIE_4_5_21B = shape("Ernie4_5_Moe", 28, 2560, 12288, 20, 4, 103424) | {
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": 27,
+    "moe_layer_interval": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+    "eos_token_id": 2,
+}
+ERNIE_ROUTING = Routing(num_experts=64, top_k=6, bias=True, renormalize=True)
+MINIMAX_M2 = shape("MiniMaxM2", 62, 3072, 1536, 48, 8, 200064) | {
+    "attn_type_list": [1] * 62,
+    "head_dim": 128,
+    "max_position_embeddings": 196608,
+    "mtp_transformer_layers": 1,
+    "num_mtp_modules": 3,
+    "num_experts_per_tok": 8,
+    "num_local_experts": 256,
+    "qk_norm_type": "per_layer",
+    "rope_theta": 5000000,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "use_mtp": True,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+    "eos_token_id": 200020,
+}
+MINIMAX_ROUTING = Routing(num_experts=256, top_k=8, score="sigmoid", bias=True, renormalize=True)
+HUNYUAN_A13B = shape("HunYuanMoEV1", 32, 4096, 3072, 32, 8, 128167) | {
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": [3072] * 32,
+    "moe_topk": [8] * 32,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+    "rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "type": "dynamic"},
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_cla": False,
+    "use_mixed_mlp_moe": True,
+    "use_qk_norm": True,
+    "eos_token_id": 127960,
+}
+HUNYUAN_ROUTING = Routing(num_experts=64, top_k=8, renormalize=True)
+SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_score="best two", renormalize=True)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +317,13 @@ STABLELM_2_1_6B = shape("StableLm", 24, 2048, 5632, 32, 32, 100352) | {
         pytest.param(INTERNLM_3_8B, [(0, 0)], [5e7], None, 32768, 128, (2,), id="internlm-3-8b"),
         pytest.param(PHI_2, [(0, 0)], [1e4], None, 2048, 32, (50256,), id="phi-2"),
         pytest.param(STABLELM_2_1_6B, [(0, 0)], [1e4], None, 4096, 16, (100257,), id="stablelm-2-1.6b"),
+        pytest.param(QWEN_1_5_MOE, [(0, 0)], [1e6], None, 8192, 128, (151643,), id="qwen-1.5-moe"),
+        pytest.param(GRANITE_3_MOE, [(0, 0)], [1e4], None, 4096, 64, (0,), id="granite-3-3b-a800m"),
+        pytest.param(GLM_4_5_AIR, [(0, 0)], [1e6], None, 131072, 64, (151329, 151336, 151338), id="glm-4.5-air"),
+        pytest.param(ERNIE_4_5_03B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-0.3b"),
+        pytest.param(ERNIE_4_5_21B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-21b-a3b"),
+        pytest.param(MINIMAX_M2, [(0, 0)], [5e6], None, 196608, 64, (200020,), id="minimax-m2"),
+        pytest.param(HUNYUAN_A13B, [(0, 0)], [1e4 * 1000 ** (128 / 126)], None, 32768, 128, (127960,), id="hunyuan-a13b"),
     ],
 )
 def test_a_published_config(
@@ -228,3 +343,42 @@ def test_a_published_config(
     assert model.rotary_dims == (rotary_dim,) * len(thetas)
     assert isinstance(model.ropes[0].scaling, scaling or type(None))
     assert (model.max_position, model.eos_token_ids) == (max_position, eos)
+
+
+@pytest.mark.parametrize(
+    ("config", "first", "size", "shared", "routing"),
+    [
+        pytest.param(QWEN_1_5_MOE, 0, 1408, 5632, Routing(num_experts=60, top_k=4), id="qwen-1.5-moe"),
+        pytest.param(GRANITE_3_MOE, 0, 512, 0, Routing(num_experts=40, top_k=8, renormalize=True), id="granite-3-3b-a800m"),
+        pytest.param(GLM_4_5_AIR, 1, 1408, 1408, SIGMOID, id="glm-4.5-air"),
+        pytest.param(ERNIE_4_5_21B, 1, 1536, 3072, ERNIE_ROUTING, id="ernie-4.5-21b-a3b"),
+        pytest.param(MINIMAX_M2, 0, 1536, 0, MINIMAX_ROUTING, id="minimax-m2"),
+        pytest.param(HUNYUAN_A13B, 0, 3072, 3072, HUNYUAN_ROUTING, id="hunyuan-a13b"),
+    ],
+)
+def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, size: int, shared: int, routing: Routing) -> None:
+    """All layers from the `first` on have experts."""
+    model = parse_model_config(Fields(config, "config.json"), Fields({}, "generation_config.json"))
+    layers = tuple(range(first, config["num_hidden_layers"]))
+    gate = config["architectures"] == ["Qwen2MoeForCausalLM"]
+    assert model.moe == MoeConfig(layers=layers, intermediate_size=size, routing=routing, shared_size=shared, shared_gate=gate)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        (ERNIE_4_5_21B, {"use_bias": True}, ["use_bias: true"]),
+        (ERNIE_4_5_21B, {"moe_norm_min": 0.1}, ["moe_norm_min"]),
+        (MINIMAX_M2, {"attn_type_list": [0, 1]}, ["attn_type_list"]),
+        (MINIMAX_M2, {"use_qk_norm": False}, ["use_qk_norm: false"]),
+        (MINIMAX_M2, {"scoring_func": "softmax"}, ["scoring_func", "softmax", "sigmoid"]),
+        (MINIMAX_M2, {"shared_intermediate_size": 8}, ["shared_intermediate_size"]),
+        (HUNYUAN_A13B, {"use_cla": True}, ["use_cla: true"]),
+        (HUNYUAN_A13B, {"moe_topk": [8] * 31 + [4]}, ["moe_topk", "differ"]),
+        (HUNYUAN_A13B, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "alpha is missing"]),
+    ],
+)
+def test_what_is_not_served_is_named(config: dict[str, Any], changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_model_config(Fields(config | changes, "config.json"), Fields({}, "generation_config.json"))
+    assert all(word in str(caught.value) for word in ["config.json", *words]), caught.value

@@ -122,7 +122,7 @@ def test_an_mlp_in_pieces_gives_the_same(
 
 
 DENSE = ("llama3.1", "qwen2", "qwen3-tied", "mistral-window", "deepseek-v2-lite-dense", "deepseek-v3-dense")
-EXPERTS = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v2-lite", "deepseek-v3")
+EXPERTS = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v2-lite", "deepseek-v3", "qwen2-moe")
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,23 @@
 """Each family against transformers: in chunks, and split over ranks, the same logits and the same greedy tokens."""
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.errors import WeightError
+from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.topology.placement import spread
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.loader import load_weights
 
@@ -17,12 +25,22 @@ from tests.engine.checkpoints import FAMILIES, PROMPT, Reference
 from tests.engine.models.conftest import FAMILY_STEPS, ReferenceOf
 from tests.engine.models.test_decoder import TOLERANCE, assert_same_greedy
 from tests.engine.paged_driver import PagedDriver
-from tests.engine.parallel.threads import on_ranks
+from tests.engine.parallel.threads import Join, on_ranks, on_threads
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 LENGTHS = {"phi3-short": 512}
 """Longest sequences of engines, where it matters."""
 CHUNKS = [7, 1, 20, 12]
+WITH_EXPERTS = (
+    "qwen2-moe",
+    "qwen2-moe-some-plain",
+    "granite-moe",
+    "granite-moe-shared",
+    "glm4-moe",
+    "ernie-moe",
+    "minimax-m2",
+    "hunyuan-moe",
+)
 
 
 def driver_of(
@@ -32,10 +50,11 @@ def driver_of(
     ranks: Communicator = ALONE,
     stages: int = 1,
     dtype: torch.dtype = FP32,
+    experts: ExpertRanks | None = None,
 ) -> PagedDriver:
     config, methods = load_model_config(reference.folder), select_linear_method(dtype, CPU)
     shards = [ALL] if stages == 1 else [Shard(at, stages) for at in range(stages)]
-    models = [Decoder(config, dtype, CPU, methods, backend, LENGTHS.get(name), tensor=ranks, stage=shard) for shard in shards]
+    models = [Decoder(config, dtype, CPU, methods, backend, LENGTHS.get(name), None, ranks, shard, experts) for shard in shards]
     for model in models:
         load_weights(model, reference.folder)
     return PagedDriver(models[0], dtype, block_size=8, sequences=2, tensor=ranks.shard, later=models[1:])
@@ -71,8 +90,40 @@ def test_a_family_answers_as_transformers_does(
     assert (logits[-1] - reference.logits[PROMPT - 1]).abs().max() > 100 * TOLERANCE, "attention decides what comes"
 
 
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.matrix
+def test_ranks_with_whole_experts_answer_as_transformers_does(name: str, reference_of: ReferenceOf) -> None:
+    reference = reference_of(name)
+    moe = load_model_config(reference.folder).moe
+    assert moe is not None
+    placement = spread(moe.num_experts, 2, len(moe.layers))
+
+    def work(index: int, join: Join) -> None:
+        ranks = join("tensor", index, 2)
+        experts = ExpertRanks(placement.num_experts, placement.slots, ranks, "all_to_all")
+        experts.set_placement(join("experts", index, 2), placement)
+        compare(driver_of(name, reference, TorchPagedAttention(), ranks, experts=experts), reference)
+
+    on_threads(2, "gloo", work)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("glm4-moe", "model.layers.3.eh_proj.weight"), ("ernie-moe", "model.mtp_linear_proj.0.weight")],
+)
+def test_parts_for_drafts_are_not_loaded(name: str, tensor: str, reference_of: ReferenceOf, tmp_path: Path) -> None:
+    source = reference_of(name).folder
+    shutil.copy(source / "config.json", tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, tensor: torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    driver_of(name, replace(reference_of(name), folder=tmp_path), TorchPagedAttention())
+    save_file({**tensors, "model.layers.9.eh_proj.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=r"layers\.9\.eh_proj"):
+        driver_of(name, replace(reference_of(name), folder=tmp_path), TorchPagedAttention())
+
+
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("name", ["gemma3", "olmo2", "nemotron"])
+@pytest.mark.parametrize("name", ["gemma3", "olmo2", "nemotron", "hunyuan"])
 def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
     name: str, kernels: bool, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

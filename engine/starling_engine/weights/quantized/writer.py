@@ -84,9 +84,7 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme, progress: Pr
 
 def _chosen(files: SafetensorsWeights, names: TensorNames, scheme: Scheme) -> set[str]:
     """Returns the tensors to quantize: matrices of layers that are multiplied with tokens, apart from routers and `kv_b`."""
-    fused = [
-        name for name in files.tensors if f".{names.fused_experts.removeprefix('mlp.')}." in name and name.endswith("_up_proj")
-    ]
+    fused = [name for name in files.tensors if name.endswith(f".{names.fused_experts}.{names.fused_projections[0]}")]
     if fused:
         raise UnsupportedModel(f"{fused[0]} holds all experts of a layer, which cannot be quantized; save them one by one")
     is_matrix = _matrices_of(names)
@@ -107,7 +105,7 @@ def _matrices_of(names: TensorNames) -> Callable[[str], bool]:
     own = (names.q, names.k, names.v, names.o, names.q_a, names.q_b, names.kv_a, names.gate, names.up, names.down)
     of_experts = "|".join(map(re.escape, names.expert_projections))
     modules = [*map(re.escape, own), rf"{re.escape(names.experts)}\.\d+\.({of_experts})"]
-    modules.append(rf"{re.escape(names.shared_experts)}\.(gate_proj|up_proj|down_proj)")
+    modules += [re.escape(f"{names.shared_experts}.{name}") for name in names.shared_projections]
     layer = re.escape(names.layer).replace(re.escape("{}"), r"\d+")
     pattern = re.compile(rf"{layer}\.({'|'.join(modules)})\.weight")
     return lambda name: pattern.fullmatch(name) is not None
