@@ -25,6 +25,13 @@ struct Layout {
 };
 
 #ifdef STARLING_BYTE_PAIRS
+// Has a sum in its register before the next product is computed. GCC would compute all products of a block first, and keep them in
+// memory: with AVX2 that took 1.1 (8 bits) to 1.5 times (4 bits) as long.
+template <typename T>
+inline void settle(T& sum) {
+  asm("" : "+v"(sum));
+}
+
 // Quads by products of bytes that are added in pairs, in 16 bits: those of 8 bits by their magnitudes, or they would not fit.
 constexpr bool kSignedBytes = true;
 template <int BITS>
@@ -38,6 +45,7 @@ struct Quads {
       const IReg numbers = codes ^ static_cast<int32_t>(0x80808080);
       sum = sum + add_pairs(multiply_bytes(magnitudes(numbers), with_signs(x, numbers)));
     }
+    settle(sum);
   }
   IReg total() const { return sum; }
 };
@@ -46,7 +54,10 @@ struct ShortQuads {
   IReg before;
   Pairs sum;
   void begin(IReg with) { before = with, sum = Pairs{}; }
-  void add(IReg codes, IReg x) { sum = sum + multiply_bytes(codes, x); }
+  void add(IReg codes, IReg x) {
+    sum = sum + multiply_bytes(codes, x);
+    settle(sum);
+  }
   IReg total() const { return before + add_pairs(sum); }
 };
 template <>
