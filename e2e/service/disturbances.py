@@ -15,10 +15,17 @@ PATIENCE = 300
 """Seconds for what is none of the figures: that a group starts, or that pods go."""
 
 
-def try_to_evict(kubectl: Kubectl, pod: str) -> None:
-    """Asks once, as a drain does; the API server refuses with 429 what the budget does not allow."""
+def try_to_evict(kubectl: Kubectl, pod: str) -> bool:
+    """Asks once, as a drain does again and again. Returns whether the budget allows it: else the API server answers 429."""
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": kubectl.namespace}}
-    kubectl("create", "--raw", f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/eviction", "-f", "-", stdin=json.dumps(eviction))
+    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/eviction"
+    try:
+        kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+    except AssertionError as error:
+        if "disruption budget" in str(error):
+            return False
+        raise
+    return True
 
 
 class Disturbances:
@@ -115,13 +122,12 @@ class Disturbances:
 
         def is_let_go() -> bool:
             try:
-                try_to_evict(self._kubectl, name)
-            except AssertionError as error:
-                if "disruption budget" not in str(error):
-                    return uid not in self._present()
+                allowed = try_to_evict(self._kubectl, name)
+            except AssertionError:
+                return uid not in self._present()
+            if not allowed:
                 time.sleep(1)
-                return False
-            return True
+            return allowed
 
         self.refused.append(wait_until(f"{name} may be evicted", is_let_go, PATIENCE, self._chat.explain))
 
