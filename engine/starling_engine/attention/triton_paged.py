@@ -5,9 +5,8 @@ import torch
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import cascade_pays
-from starling_engine.kernels.paged_attention import AttentionCall, attend, cascade_attention
+from starling_engine.kernels.paged_attention import AttentionCall, attend, cascade_attention, sms
 from starling_engine.kernels.store import qk_norm_rope_store
-from starling_engine.platforms.triton_support import sms
 
 
 class TritonAttention:

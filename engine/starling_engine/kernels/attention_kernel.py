@@ -91,15 +91,14 @@ def attention_kernel(
     stride_head, stride_table,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROW_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PARTIAL: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr, PARTIAL: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (query block, key-value head, segment). See `paged_attention`.
 
     PREFIX: all tokens attend to the first `prefix` keys of sequence 0's table, none hidden. Else sequences with `shortest` to
     `longest` queries attend to their keys from `suffix` on. SHORT: each sequence has room for `blocks` query blocks.
-    PARTIAL: keys are split over the segments, of which there may be one. Writes results of `all_segments`, at `segment_base` plus
-    the segment. Their number is no constant, so that one kernel serves all of them. `room`: as in `Partial`. `sinks` come in where
-    they are merged.
+    SPLIT: keys are split over the segments. PARTIAL: writes results of `all_segments`, at `segment_base` plus the segment. Their
+    number is no constant, so that one kernel serves all of them. `room`: as in `Partial`. `sinks` come in where they are merged.
     ROW_SIZE: elements of a cached row, known when this is compiled. A row of codes is no multiple of 16 bytes, and yet is read in
     more than one.
     """
@@ -158,7 +157,7 @@ def attention_kernel(
 
     first = seen_from // KEYS
     last = tl.maximum(tl.cdiv(seen_to, KEYS), first)
-    if PARTIAL:
+    if SPLIT:
         share = tl.cdiv(last - first, tl.num_programs(2))
         first = first + tl.program_id(2) * share
         last = tl.minimum(first + share, last)

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-HostLens = tuple[Sequence[int], Sequence[int]]
-"""query_start and context_lens of `AttentionMetadata`."""
-
 
 @dataclass(slots=True)
 class AttentionMetadata:
@@ -34,4 +31,4 @@ class AttentionMetadata:
     block_tables: torch.Tensor
     max_query_len: int
     shared_blocks: int = 0
-    host_lens: HostLens | None = None
+    host_lens: tuple[Sequence[int], Sequence[int]] | None = None

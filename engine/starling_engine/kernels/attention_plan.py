@@ -38,7 +38,7 @@ SEGMENT_KEYS = 256
 """Fewest keys of a segment of the context: fewer save less than the reduction of one more segment costs."""
 
 MAX_SEGMENTS = 64
-"""As many as the reduction holds at once."""
+"""The reduction holds all of a row's segments at once."""
 
 MIN_ROWS = 16
 """Fewest rows that tl.dot multiplies."""
@@ -122,16 +122,6 @@ def decode_segments(shape: AttentionShape, longest: int, sms: int) -> int:
     `longest` is the longest possible context.
     """
     return _segments(shape.sequences * shape.kv_heads, longest, PROGRAMS_PER_SM * sms)
-
-
-def keys_saved(context: int, kv_heads: int, longest: int, *, sequences: int, room: int, sms: int) -> int:
-    """Returns the keys that a program for a decode beside a prompt need not read, since its step is no recorded one.
-
-    A step splits its contexts by its own `sequences`, and a recorded one by all for which it has `room`. `context` is the decode's,
-    and `longest` the longest possible one.
-    """
-    own, recorded = (_segments(count * kv_heads, longest, PROGRAMS_PER_SM * sms) for count in (sequences, room))
-    return -(-context // recorded) - -(-context // own)
 
 
 def prefix_segments(shape: AttentionShape, prefix_len: int, sms: int) -> int:

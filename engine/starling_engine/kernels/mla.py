@@ -21,9 +21,6 @@ LOG2_E = 1.4426950408889634
 TINY = tl.constexpr(1e-30)
 """Avoids division by zero for rows without a key."""
 
-JOINED_AT_ONCE = tl.constexpr(16)
-"""Segments that a program joins at once: 16 rows of 512 elements are 64 registers a thread."""
-
 
 @dataclass(frozen=True, slots=True)
 class MlaTiles:
@@ -56,7 +53,7 @@ def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype) -> MlaTile
 
 
 def segments_for(programs: int, longest: int, sms: int) -> int:
-    """Returns the segments of each context, so that all SMs have a program: a power of two.
+    """Returns the segments of each context, so that all SMs have a program: a power of two, since each number is a kernel.
 
     `programs` are those that have work at least, without splitting; `longest` is the longest possible context. Neither depends on
     values on the device.
@@ -115,19 +112,18 @@ def attend(
         TOKENS=tiles.tokens,
         ROWS=max(16, tiles.heads * tiles.tokens),
         KEYS=tiles.keys,
-        SPLIT=segments > 1,
+        SEGMENTS=segments,
         DECODE=meta.max_query_len == 1,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
     if segments > 1:
         lanes = triton.next_power_of_2(rank)
-        _join[(heads * tokens,)](partial, lse, out, heads * tokens, segments, RANK=rank, LANES=lanes)
+        _join[(heads * tokens,)](partial, lse, out, heads * tokens, RANK=rank, LANES=lanes, SEGMENTS=segments)
     return out
 
 
-# A run of sequences may begin anywhere in a step's tables.
-@triton.jit(do_not_specialize=["num_tokens", "num_rows"], do_not_specialize_on_alignment=["tables", "query_start", "context_lens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _attend(
     q_latent,
     q_rope,
@@ -151,10 +147,10 @@ def _attend(
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SEGMENTS: tl.constexpr,
     DECODE: tl.constexpr,
 ):
-    """Grid [blocks of tokens * groups of heads, segments]. Row r is head r % HEADS of a group, of token r // HEADS of a block."""
+    """Grid [blocks of tokens * groups of heads, SEGMENTS]. Row r is head r % HEADS of a group, of token r // HEADS of a block."""
     groups = tl.cdiv(num_heads, HEADS)
     block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     sequence, first = _sequence(block, query_start, num_rows, TOKENS, DECODE)
@@ -178,7 +174,7 @@ def _attend(
     acc = tl.zeros([ROWS, RANK_LANES], tl.float32)
     # The last of the block's tokens sees most; each segment has whole tiles of that.
     seen = tl.max(sees, 0)
-    most = tl.cdiv(tl.cdiv(seen, KEYS), tl.num_programs(1)) * KEYS
+    most = tl.cdiv(tl.cdiv(seen, KEYS), SEGMENTS) * KEYS
     low = tl.program_id(1) * most
     high = tl.minimum(low + most, seen)
     table = tables + sequence.to(tl.int64) * table_stride
@@ -200,7 +196,7 @@ def _attend(
         acc = tl.dot(weights.to(key_latents.dtype), key_latents, acc * shrink[:, None], input_precision="ieee")
         top = new_top
     acc = acc / tl.maximum(total, TINY)[:, None]
-    if SPLIT:
+    if SEGMENTS > 1:
         row += tl.program_id(1).to(tl.int64) * num_heads * num_tokens
         tl.store(lse + row, tl.where(total > 0, top + tl.log2(tl.maximum(total, TINY)), float("-inf")), mask=live)
         latent_mask &= (total > 0)[:, None]
@@ -227,23 +223,14 @@ def _sequence(block, query_start, num_rows, TOKENS: tl.constexpr, DECODE: tl.con
     return low, start + (block - start // TOKENS - low) * TOKENS
 
 
-@triton.jit(do_not_specialize=["rows", "segments"])
-def _join(partial, lse, out, rows, segments, RANK: tl.constexpr, LANES: tl.constexpr):
-    """Joins partial results [segments, rows, RANK], with the log2 of each one's weight -> out [rows, RANK]."""
-    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
-    top = tl.full((), float("-inf"), tl.float32)
-    total = tl.zeros((), tl.float32)
-    joined = tl.zeros([LANES], tl.float32)
-    for first in range(0, segments, JOINED_AT_ONCE):
-        segment = first + tl.arange(0, JOINED_AT_ONCE)
-        log = tl.load(lse + segment * rows + row, mask=segment < segments, other=float("-inf"))
-        new_top = tl.maximum(top, tl.max(log, 0))
-        base = tl.where(new_top > float("-inf"), new_top, 0.0)
-        share, shrink = tl.exp2(log - base), tl.exp2(top - base)
-        mask = (log > float("-inf"))[:, None] & (lane < RANK)[None, :]
-        part = tl.load(partial + (segment[:, None] * rows + row) * RANK + lane[None, :], mask=mask, other=0.0)
-        joined = joined * shrink + tl.sum(part * share[:, None], 0)
-        total = total * shrink + tl.sum(share, 0)
-        top = new_top
-    joined = joined / tl.maximum(total, TINY)
-    tl.store(out + row * RANK + lane, joined.to(out.dtype.element_ty), mask=lane < RANK)
+@triton.jit(do_not_specialize=["rows"])
+def _join(partial, lse, out, rows, RANK: tl.constexpr, LANES: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Joins partial results [SEGMENTS, rows, RANK], with the log2 of each one's weight -> out [rows, RANK]."""
+    row, lane, segment = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, SEGMENTS)
+    log = tl.load(lse + segment * rows + row)
+    top = tl.max(log, 0)
+    share = tl.where(log > float("-inf"), tl.exp2(log - tl.where(top > float("-inf"), top, 0.0)), 0.0)
+    share = share / tl.maximum(tl.sum(share, 0), TINY)
+    mask = (share > 0)[:, None] & (lane < RANK)[None, :]
+    part = tl.load(partial + (segment[:, None] * rows + row) * RANK + lane[None, :], mask=mask, other=0.0)
+    tl.store(out + row * RANK + lane, tl.sum(part * share[:, None], 0).to(out.dtype.element_ty), mask=lane < RANK)

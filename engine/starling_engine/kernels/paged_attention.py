@@ -4,6 +4,7 @@
 results that `split_attention` merges.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from starling_engine.kernels.attention_plan import (
 )
 from starling_engine.kernels.split_attention import Partial, merge, merge_short
 from starling_engine.native.cache_rows import columns
-from starling_engine.platforms.triton_support import sms
+from starling_engine.platforms import triton_support
 
 NO_LIMIT = 1 << 30
 
@@ -216,7 +217,6 @@ def launch(
     else:
         query_blocks = call.sequences * part.blocks or tokens // block_q + call.sequences
     partial = out if isinstance(out, Partial) else None
-    assert segments == 1 or partial is not None
     final = out if isinstance(out, Tensor) else None
     attention_kernel[query_blocks, kv_heads, segments](
         call.q,
@@ -253,6 +253,7 @@ def launch(
         CAPPED=call.soft_cap > 0,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
+        SPLIT=segments > 1,
         PARTIAL=partial is not None,
         SHORT=part.blocks > 0,
         PREFIX=part.prefix > 0,
@@ -261,3 +262,11 @@ def launch(
         num_stages=tiles.stages,
         maxnreg=tiles.registers,
     )
+
+
+@functools.cache
+def sms(device: torch.device) -> int:
+    """Returns the number of streaming multiprocessors of the device; an H200's where it is no GPU and stands in for none."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return (triton_support.stand_in or triton_support.H200).processors

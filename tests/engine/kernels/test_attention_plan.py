@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from starling_engine.kernels.attention_plan import (
-    AttentionShape,
-    cascade_pays,
-    common_prefix,
-    decode_segments,
-    keys_saved,
-    prefix_segments,
-)
+from starling_engine.kernels.attention_plan import AttentionShape, cascade_pays, common_prefix, decode_segments, prefix_segments
 
 LLAMA_8B = AttentionShape(tokens=64, sequences=64, heads=32, kv_heads=8, head_dim=128, itemsize=2)
 
@@ -62,13 +55,3 @@ def test_a_prefix_is_split_until_each_core_has_a_part() -> None:
 def test_a_context_is_split_only_where_that_fills_the_device(sequences: int, segments: int) -> None:
     """A step of 64 sequences runs 512 programs at once, of 528 that could: a merge would cost more than the rest is worth."""
     assert decode_segments(replace(LLAMA_8B, tokens=sequences, sequences=sequences), 8192, sms=132) == segments
-
-
-@pytest.mark.parametrize(
-    ("kv_heads", "sequences", "room", "saved"),
-    [(8, 2, 257, 65536 - 2048), (8, 33, 257, 65536 - 32768), (8, 34, 257, 0), (1, 2, 257, 32768 - 1024), (8, 2, 5, 8192 - 2048)],
-)
-def test_a_step_of_few_rows_reads_fewer_keys_a_program_than_a_recording_with_room_for_more(
-    kv_heads: int, sequences: int, room: int, saved: int
-) -> None:
-    assert keys_saved(65536, kv_heads, 1 << 17, sequences=sequences, room=room, sms=132) == saved

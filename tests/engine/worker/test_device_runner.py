@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, WindowSpec
+from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.triton_support import INTERPRETED
@@ -79,11 +79,10 @@ def test_steps_that_meet_kernels_leave_no_trace(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_long_decode_beside_a_prompt_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be split less. Beside prompts alone, and among decodes, it is recorded."""
+    """It would be read unsplit. Beside prompts alone, and among decodes, it is recorded."""
     reference = make_reference(tmp_path, VARIANTS["llama3.1"])
     use_late_device(monkeypatch.setattr, recorded=True)
     monkeypatch.setattr(device_runner, "LONG_CONTEXT", len(reference.prompt))
-    monkeypatch.setattr(device_runner, "keys_saved", lambda context, *_, **__: context)
     find, found = DeviceRunner._recorded, set()
 
     def note(runner: DeviceRunner, step: FlatBatch, *, decode: bool) -> StepShape | None:
@@ -99,36 +98,6 @@ def test_a_long_decode_beside_a_prompt_is_not_recorded(tmp_path: Path, monkeypat
     for tokens, error in answers.values():
         assert error is None
         assert_greedy(tokens, reference)
-
-
-LAYERS = tuple(range(32))
-
-
-@pytest.mark.parametrize(
-    ("spec", "context", "rows", "room", "pays"),
-    [
-        (KVSpec(16, 8, 128, 2), 1 << 15, 2, 257, False),
-        (KVSpec(16, 8, 128, 2), (1 << 15) + 2000, 2, 257, True),
-        (KVSpec(16, 8, 128, 2), 1 << 17, 33, 257, True),
-        (KVSpec(16, 8, 128, 2), 1 << 17, 34, 257, False),
-        (KVSpec(16, 8, 128, 2), 1 << 17, 2, 17, True),
-        (KVSpec(16, 8, 128, 2), 1 << 17, 2, 5, False),
-        (KVSpec(16, 1, 128, 2), 1 << 16, 2, 257, False),
-        (KVSpec(16, 1, 128, 2), 1 << 17, 2, 257, True),
-        (KVSpec(16, 1, 128, 2), 1 << 17, 2, 33, False),
-        (WindowSpec(16, 8, 128, 2, sliding_window=4096), 1 << 17, 2, 257, False),
-        (LatentSpec(16, 1, 576, 2), 1 << 16, 2, 257, True),
-    ],
-)
-def test_a_step_with_a_prompt_comes_as_it_is_where_a_long_context_is_split_further(
-    spec: KVSpec, context: int, rows: int, room: int, pays: bool
-) -> None:
-    """Llama-3-8B and 132 SMs: alone and on eight ranks, of up to 256 requests and of fewer."""
-    lengths = np.array([500] + [1] * (rows - 1))
-    ends = np.array([500] + [context] * (rows - 1))
-    starts = ends - lengths
-    step = FlatBatch(np.arange(rows), starts, 0 * ends, lengths.astype(np.int32), starts, lengths.cumsum(), ends, 500)
-    assert device_runner._splitting_pays([KVGroup(spec, LAYERS)], step, (1 << 17) + 16, room, 132) == pays
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ The tokens that a step samples stay on the device, where the next step finds the
 import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -15,17 +15,9 @@ import torch
 from starling_engine.config import SpeculativeConfig
 from starling_engine.ipc.collection import no_collection
 from starling_engine.kernels.ahead import LateKernels
-from starling_engine.kernels.attention_metadata import AttentionMetadata, HostLens
-from starling_engine.kernels.attention_plan import (
-    MAX_DECODE_ROWS,
-    MAX_DECODE_TOKENS,
-    PROGRAMS_PER_SM,
-    common_prefix,
-    keys_saved,
-)
-from starling_engine.kv.spec import KVGroup, LatentSpec
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.attention_plan import MAX_DECODE_ROWS, MAX_DECODE_TOKENS, common_prefix
 from starling_engine.platforms.device_queue import DeviceQueue
-from starling_engine.platforms.triton_support import sms
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.device.device_drafter import DeviceDrafter, NgramDrafter
@@ -49,7 +41,7 @@ CASCADE_BYTES = 16 << 30
 """Bytes of the cache that one step reads in about the time in which the host launches its kernels one by one."""
 
 LONG_CONTEXT = 32 << 10
-"""Keys that one program reads, in each layer, in about the time in which the host launches the layer's kernels."""
+"""Tokens of a decode beside a prompt: more of them take longer to read unsplit than the host takes to launch the step's kernels."""
 
 
 class DeviceRunner:
@@ -150,32 +142,20 @@ class DeviceRunner:
                     self._tick()
 
     def warm(self) -> None:
-        """Runs what is neither recorded nor the largest step, once, so that every kernel has been met: of padding alone.
-
-        What chooses between two kernels grows with the tokens of a row, with rows or with the common prefix. So the least and the
-        most of each are enough, and powers of two where there are more than two kernels.
-        """
-        rows, longest = min(self._max_rows, self._max_tokens, self._max_samples), min(self._max_tokens, self._writer.longest)
+        """Runs what is neither recorded nor the largest step, once, so that every kernel has been met: of padding alone."""
+        rows = min(self._max_rows, self._max_tokens, self._max_samples)
         # Rows of few tokens, up to those that are prompts in any tiles; and the fewer rows, the more segments have their contexts.
-        widths = [min(width, longest) for width in _powers(2 * MAX_DECODE_ROWS)]
-        for width, count in sorted({*itertools.product(widths, (1, rows)), *itertools.product((1, widths[-1]), _powers(rows))}):
-            self._meet(width, count)
-        self._meet(widths[-1], 1, host_lens=((0, widths[-1]), (widths[-1],)))
-        most_shared = self._tables.width - 2  # a row's last token is in no common block
-        if self._cascades and rows >= CASCADE_ROWS and most_shared > 0:
-            prefixes = {*_powers(most_shared), most_shared}
-            alone = itertools.product((1,), {CASCADE_ROWS, rows}, prefixes)
-            wider = itertools.product({*widths, longest}, (rows,), (most_shared,))
-            for width, count, shared in sorted({*alone, *wider}):
-                self._meet(width, count, shared=shared)
-        self._drafter.warm(self._writer.padding(StepShape(1, 1, 1)))
-
-    def _meet(self, width: int, rows: int, host_lens: HostLens | None = None, shared: int = 0) -> None:
-        """Runs a step of rows of at most `width` tokens. They have so many together, or one each: none is left undefined."""
-        tokens = rows if width == 1 else width  # all in the first row
-        fields = self._writer.padding(StepShape(tokens, rows, 1, width=int(width == 1)))
-        self._forward(fields, None, width, host_lens, self._blank(tokens), shared)
-        self._tick()
+        widths = [1 << exponent for exponent in range(MAX_DECODE_ROWS.bit_length() + 1)]
+        counts = [1 << exponent for exponent in range(rows.bit_length())]
+        for width, count in sorted({*itertools.product(widths, (1, rows)), *itertools.product((1, widths[-1]), counts)}):
+            tokens = min(width, self._max_tokens, self._writer.longest)  # all in the first row: none is left undefined
+            self._forward(self._writer.padding(StepShape(tokens, count, 1)), None, tokens, arrived=self._blank(tokens))
+            self._tick()
+        if self._cascades and rows >= CASCADE_ROWS:
+            fields = self._writer.padding(StepShape(rows, rows, rows, width=1))
+            for exponent in range((self._tables.width - 1).bit_length()):
+                self._forward(fields, None, 1, arrived=self._blank(rows), shared=1 << exponent)
+                self._tick()
 
     def on_sleep(self) -> None:
         self._use(NoModel())
@@ -239,7 +219,7 @@ class DeviceRunner:
                 self._head(sampled, self._hidden[:count], most_drafts)
             return sampled, None
         arrived = self._link.receive(tokens)
-        hidden = self._forward(fields, None if decode or every else sampled.sampled, step.longest, step.host_lens, arrived, shared)
+        hidden = self._forward(fields, None if decode or every else sampled.sampled, step.longest, step, arrived, shared)
         if count:
             self._head(sampled, hidden.index_select(0, sampled.sampled) if every else hidden, most_drafts)
         return sampled, hidden if every else None
@@ -254,7 +234,7 @@ class DeviceRunner:
             # The next replay does not wait until these have been sent.
             self._link.send(self._hidden[:tokens].clone())
             return
-        self._link.send(self._forward(fields, None, step.longest, step.host_lens, self._link.receive(tokens)))
+        self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
 
     def _recorded(self, step: FlatBatch, *, decode: bool) -> StepShape | None:
         """Returns the smallest recorded size with room for the step; None where it takes less time as it comes.
@@ -265,13 +245,9 @@ class DeviceRunner:
             return None
         tokens = len(step.ids)
         shape = self._graphs.decode(tokens, step.longest) if decode else None
-        if shape is not None:
+        if shape is not None or _has_long_decode(step):
             return shape
-        shape = self._graphs.mixed(tokens, len(step.slots))
-        room = self._tables.width * self._batch.block_size
-        if shape is not None and _splitting_pays(self._pages.groups, step, room, shape.rows, sms(self._pages.device)):
-            return None
-        return shape
+        return self._graphs.mixed(tokens, len(step.slots))
 
     def _replay(self, shape: StepShape, fields: Fields, tokens: int) -> None:
         assert self._graphs is not None, "without graphs no size is recorded"
@@ -297,11 +273,12 @@ class DeviceRunner:
         f: Fields,
         rows: torch.Tensor | None,
         longest: int,
-        host_lens: HostLens | None = None,
+        step: FlatBatch | None = None,
         arrived: torch.Tensor | None = None,
         shared: int = 0,
     ) -> torch.Tensor:
-        """Runs the model. Without `host_lens`, the work is the same for every step of this size, and may be recorded."""
+        """Runs the model. Without `step`, the work is the same for every step of this size, and may be recorded."""
+        host_lens = step.host_lens if step is not None else None
         self._positions.locate(f, self._tables.tables)
         tables = [table.index_select(0, f.slots) for table in self._tables.tables]
         metadata = [
@@ -316,31 +293,11 @@ class DeviceRunner:
         self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))), most_drafts)
 
 
-def _powers(most: int) -> list[int]:
-    """Returns the powers of two up to `most`."""
-    return [1 << exponent for exponent in range(most.bit_length())]
-
-
-def _splitting_pays(groups: Sequence[KVGroup], step: FlatBatch, longest: int, room: int, num_sms: int) -> bool:
-    """Returns whether a step with prompts takes less time as it comes than recorded, because it splits a decode's context further.
-
-    A recorded one splits by the rows that it has room for: 257 rows with 8 key-value heads each are not split, those with one are
-    split in two. A step that comes as it is splits by its own rows. The rule: what one program reads less then, over all layers,
-    has to take longer than the host takes to launch their kernels. That is LONG_CONTEXT keys a layer.
-
-    So a recorded step is taken where it has room for few rows, and where few heads are on a rank. Layers with windows read no more
-    keys than these. Latent attention splits by tokens, of which recorded steps have too many. `longest` is the longest possible
-    context.
+def _has_long_decode(step: FlatBatch) -> bool:
+    """Returns whether a row of few tokens has a long context. A recorded step with prompts has room for so many rows that none is
+    split; one that is launched kernel by kernel has its own alone.
     """
-    context = int(step.ends[step.ends - step.starts <= MAX_DECODE_TOKENS].max(initial=0))
-    if context <= LONG_CONTEXT:
-        return False
-    saved = 0
-    for layers, spec in ((len(group.layers), group.spec) for group in groups):
-        seen, most = (min(length, spec.window or length) for length in (context, longest))
-        rows = num_sms * PROGRAMS_PER_SM if isinstance(spec, LatentSpec) else room
-        saved += layers * keys_saved(seen, spec.num_kv_heads, most, sequences=len(step.slots), room=rows, sms=num_sms)
-    return saved > LONG_CONTEXT * sum(len(group.layers) for group in groups)
+    return bool(((step.ends - step.starts <= MAX_DECODE_TOKENS) & (step.ends > LONG_CONTEXT)).any())
 
 
 def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, recorded: bool) -> int:

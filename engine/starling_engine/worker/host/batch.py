@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from starling_engine.kernels.attention_metadata import AttentionMetadata, HostLens
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.spec import KVGroup
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata, write_rows
 from starling_engine.params import PoolingParams, SamplingParams
@@ -124,7 +124,7 @@ class FlatBatch:
     longest: int
 
     @property
-    def host_lens(self) -> HostLens | None:
+    def host_lens(self) -> tuple[list[int], list[int]] | None:
         """Query starts and `ends` for `AttentionMetadata.host_lens`; None if every row has one token."""
         return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
 
