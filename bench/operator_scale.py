@@ -1,4 +1,4 @@
-"""What many services cost the operator: on a real API server, with pods of paper whose agents and routers only answer polls.
+"""Measures what many services cost the operator, on a real API server, with pods of paper whose agents and routers answer polls.
 
     python bench/operator_scale.py [--services 500] [--groups 2] [--routers 0]
 

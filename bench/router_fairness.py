@@ -39,7 +39,7 @@ PAUSE = 1.0
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many requests of each length the light tenant sends, and the tokens of a flood before and while it is looked at.
+    """Sizes of a run: requests of each length that the light tenant sends, and tokens of a flood before and while it is looked at.
 
     They are no seconds, for servers whose cores are others', too, give few tokens in any time.
     """

@@ -109,7 +109,7 @@ class Measured:
 
 
 def _median(measure: Callable[[], float]) -> float:
-    """Of three tries, or of those for which there is time."""
+    """Returns the median of three tries, or of those for which there is time."""
     found, end = [], time.monotonic() + MEASURE_SECONDS
     while len(found) < 3 and (not found or time.monotonic() < end):
         found.append(measure())

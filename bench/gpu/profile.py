@@ -29,7 +29,10 @@ class Use:
 
 
 def uses(spans: Sequence[Span]) -> list[Use]:
-    """By kernel, the one that takes most first. `spans` are in the order of their begin, as `busy.kernels` gives them."""
+    """Returns what each kernel takes, the one that takes most first.
+
+    `spans` are in the order of their begin, as `busy.kernels` gives them.
+    """
     found: dict[str, list[float]] = {}
     reached = spans[0].begin if spans else 0.0
     for span in spans:

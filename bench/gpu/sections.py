@@ -27,7 +27,7 @@ SECTIONS: dict[str, Section] = {
     "tests": Section("bench.gpu.gpu_tests", 300),
     "compile": Section("bench.gpu.compiling", 300),
 }
-"""In the order in which they run and are listed: what says most in a second comes first."""
+"""They run and are listed in this order: what says most in a second comes first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def _answer(case: Answers, *, toy: bool) -> Row:
 
 
 def _tokens(folder: Path, device: str, *, enforce_eager: bool) -> list[int]:
-    """Of one request, by a worker in this process."""
+    """Returns the tokens of one request, by a worker in this process."""
     from starling_engine.config import WorkerConfig
     from starling_engine.params import SamplingParams
     from starling_engine.step import FOLLOWS, NewRequest, StepPlan, StepResult

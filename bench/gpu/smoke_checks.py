@@ -23,7 +23,7 @@ from bench.gpu.roofline import StepRow
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ROUNDED = 2e-2
-"""Of the largest number: what bf16 leaves of sums in another order."""
+"""Sums in another order differ in bf16 by so much of the largest number."""
 Result = Callable[[], Tensor]
 
 
@@ -47,7 +47,7 @@ class Check:
 
 
 def cases(*, toy: bool) -> list[Check]:
-    """In bf16; a toy in fp32, for the interpreter multiplies the bits of bf16 as if they were whole numbers."""
+    """Returns the checks in bf16; a toy's in fp32, for the interpreter multiplies bits of bf16 as whole numbers."""
     half = FP32 if toy else BF16
 
     def step(sequences: int, new: int, context: int, cache: torch.dtype = half) -> Step:
@@ -212,7 +212,7 @@ def _mask(rows: int, vocab: int) -> Check:
 
 
 def _drafts(rows: int, long: int) -> Check:
-    """Of texts of four words, in which nearly all has come before."""
+    """Returns the check of drafts from texts of four words, in which nearly all has come before."""
 
     def pair(device: torch.device) -> tuple[Result, Result]:
         from starling_engine.kernels.ngram_drafts import ngram_drafts
@@ -366,7 +366,7 @@ def _quantized(rows: int, size: int, dtype: torch.dtype) -> Check:
 
 
 def _sum_over_ranks(size: int) -> Check:
-    """Of one rank, which waits for no other."""
+    """Returns the check of one rank, which waits for no other."""
 
     def pair(device: torch.device) -> tuple[Result, Result]:
         from starling_engine.kernels.one_shot import one_shot_sum, region_bytes

@@ -76,7 +76,7 @@ class ExactPrompts:
             salt = _cache_salt(scope, fields, state)
         except (ApiError, StarlingError):
             return None
-        except Exception:
+        except Exception:  # the prompt decides alone where a request goes; a backend refuses what is wrong with it
             log.exception("a prompt could not be read; it goes by its text", path=scope["path"])
             return None
         if ids is None:

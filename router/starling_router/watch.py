@@ -150,7 +150,7 @@ class BackendWatch:
                 await watched.cache.follow(chunks)
         except (BackendUnreachable, BadAnswer) as error:
             cause = str(error)
-        except Exception:
+        except Exception:  # nobody awaits the task: the log tells, and the backend is asked anew
             log.exception("what a backend has cached cannot be followed", backend=backend.name)
         if cause != watched.cause:
             watched.cause = cause

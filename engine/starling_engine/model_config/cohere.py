@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.definition import ModelDefinition, patterned_windows
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig, with_windows
@@ -13,8 +12,7 @@ DEFAULT_SCALE = 0.0625
 
 
 def _traits(config: Fields) -> Traits:
-    if config.boolean("use_qk_norm", False):
-        raise UnsupportedModel(f"{config.source}: use_qk_norm: true (Command R+) is not supported; supported: false")
+    config.only("use_qk_norm", False, of="Command R+")
     scale = config.number("logit_scale", DEFAULT_SCALE)
     if not scale:
         raise config.error("logit_scale", "must be above 0")

@@ -17,8 +17,7 @@ def _traits(config: Fields) -> Traits:
 
 
 def _moe_traits(config: Fields) -> Traits:
-    if config.boolean("use_bias", False):
-        raise UnsupportedModel(f"{config.source}: use_bias: true is not supported for this architecture; supported: false")
+    config.only("use_bias", False, of="with experts")
     return Traits(paired_rope=True)
 
 

@@ -63,6 +63,13 @@ class Fields:
             raise self.error(name, "must be true or false")
         return value
 
+    def only(self, name: str, value: bool, of: str = "") -> None:
+        """Raises UnsupportedModel if a switch has another value than this one, its default. `of` says which models have it."""
+        if self.boolean(name, value) != value:
+            other, supported = (str(each).lower() for each in (not value, value))
+            models = f" ({of})" if of else ""
+            raise UnsupportedModel(f"{self.source}: {name}: {other}{models} is not supported; supported: {supported}")
+
     def text(self, name: str, default: str | None = None) -> str:
         value = self._value(name, default)
         if not isinstance(value, str):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.definition import ModelDefinition, TensorNames, patterned_windows
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig, with_windows
@@ -15,8 +14,7 @@ AROUND = TensorNames(mlp_norm="pre_feedforward_layernorm")
 
 
 def _traits(config: Fields) -> Traits:
-    if config.boolean("use_bidirectional_attention", False):
-        raise UnsupportedModel(f"{config.source}: use_bidirectional_attention: true is not supported; supported: false")
+    config.only("use_bidirectional_attention", False)
     bias = config.boolean("attention_bias", False)
     return Traits(qkv_bias=bias, o_bias=bias, norm="one plus weight", embedding_scale=config.integer("hidden_size") ** 0.5)
 

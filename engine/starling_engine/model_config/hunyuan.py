@@ -23,8 +23,7 @@ SUPPORTED = {"use_qk_norm": True, "use_cla": False, "use_mixed_mlp_moe": True}
 
 def _traits(config: Fields) -> Traits:
     for name, value in SUPPORTED.items():
-        if config.boolean(name, value) != value:
-            raise UnsupportedModel(f"{config.source}: {name}: {str(not value).lower()} is not supported")
+        config.only(name, value)
     bias = config.boolean("attention_bias", False)
     return Traits(qkv_bias=bias, o_bias=bias, qk_norm="rotated head")
 

@@ -18,8 +18,7 @@ DEFAULT_HEAD_DIM = 128
 
 def _traits(config: Fields) -> Traits:
     config.one_of("qk_norm_type", "per_layer")
-    if not config.boolean("use_qk_norm", True):
-        raise UnsupportedModel(f"{config.source}: use_qk_norm: false is not supported; supported: true")
+    config.only("use_qk_norm", True)
     if any(kind != 1 for kind in config.integers("attn_type_list")):
         raise UnsupportedModel(f"{config.source}: attn_type_list: linear attention (0) is not supported; supported: 1")
     return Traits(qk_norm="width", num_draft_layers=config.integer("num_mtp_modules", 0, low=0))

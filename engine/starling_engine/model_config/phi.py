@@ -1,6 +1,5 @@
 """Phi-1, 1.5 and 2: attention and an MLP without a gate side by side behind one LayerNorm; biases everywhere."""
 
-from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.definition import ModelDefinition, TensorNames, partial_rope
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig, with_windows
@@ -10,8 +9,7 @@ NAMES = TensorNames(norm="model.final_layernorm", o="self_attn.dense", up="mlp.f
 
 
 def _traits(config: Fields) -> Traits:
-    if config.boolean("qk_layernorm", False):
-        raise UnsupportedModel(f"{config.source}: qk_layernorm: true is not supported; supported: false")
+    config.only("qk_layernorm", False)
     return Traits(qkv_bias=True, o_bias=True, mlp_bias=True, mlp_gate=False, head_bias=True, norm="biased layer")
 
 

@@ -1,6 +1,5 @@
 """StableLM: Llama with LayerNorm and partly rotated heads; attention and MLP may lie side by side behind one norm."""
 
-from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.definition import ModelDefinition, partial_rope
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig, with_windows
@@ -8,8 +7,7 @@ from starling_engine.model_config.traits import Traits
 
 
 def _traits(config: Fields) -> Traits:
-    if config.boolean("qk_layernorm", False):
-        raise UnsupportedModel(f"{config.source}: qk_layernorm: true (StableLM 2 12B) is not supported; supported: false")
+    config.only("qk_layernorm", False, of="StableLM 2 12B")
     return Traits(qkv_bias=config.boolean("use_qkv_bias", False), norm="biased layer")
 
 
