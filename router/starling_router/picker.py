@@ -37,11 +37,15 @@ Reason = Literal["prefix", "session", "load"]
 
 
 class Pick(NamedTuple):
-    """The backend of a request. `cached` of its tokens are there already; `reason` is what moved the request there."""
+    """The backend of a request. `cached` of its tokens are there already; `reason` is what moved the request there.
+
+    `cached_by` has the tokens that backends have, by their numbers.
+    """
 
     backend: Backend
     cached: int
     reason: Reason
+    cached_by: Mapping[int, int]
 
 
 class Picker:
@@ -73,20 +77,19 @@ class Picker:
         self._picks += 1
         best.picked = self._picks
         self._note(session, best)
-        return Pick(best, cached.get(best.number, 0), self._reason(best, cached, last))
+        return Pick(best, cached.get(best.number, 0), self._reason(best, cached, last), cached)
 
     def fallbacks(
         self,
         pick: Pick,
         ready: Sequence[Backend],
         tokens: int,
-        cached: Mapping[int, int],
         most: int,
         order: RevisionOrder = ANY_REVISION,
     ) -> list[Backend]:
         """Returns at most so many of the other backends in the order in which they would be picked, without picking them."""
         others = (backend for backend in ready if backend is not pick.backend)
-        return nsmallest(most, others, key=self._work(tokens, cached, None, order))
+        return nsmallest(most, others, key=self._work(tokens, pick.cached_by, None, order))
 
     def _work(
         self, tokens: int, cached: Mapping[int, int], last: str | None, order: RevisionOrder

@@ -68,9 +68,7 @@ class AgentClient:
         seconds: float,
     ) -> Report:
         """Returns the agent's report when it is another than `known`, or after `wait` seconds. See `contract.report`."""
-        query = {"wait": f"{wait:g}"}
-        if known is not None:
-            query |= {"after": str(known.version), "incarnation": known.incarnation}
+        query = _poll(known, wait)
         if commit is not None:
             query["commit"] = commit
         if ends_in is not None:
@@ -95,9 +93,7 @@ class AgentClient:
         self, address: str, token: str, member: GroupMember, *, known: GroupView | None = None, wait: float = 0.0, seconds: float
     ) -> GroupView:
         """Reports a member to the leader. Returns a view that is not `known`, or the same after `wait` seconds."""
-        query = {"wait": f"{wait:g}"}
-        if known is not None:
-            query |= {"after": str(known.version), "leader": known.incarnation}
+        query = _poll(known, wait, "leader")
         body = member.model_dump_json()
         answer = await self._call("POST", address, "group", token, query, body=body, most=MOST_VIEW_BYTES, seconds=seconds)
         return parse(GroupView, answer, "view of the group")
@@ -106,9 +102,7 @@ class AgentClient:
         self, address: str, token: str, notice: ServiceNotice, *, known: RouterReport | None = None, wait: float, seconds: float
     ) -> RouterReport:
         """Gives a router the notice, with the routers' token. Returns its report as `report` does an agent's."""
-        query = {"wait": f"{wait:g}"}
-        if known is not None:
-            query |= {"after": str(known.version), "incarnation": known.incarnation}
+        query = _poll(known, wait)
         url, body = f"http://{address}/router/report", notice.model_dump_json()
         answer = await self._send("POST", url, {ROUTER_TOKEN: token}, query, body=body, seconds=seconds)
         return parse(RouterReport, answer, "report")
@@ -170,3 +164,9 @@ class AgentClient:
                 connector=TCPConnector(limit=0), cookie_jar=DummyCookieJar(), trust_env=False, auto_decompress=False
             )
         return self._session
+
+
+def _poll(known: Report | GroupView | RouterReport | None, wait: float, incarnation: str = "incarnation") -> dict[str, str]:
+    """Returns the query of a long poll. `incarnation` is the parameter that names the one of `known`."""
+    query = {"wait": f"{wait:g}"}
+    return query if known is None else query | {"after": str(known.version), incarnation: known.incarnation}

@@ -22,6 +22,11 @@ def shows_router_token(scope: Scope, token: FileToken | None) -> bool:
     return token is not None and token.matches(dict(scope["headers"]).get(_TOKEN, b""))
 
 
+def is_of_router(scope: Scope) -> bool:
+    """Says whether `KeyCheck` has seen that token. It sees nothing on open paths."""
+    return bool(scope.get("state", {}).get("of_router"))
+
+
 class KeyCheck:
     """Passes requests with one of the keys as `Authorization: Bearer KEY` or `X-Api-Key: KEY`, and requests to open paths.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from starling_agent.http.auth import OPEN_PATHS, STATE_PATHS
+from starling_agent.http.auth import OPEN_PATHS, STATE_PATHS, is_of_router
 from starling_agent.http.error_forms import send_error
 from starling_agent.http.errors import ApiError
 from starling_agent.http.token_bucket import TokenBucket
@@ -79,7 +79,7 @@ def _client(scope: Scope) -> bytes:
     client = scope.get("client")
     # An unchecked key must not give a client a new bucket: where keys are not checked, only the address counts.
     owner = scope.get("state", {}).get("key_owner")
-    if not owner and _is_of_router(scope):  # whose address is that of all its clients; it puts theirs behind what they say
+    if not owner and is_of_router(scope):  # whose address is that of all its clients; it puts theirs behind what they say
         forwarded: list[bytes] = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
         if forwarded:
             return forwarded[-1].rpartition(b",")[2].strip()
@@ -89,8 +89,4 @@ def _client(scope: Scope) -> bytes:
 def _is_routers_own(scope: Scope) -> bool:
     """Says whether a router asks for itself, and no client through it."""
     state = scope.get("state", {})
-    return bool(state.get("is_shadow")) or (scope["path"] in STATE_PATHS and _is_of_router(scope))
-
-
-def _is_of_router(scope: Scope) -> bool:
-    return bool(scope.get("state", {}).get("of_router"))
+    return bool(state.get("is_shadow")) or (scope["path"] in STATE_PATHS and is_of_router(scope))

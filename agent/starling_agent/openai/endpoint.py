@@ -15,7 +15,6 @@ from starling_engine.frontend.pooled_texts import PooledTexts
 from starling_engine.frontend.reranker import Reranker
 from starling_engine.outputs import OutputDelta, StreamDelta
 
-from starling_agent.contract.router import ROUTER_TOKEN
 from starling_agent.drain import Drain
 from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
@@ -122,12 +121,6 @@ async def _named(stream: AsyncIterator[StreamDelta], names: Mapping[str, str]) -
 
 def endpoint_of(request: Request) -> Endpoint:
     return cast("Endpoint", request.app.state.endpoint)
-
-
-def is_router(request: Request) -> bool:
-    """Says whether a request shows the token that routers share with this server."""
-    token = endpoint_of(request).settings.router_token
-    return token is not None and token.matches(request.headers.get(ROUTER_TOKEN, "").encode("latin-1"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from starling_engine.errors import EngineDead
 from starling_engine.sleep import ASLEEP
 
 from starling_agent.contract.backend import BackendLoad, BackendState
+from starling_agent.http.auth import is_of_router
 from starling_agent.http.errors import ApiError, asleep
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.cache_stream import CacheStream
-from starling_agent.openai.endpoint import Endpoint, endpoint_of, is_router
+from starling_agent.openai.endpoint import Endpoint, endpoint_of
 from starling_agent.version import starling_version
 
 router = APIRouter(tags=["probes"])
@@ -127,7 +128,7 @@ async def backend_cache(request: Request) -> Response:
 
     Who asks the server a question of its own may learn what others asked: API keys do not suffice.
     """
-    if not is_router(request):
+    if not is_of_router(request.scope):
         raise ApiError(403, "what is cached is told to routers alone, by their token", code="routers_only")
     return CacheStream(endpoint_of(request))
 

@@ -10,8 +10,9 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starling_engine.errors import InvalidRequest
 
+from starling_agent.http.auth import is_of_router
 from starling_agent.http.errors import ApiError
-from starling_agent.openai.endpoint import endpoint_of, is_router
+from starling_agent.openai.endpoint import endpoint_of
 from starling_agent.openai.protocol.base import RequestModel
 from starling_agent.openai.stream_record import RESUMABLE, RESUME_TYPE, Note, split_record
 
@@ -23,7 +24,7 @@ def body_of(model: type[M], *, resumable: bool = False) -> Callable[[Request], A
 
     async def read(request: Request) -> M:
         unsaid: dict[str, Any] = {}
-        if resumable and RESUMABLE in request.headers and is_router(request):
+        if resumable and RESUMABLE in request.headers and is_of_router(request.scope):
             body = _without_notes(request, await request.body())
             if request.scope["state"]["notes"]:
                 # The stream may be of a server of an earlier version, where `model` could be left out.

@@ -92,7 +92,7 @@ class WrittenCalls:
         `paths` are the request's names of the schemas, for errors.
         """
         calls = self._calls(schemas, paths)
-        if parallel and self.trigger and not self.opens:
+        if parallel and self.marks_calls:
             return _output({"type": "triggered_tags", "triggers": [self.trigger], "tags": calls, "at_least_one": True})
         return _output(sequence(constant(self.opens), one_of(calls), constant(self.closes)))
 

@@ -20,7 +20,7 @@ from starling_operator.plan.config import CACHE_PATH
 from starling_cli.local.ports import LOCALHOST
 from starling_cli.local.sources import FILE, PathMap, SourceError, map_path
 from starling_cli.local.variables import DownwardFields, environment
-from starling_cli.local.volumes import LaunchError, Mount, Objects, local_path, mount_all
+from starling_cli.local.volumes import LaunchError, Mount, Objects, local_path, mount_all, path_here
 
 CONTAINER = "agent"
 ACCEPT_SECONDS = 0.5
@@ -150,7 +150,7 @@ def _local_config(text: str, mounts: Sequence[Mount], placement: PodPlacement) -
 
 
 def _folder(path: str | None, mounts: Sequence[Mount]) -> str | None:
-    return None if path is None else str(local_path(path, mounts) or path)
+    return None if path is None else path_here(path, mounts)
 
 
 def _source(source: str, mounts: Sequence[Mount], maps: Sequence[PathMap]) -> str:
@@ -179,7 +179,7 @@ def _token(config: str) -> str:
 def _command(container: Mapping[str, Any], mounts: Sequence[Mount], config_file: Path) -> tuple[str, ...]:
     """Returns the command with this installation's `starling`, and with the local paths of volumes."""
     words = [*(container.get("command") or ["starling", "agent", "--config", CONFIG_PATH]), *(container.get("args") or ())]
-    rest = [str(config_file) if word == CONFIG_PATH else str(local_path(word, mounts) or word) for word in words[1:]]
+    rest = [str(config_file) if word == CONFIG_PATH else path_here(word, mounts) for word in words[1:]]
     return (*program(words[0]), *rest)
 
 

@@ -25,8 +25,7 @@ class PooledTexts:
         self._encoder = encoder
         self._render = render
         self._pooler = pooler
-        self._variables = dict(pooler.template_variables)
-        self._opens_answer = self._variables.pop("add_generation_prompt", False) is True
+        self._rendering = pooler.rendering
         self._tails: dict[tuple[str, bool], list[int]] = {}
 
     @property
@@ -84,12 +83,7 @@ class PooledTexts:
 
     async def _rendered(self, text: str, prompt: str) -> ChatPrompt:
         messages = [self._message("system", prompt)] if prompt else []
-        return await self._render(
-            messages=[*messages, self._message("user", text)],
-            template=None,
-            add_generation_prompt=self._opens_answer,
-            variables=self._variables,
-        )
+        return await self._render(messages=[*messages, self._message("user", text)], **self._rendering)
 
     def _message(self, role: str, text: str) -> Message:
         assert self._pooler.messages is not None

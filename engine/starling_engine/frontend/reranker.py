@@ -37,8 +37,7 @@ class Reranker:
         self._tokenizer = encoder.tokenizer
         self._render_chat = render
         self._default = None if pooler.default_prompt_name is None else pooler.prompts[pooler.default_prompt_name]
-        self._variables = dict(pooler.template_variables)
-        self._opens_answer = self._variables.pop("add_generation_prompt", False) is True
+        self._rendering = pooler.rendering
         self._has_own = knows_pairs(self._tokenizer.renderer.templates.by_name.get("default", ""))
 
     async def prompt(
@@ -75,9 +74,7 @@ class Reranker:
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         if self._has_own:
-            prompt = await self._render_chat(
-                messages=messages, template=None, add_generation_prompt=self._opens_answer, variables=self._variables
-            )
+            prompt = await self._render_chat(messages=messages, **self._rendering)
         else:  # a template of our own needs no process
             prompt = self._tokenizer.renderer.render(messages, template=QWEN3_RERANKER, variables={})
         if instruction is not None and instruction.strip() not in prompt.text:

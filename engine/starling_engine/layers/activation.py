@@ -19,7 +19,7 @@ def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Te
             return activation.silu_mul
         case "native":
             return ops.silu_mul
-    return _silu_and_mul
+    return partial(activate_and_mul, "silu")
 
 
 def activate(name: str, x: torch.Tensor) -> torch.Tensor:
@@ -42,8 +42,3 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu2": _squared_relu,
 }
-
-
-def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)

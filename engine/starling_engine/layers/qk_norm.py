@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional as F
 
+from starling_engine.attention.torch_paged import rotate
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import WeightSlot, part_slot
@@ -65,8 +66,7 @@ class RotatedHeadNorm:
         parts = torch.split(qkv[:, : sum(self._sizes)], self._sizes, dim=1)
         for part, weight in zip(parts, self._weights, strict=True):
             heads = part.view(len(part), part.shape[1] // self._head_dim, self._head_dim)
-            first, second = heads.float().chunk(2, dim=-1)
-            rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+            rotated = rotate(heads.float(), cos, sin)
             part.copy_(F.rms_norm(rotated, (self._head_dim,), weight, self._eps).flatten(1))
 
     def weight_slots(self) -> dict[str, WeightSlot]:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from starling_engine.model_config.definition import ModelDefinition, patterned_windows
+from starling_engine.model_config.definition import ModelDefinition, patterned_windows, same_layers
 from starling_engine.model_config.fields import Fields
-from starling_engine.model_config.layer import LayerConfig, with_windows
+from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.traits import Traits
 
 DEFAULT_WINDOW, DEFAULT_PATTERN = 4096, 4
@@ -20,10 +20,6 @@ def _traits(config: Fields) -> Traits:
     return Traits(qkv_bias=bias, o_bias=bias, norm="layer", paired_rope=True, logit_divisor=1 / scale)
 
 
-def _cohere_layers(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
-    return with_windows((0,) * num_layers, "parallel")
-
-
 def _cohere2_layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     """Returns layers that slide by `layer_types`; else all but every fourth do. Those that see all tokens are not rotated."""
     window, pattern = config.integer("sliding_window", DEFAULT_WINDOW), config.integer("sliding_window_pattern", DEFAULT_PATTERN)
@@ -34,7 +30,7 @@ def _cohere2_layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
 COHERE = ModelDefinition(
     architecture="CohereForCausalLM",
     traits=_traits,
-    layers=_cohere_layers,
+    layers=same_layers("parallel"),
     rms_eps=1e-5,
     eps_field="layer_norm_eps",
     length_field="model_max_length",  # Command R writes 8192 for the other, which it was not trained with

@@ -102,7 +102,7 @@ class ModelConfig:
         Keys that were rotated by the others are no good to it.
         """
         scalings = [rope.scaling for rope in self.ropes if isinstance(rope.scaling, LongRopeScaling)]
-        return ", ".join("long" if max_model_len > scaling.original_max_position else "short" for scaling in scalings)
+        return ", ".join("long" if scaling.is_long(max_model_len) else "short" for scaling in scalings)
 
 
 def load_model_config(path: Path) -> ModelConfig:

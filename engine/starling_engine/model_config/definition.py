@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.fields import Fields
-from starling_engine.model_config.layer import LayerConfig
+from starling_engine.model_config.layer import LayerConfig, Norms, with_windows
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.model_config.moe import MoeConfig, no_experts
 from starling_engine.model_config.rope import DEFAULT_THETA, RopeConfig, read_rope
@@ -72,9 +72,22 @@ class TensorNames:
     drafts: tuple[str, ...] = ()
 
 
-def full_attention(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
-    """Returns the layers of a family without a sliding window."""
-    return (LayerConfig(),) * num_layers
+def same_layers(norms: Norms = "before") -> Callable[[Fields, int], tuple[LayerConfig, ...]]:
+    """Returns the layers of a family in which all are the same, without a sliding window."""
+    return lambda _config, num_layers: (LayerConfig(norms=norms),) * num_layers
+
+
+full_attention = same_layers()
+
+
+def written_window(config: Fields) -> int:
+    """Returns `sliding_window`, for a family whose layers have none where the config has none."""
+    return config.integer("sliding_window") if config.has("sliding_window") else 0
+
+
+def one_window(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
+    """Returns the layers of a family in which all have that window."""
+    return with_windows((written_window(config),) * num_layers)
 
 
 def one_rope(config: Fields, theta: float) -> tuple[RopeConfig, ...]:

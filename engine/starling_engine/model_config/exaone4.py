@@ -1,6 +1,6 @@
 """EXAONE 4: norms behind attention and MLP alone; where some layers slide, only these are rotated."""
 
-from starling_engine.model_config.definition import ModelDefinition, fixed_traits, patterned_windows
+from starling_engine.model_config.definition import ModelDefinition, fixed_traits, patterned_windows, written_window
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.traits import Traits
@@ -10,7 +10,7 @@ DEFAULT_PATTERN = 4
 
 def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     """Returns layers that slide by `layer_types`; else all but the last of each pattern ("LLLG", or its length) do."""
-    window = config.integer("sliding_window") if config.has("sliding_window") else 0
+    window = written_window(config)
     pattern = config.get("sliding_window_pattern")
     length = len(pattern) if isinstance(pattern, str) else config.integer("sliding_window_pattern", DEFAULT_PATTERN, low=0)
     windows = patterned_windows(config, num_layers, window, length)

@@ -1,15 +1,10 @@
 """Mixtral: Mistral with experts in every layer, under tensor names of its own."""
 
-from starling_engine.model_config.definition import ModelDefinition, TensorNames
+from starling_engine.model_config.definition import ModelDefinition, TensorNames, one_window
 from starling_engine.model_config.fields import Fields
-from starling_engine.model_config.layer import LayerConfig, with_windows
 from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_num_experts
 
 NAMES = TensorNames(router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert_projections=("w1", "w3", "w2"))
-
-
-def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
-    return with_windows((config.integer("sliding_window") if config.has("sliding_window") else 0,) * num_layers)
 
 
 def _moe(config: Fields, num_layers: int) -> MoeConfig:
@@ -25,4 +20,4 @@ def _moe(config: Fields, num_layers: int) -> MoeConfig:
     )
 
 
-MIXTRAL = ModelDefinition(architecture="MixtralForCausalLM", layers=_layers, moe=_moe, names=NAMES, rope_theta=1e6, rms_eps=1e-5)
+MIXTRAL = ModelDefinition(architecture="MixtralForCausalLM", layers=one_window, moe=_moe, names=NAMES, rope_theta=1e6, rms_eps=1e-5)

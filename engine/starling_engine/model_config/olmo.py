@@ -1,8 +1,8 @@
 """OLMo 2 and 3: norms behind attention and MLP alone, queries and keys normalised over all heads; 3 has windows."""
 
-from starling_engine.model_config.definition import ModelDefinition, patterned_windows
+from starling_engine.model_config.definition import ModelDefinition, patterned_windows, same_layers
 from starling_engine.model_config.fields import Fields
-from starling_engine.model_config.layer import LayerConfig, with_windows
+from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.rope import RopeConfig, read_ropes
 from starling_engine.model_config.traits import Traits
 
@@ -12,10 +12,6 @@ DEFAULT_WINDOW, DEFAULT_PATTERN = 4096, 4
 def _traits(config: Fields) -> Traits:
     bias = config.boolean("attention_bias", False)
     return Traits(qkv_bias=bias, o_bias=bias, qk_norm="width")
-
-
-def _olmo2_layers(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
-    return with_windows((0,) * num_layers, "after")
 
 
 def _olmo3_layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
@@ -29,7 +25,7 @@ def _olmo3_ropes(config: Fields, theta: float) -> tuple[RopeConfig, ...]:
     return read_ropes(config, theta)
 
 
-OLMO2 = ModelDefinition(architecture="Olmo2ForCausalLM", traits=_traits, layers=_olmo2_layers, rms_eps=1e-5)
+OLMO2 = ModelDefinition(architecture="Olmo2ForCausalLM", traits=_traits, layers=same_layers("after"), rms_eps=1e-5)
 OLMO3 = ModelDefinition(
     architecture="Olmo3ForCausalLM", traits=_traits, layers=_olmo3_layers, ropes=_olmo3_ropes, rope_theta=5e5, rms_eps=1e-5
 )

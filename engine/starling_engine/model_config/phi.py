@@ -1,8 +1,7 @@
 """Phi-1, 1.5 and 2: attention and an MLP without a gate side by side behind one LayerNorm; biases everywhere."""
 
-from starling_engine.model_config.definition import ModelDefinition, TensorNames, partial_rope
+from starling_engine.model_config.definition import ModelDefinition, TensorNames, partial_rope, same_layers
 from starling_engine.model_config.fields import Fields
-from starling_engine.model_config.layer import LayerConfig, with_windows
 from starling_engine.model_config.traits import Traits
 
 NAMES = TensorNames(norm="model.final_layernorm", o="self_attn.dense", up="mlp.fc1", down="mlp.fc2")
@@ -13,14 +12,10 @@ def _traits(config: Fields) -> Traits:
     return Traits(qkv_bias=True, o_bias=True, mlp_bias=True, mlp_gate=False, head_bias=True, norm="biased layer")
 
 
-def _layers(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
-    return with_windows((0,) * num_layers, "parallel")
-
-
 PHI = ModelDefinition(
     architecture="PhiForCausalLM",
     traits=_traits,
-    layers=_layers,
+    layers=same_layers("parallel"),
     ropes=partial_rope(0.5),
     activation="gelu_pytorch_tanh",
     activation_names={"gelu_new": "gelu_pytorch_tanh"},  # the same formula

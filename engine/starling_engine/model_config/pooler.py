@@ -68,6 +68,13 @@ class PoolerConfig:
     messages: TextMessages | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def rendering(self) -> dict[str, Any]:
+        """Arguments of `ChatRenderer.render` for these texts, apart from their messages."""
+        variables = dict(self.template_variables)
+        opens_answer = variables.pop("add_generation_prompt", False) is True
+        return {"template": None, "add_generation_prompt": opens_answer, "variables": variables}
+
 
 def pooler_of(kind: PoolingType | None) -> PoolerConfig:
     """Returns the config of a model that says how it pools, and nothing else."""

@@ -58,7 +58,11 @@ class LongRopeScaling:
 
     def factors(self, max_model_len: int) -> tuple[float, ...]:
         """Returns the factors of an engine that serves so many tokens a sequence."""
-        return self.long if max_model_len > self.original_max_position else self.short
+        return self.long if self.is_long(max_model_len) else self.short
+
+    def is_long(self, max_model_len: int) -> bool:
+        """Says whether these are the factors for long sequences."""
+        return max_model_len > self.original_max_position
 
 
 Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | None

@@ -1,8 +1,7 @@
 """StarCoder2: LayerNorm, an MLP without a gate, biases everywhere, and a sliding window."""
 
-from starling_engine.model_config.definition import ModelDefinition, TensorNames
+from starling_engine.model_config.definition import ModelDefinition, TensorNames, one_window
 from starling_engine.model_config.fields import Fields
-from starling_engine.model_config.layer import LayerConfig, with_windows
 from starling_engine.model_config.traits import Traits
 
 NAMES = TensorNames(up="mlp.c_fc", down="mlp.c_proj")
@@ -13,14 +12,10 @@ def _traits(config: Fields) -> Traits:
     return Traits(qkv_bias=bias, o_bias=bias, mlp_bias=bias, mlp_gate=False, norm="biased layer")
 
 
-def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
-    return with_windows((config.integer("sliding_window") if config.has("sliding_window") else 0,) * num_layers)
-
-
 STARCODER2 = ModelDefinition(
     architecture="Starcoder2ForCausalLM",
     traits=_traits,
-    layers=_layers,
+    layers=one_window,
     activation="gelu_pytorch_tanh",
     eps_field="norm_epsilon",
     rms_eps=1e-5,

@@ -11,6 +11,7 @@ from starling_engine.attention.select import Backend, select_attention
 from starling_engine.config import WorkerConfig
 from starling_engine.expert_parallel.load import LoadWindow
 from starling_engine.expert_parallel.ranks import ExpertRanks, spread_over_tensor
+from starling_engine.kv.spec import KVGroup
 from starling_engine.layers.experts import ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector
@@ -24,7 +25,11 @@ from starling_engine.weights.checkpoint import stored_formats
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.weights.weight_slot import WeightSource
+from starling_engine.worker.host.batch import InputBatch
+from starling_engine.worker.masks import StepMasking
 from starling_engine.worker.memory_plan import kv_dtype
+from starling_engine.worker.runner_factory import RunnerFactory
+from starling_engine.worker.stage import StageLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,15 @@ class RankSetup:
             stage=self.ranks.pipeline.shard,
             expert_ranks=expert_ranks,
         )
+
+    def runner_factory(
+        self, model: Decoder, groups: list[KVGroup], tick: Callable[[], None], masking: StepMasking
+    ) -> RunnerFactory:
+        """Makes the parts of the model's runner that are there before its KV cache."""
+        config, shape = self.config, self.model
+        batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, shape.eos_token_ids)
+        link = StageLink(self.ranks.pipeline, shape.hidden_size, self.dtype, self.platform.device)
+        return RunnerFactory(config, self.platform, model, groups, batch, link, tick, masking)
 
     def load(self, model: Decoder, on_progress: Callable[[int, int], None]) -> None:
         """Fills a model with its weights; `on_progress` gets the bytes that are done, and all."""

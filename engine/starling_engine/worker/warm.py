@@ -34,12 +34,9 @@ from starling_engine.platforms.shapes_only import ShapesOnlyPlatform
 from starling_engine.platforms.triton_support import GpuKind
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.worker.device.device_runner import DeviceRunner
-from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.masks import MaskQueue, StepMasking
 from starling_engine.worker.memory_plan import allocate, kv_dtype
-from starling_engine.worker.runner_factory import RunnerFactory
 from starling_engine.worker.setup import RankSetup
-from starling_engine.worker.stage import StageLink
 
 logger = logging.getLogger("starling.worker")
 
@@ -130,9 +127,7 @@ def shapes_only_runner(config: WorkerConfig) -> DeviceRunner:
         model = setup.build_model(setup.expert_ranks())
         load_dummy(model, config.seed, platform.device)
         groups = kv_groups(setup.model, config)
-        batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, setup.model.eos_token_ids)
-        link = StageLink(setup.ranks.pipeline, setup.model.hidden_size, setup.dtype, platform.device)
-        factory = RunnerFactory(config, platform, model, groups, batch, link, no_tick, StepMasking(MaskQueue()))
+        factory = setup.runner_factory(model, groups, no_tick, StepMasking(MaskQueue()))
         runner = factory.make(allocate(groups, 1, kv_dtype(config), platform.device))
     assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
     return runner

@@ -29,15 +29,12 @@ from starling_engine.token_packing import pack_tokens
 from starling_engine.topology.epoch import Balance, Rearranged
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.guarded_step import GuardedStep
-from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.masks import MaskQueue, MaskSource, StepMasking
 from starling_engine.worker.memory_plan import allocate, kv_dtype, plan
 from starling_engine.worker.messages import Phase, WorkerReport
 from starling_engine.worker.pending_step import Finished, PendingStep, Runner
-from starling_engine.worker.runner_factory import RunnerFactory
 from starling_engine.worker.setup import RankSetup, weight_source
 from starling_engine.worker.sleep.sleeper import RankSleeper
-from starling_engine.worker.stage import StageLink
 from starling_engine.worker.warm import KernelCompilation
 
 logger = logging.getLogger("starling.worker")
@@ -125,10 +122,7 @@ class Worker:
         config, device = self._config, setup.platform.device
         if self._kernels is not None:
             self._kernels.wait(self._tick)
-        eos = setup.model.eos_token_ids
-        batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, eos)
-        link = StageLink(setup.ranks.pipeline, setup.model.hidden_size, setup.dtype, device)
-        factory = RunnerFactory(config, setup.platform, model, groups, batch, link, self._tick, self._masking)
+        factory = setup.runner_factory(model, groups, self._tick, self._masking)
         ledger = self._agreed(plan(factory, setup.dtype, self._reserved(model)), model, setup.dtype)
         kv = allocate(groups, ledger.num_blocks, kv_dtype(config), device)
         self._runner = factory.make(kv)

@@ -60,9 +60,11 @@ class StatusThrottle:
     def wait(self, key: Key, old: InferenceServiceStatus, decision: Decision, new: InferenceServiceStatus) -> float:
         """Returns the seconds until `new` may be written, and the events of the decision posted."""
         left = self._written.get(key, -math.inf) + PERIOD - time.monotonic()
+        if left <= 0:
+            return 0.0
         acts = decision.begins_operation or decision.delete or any(event.reason != CREATED for event in decision.events)
         at_once = acts or _news(old) != _news(new) or not _pods(old, new) <= _pods(new, new)
-        return 0.0 if left <= 0 or at_once else left
+        return 0.0 if at_once else left
 
     def record(self, key: Key) -> None:
         self._written[key] = time.monotonic()

@@ -9,7 +9,7 @@ from starling_crds.v1alpha1.lifecycle import CanarySpec, CanaryStep
 from starling_crds.v1alpha1.status import CanaryStatus
 
 from starling_operator.plan import labels, names
-from starling_operator.plan.decision import Delete
+from starling_operator.plan.decision import Delete, deletion
 from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.pinned_commit import commit_of
@@ -62,10 +62,8 @@ def is_notice(manifest: Manifest) -> bool:
 
 
 def notice_deletion(observed: Observed, notice: CanaryNotice | None) -> Iterator[Delete]:
-    name = names.router(observed.service.name)
-    live = observed.children.get(("ConfigMap", name))
-    if live is not None and notice is None and not live["metadata"].get("deletionTimestamp"):
-        yield Delete("ConfigMap", name, live["metadata"].get("uid", ""), why="no canary runs")
+    if notice is None:
+        yield from deletion(observed, "ConfigMap", names.router(observed.service.name), "no canary runs")
 
 
 def attempt_of(status: CanaryStatus) -> str:

@@ -1,12 +1,13 @@
 """The decision of `plan`. It is carried out in this order: create, apply, delete, calls to leaders, status, events."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from starling_agent.contract.router_report import ServiceNotice
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
-from starling_operator.plan.observed import Manifest
+from starling_operator.plan.observed import Manifest, Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,13 @@ class Delete:
     uid: str
     grace_seconds: int | None = None
     why: str = ""
+
+
+def deletion(observed: Observed, kind: str, name: str, why: str) -> Iterator[Delete]:
+    """Deletes a child of the service, if it is there to stay."""
+    live = observed.live(kind, name)
+    if live is not None:
+        yield Delete(kind, name, live["metadata"].get("uid", ""), why=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from starling_crds.v1alpha1.route import GATEWAYS, GatewayProxies, ParentReferen
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import labels, names
-from starling_operator.plan.decision import Delete
+from starling_operator.plan.decision import Delete, deletion
 from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed, Service
 from starling_operator.plan.timestamps import read_time, rfc3339
@@ -51,10 +51,10 @@ def picks(observed: Observed, spec: InferenceServiceSpec) -> bool:
 
 def seconds_of_pool(observed: Observed) -> float:
     """Returns for how long a pool stays that the spec no longer has: infinitely while the route may lead there."""
-    spec, picker = observed.service.spec, _live(observed, "Service", names.router(observed.service.name))
+    spec, picker = observed.service.spec, observed.live("Service", names.router(observed.service.name))
     if spec is None or spec.has_pool or picker is None:
         return 0.0
-    route = _live(observed, _ROUTE, observed.service.name)
+    route = observed.live(_ROUTE, observed.service.name)
     if _ROUTE in observed.unlisted or (route is not None and _is_at_pool(route)):
         return math.inf
     left_at = _left_at(picker)
@@ -76,12 +76,6 @@ def _left_at(picker: Manifest) -> str | None:
     return found
 
 
-def _live(observed: Observed, kind: str, name: str) -> Manifest | None:
-    """Returns a child that is there to stay."""
-    found = observed.children.get((kind, name))
-    return None if found is None or found["metadata"].get("deletionTimestamp") else found
-
-
 def gateway_deletions(observed: Observed) -> Iterator[Delete]:
     """Deletes what the spec no longer asks for: the route first, and its pool when Gateways have followed."""
     service, spec = observed.service.name, observed.service.spec
@@ -92,9 +86,7 @@ def gateway_deletions(observed: Observed) -> Iterator[Delete]:
         why = "spec.endpoint.route asks for no InferencePool"
         gone += [(_POOL, service, why), ("Service", names.router(service), why)]
     for kind, name, why in gone:
-        live = _live(observed, kind, name)
-        if live is not None:
-            yield Delete(kind, name, live["metadata"].get("uid", ""), why=why)
+        yield from deletion(observed, kind, name, why)
 
 
 def leads_to_pool(observed: Observed) -> bool:
@@ -177,7 +169,7 @@ def pick_ports() -> list[dict[str, Any]]:
 
 def is_port_guarded(observed: Observed, spec: InferenceServiceSpec) -> bool:
     """Says whether the live NetworkPolicy lets the Gateway's proxies alone ask routers to pick. These may open the port then."""
-    policy = _live(observed, "NetworkPolicy", names.router(observed.service.name))
+    policy = observed.live("NetworkPolicy", names.router(observed.service.name))
     return policy is not None and (bool(_pick_rules(policy)) or not pick_ingress(observed, spec))
 
 
@@ -190,7 +182,7 @@ def pick_ingress(observed: Observed, spec: InferenceServiceSpec) -> list[dict[st
     """Lets the Gateway's proxies, and nobody else, ask routers to pick: the answer has the token that agents believe."""
     service, route = observed.service, spec.endpoint.route
     if route is None or not spec.has_pool:
-        live = _live(observed, "NetworkPolicy", names.router(service.name))
+        live = observed.live("NetworkPolicy", names.router(service.name))
         return _pick_rules(live) if live is not None and picks(observed, spec) else []
     peers = [_peer(service, proxies) for proxies in route.proxies or _usual_proxies(route.parent_refs)]
     ports = [{"port": port, "protocol": "TCP"} for port in (PICK_PORT, PICK_HEALTH_PORT)]

@@ -180,3 +180,8 @@ class Observed:
     settings: Settings
     now: float
     token: str
+
+    def live(self, kind: str, name: str) -> Manifest | None:
+        """Returns a child that is there to stay."""
+        found = self.children.get((kind, name))
+        return None if found is None or found["metadata"].get("deletionTimestamp") else found

@@ -16,7 +16,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan import labels, names
 from starling_operator.plan.admin_token import mounted_token, secret_with
 from starling_operator.plan.config import has_tenants
-from starling_operator.plan.decision import Delete
+from starling_operator.plan.decision import Delete, deletion
 from starling_operator.plan.gateway import is_port_guarded, pick_ingress, picks, seconds_of_pool
 from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed, Service
@@ -109,9 +109,7 @@ def router_deletions(observed: Observed) -> Iterator[Delete]:
         return
     service = observed.service.name
     for kind, name in [*((kind, names.router(service)) for kind in _ROUTER), ("Service", names.backends(service))]:
-        live = observed.children.get((kind, name))
-        if live is not None and not live["metadata"].get("deletionTimestamp"):
-            yield Delete(kind, name, live["metadata"].get("uid", ""), why="spec.router is gone")
+        yield from deletion(observed, kind, name, "spec.router is gone")
 
 
 def backends_service(service: Service) -> Manifest:

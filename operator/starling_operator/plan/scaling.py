@@ -61,7 +61,7 @@ def start_seconds_left(last: ScalingStatus | None, now: float) -> float | None:
 
 def _at_zero(observed: Observed, last: ScalingStatus, groups: int, idle_seconds: int) -> Scale:
     """A request wakes the service, whether it waits, a group that still drains has it, or it has just ended."""
-    believed = (pod.report for pod in observed.routers if pod.report_age <= BELIEVED_SECONDS)
+    believed = (pod.report for pod in observed.routers if is_believed(pod))
     if not any(report is not None and (report.open or report.quiet_seconds is None) for report in believed):
         return Scale(0, last)
     since = rfc3339(observed.now)
@@ -106,9 +106,9 @@ def _quiet_seconds(observed: Observed) -> float | None:
     return min(quiet) if found and len(quiet) == len(found) else None
 
 
-def is_believed(pod: RouterPod, most: float = BELIEVED_SECONDS) -> bool:
-    """True if its report is `most` seconds old or younger."""
-    return pod.report is not None and pod.report_age <= min(most, BELIEVED_SECONDS)
+def is_believed(pod: RouterPod) -> bool:
+    """True if it has a report that is not too old."""
+    return pod.report is not None and pod.report_age <= BELIEVED_SECONDS
 
 
 def serves_since(status: InferenceServiceStatus) -> float | None:

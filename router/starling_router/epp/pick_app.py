@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
+from starling_agent.contract.listening import authority
 from starling_agent.http.auth import OPEN_PATHS
 from starling_agent.http.error_forms import send_error
 from starling_agent.http.errors import ApiError, as_api_error
@@ -96,9 +97,8 @@ class PickApp:
     async def _carry(self, request: GatewayRequest, pick: Pick, held: HeldRequest, send: Send) -> BackendRefusal | None:
         """Has the gateway send the request, and counts it until its answer has ended. Returns a refusal of the endpoint."""
         stream, prompt, routing = request.stream, request.request.prompt, self._routing
-        cached = routing.prefixes.cached_tokens(prompt)
         ready, order = self._ready(request, held), request.placed.order
-        others = routing.picker.fallbacks(pick, ready, prompt.tokens, cached, MOST_FALLBACKS, order)
+        others = routing.picker.fallbacks(pick, ready, prompt.tokens, MOST_FALLBACKS, order)
         with ExitStack() as counts:
             computed = max(0, prompt.tokens - pick.cached)
             request.bill.sent(computed)
@@ -162,7 +162,7 @@ def endpoint_of(url: str) -> str:
     if parts.path:
         raise ConfigError(f"{url} has a path, and a gateway sends to an address and a port alone", "backends")
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+    return authority(str(address), port)
 
 
 def _no_endpoint(subset: frozenset[str] | None) -> ApiError:

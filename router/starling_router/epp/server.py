@@ -7,6 +7,7 @@ import structlog
 from envoy.service.ext_proc.v3 import external_processor_pb2, external_processor_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from starlette.types import ASGIApp
+from starling_agent.contract.listening import authority
 from starling_agent.http.open_requests import ClientGone
 from starling_engine.errors import ConfigError
 
@@ -78,7 +79,7 @@ class EppServer:
 
 
 def _bind(server: "grpc.aio.Server", host: str, port: int, field: str) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = authority(host, port)
     try:
         return int(server.add_insecure_port(address))
     except RuntimeError:

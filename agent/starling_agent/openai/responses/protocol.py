@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from starling_agent.openai.protocol.base import Int, RequestModel
+from starling_agent.openai.protocol.chat import Effort
 from starling_agent.openai.protocol.refused import CACHE_LIFE, MEDIA, FieldRefusal
 from starling_agent.openai.protocol.structured_outputs import StructuredOutputs
 
@@ -49,7 +50,7 @@ class ReasoningOptions(RequestModel):
     `context` and `mode` have the values that say what is done: templates get the reasoning of all turns, and there is one mode.
     """
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "all_turns"] | None = None

@@ -115,11 +115,9 @@ class ResponseRun:
 
     async def _last_event(self) -> bytes:
         response, responses = self.writer.response, self._endpoint.responses
-        if not self._body.background:
+        if response["store"] and not self._body.background:
             stored = self.stored()
-            response["store"] &= responses.takes(stored.size)
-            if response["store"]:
-                response["store"] = await responses.try_to_put(response["id"], stored)
+            response["store"] = responses.takes(stored.size) and await responses.try_to_put(response["id"], stored)
         return self.writer.last_event()
 
     def _usage(self) -> dict[str, Any]:

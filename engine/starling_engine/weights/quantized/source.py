@@ -67,8 +67,7 @@ class QuantizedWeights:
         """Adds each expert's matrices, by the names that checkpoints with a tensor for each have."""
         for name, info in self._files.tensors.items():
             module, _, ending = name.rpartition(".")
-            scheme = config.scheme_of(module)
-            if ending not in _EXPERTS or scheme is None:
+            if ending not in _EXPERTS or (scheme := config.scheme_of(module)) is None:
                 continue
             scales = f"{ending.removesuffix('blocks')}scales"
             parts = {

@@ -14,7 +14,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import Condition, ConditionStatus
 
 from starling_operator.plan import labels
-from starling_operator.plan.decision import Delete
+from starling_operator.plan.decision import Delete, deletion
 from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.timestamps import rfc3339
@@ -60,8 +60,7 @@ def desired_size(observed: Observed, spec: InferenceServiceSpec) -> Desired | No
 
 def live_scale(observed: Observed) -> Manifest | None:
     """Returns the service's ParallelismScale; None if there is none, or it is being deleted."""
-    live = observed.children.get((SCALE_KIND, observed.service.name))
-    return None if live is None or live["metadata"].get("deletionTimestamp") else live
+    return observed.live(SCALE_KIND, observed.service.name)
 
 
 def _requested(live: Manifest | None, taken: str, given: int) -> int:
@@ -92,10 +91,9 @@ def scale_child(observed: Observed, desired: Desired) -> Manifest:
 
 def scale_deletion(observed: Observed, desired: Desired | None) -> tuple[Delete, ...]:
     """Deletes the object of a service without elastic bounds."""
-    live = live_scale(observed)
-    if live is None or desired is not None:
+    if desired is not None:
         return ()
-    return (Delete(SCALE_KIND, live["metadata"]["name"], live["metadata"].get("uid", ""), why="the service is no longer elastic"),)
+    return tuple(deletion(observed, SCALE_KIND, observed.service.name, "the service is no longer elastic"))
 
 
 def scale_status(observed: Observed, desired: Desired, effective: int, ready: Condition) -> Manifest | None:
