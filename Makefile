@@ -140,7 +140,7 @@ bench: setup ## compare with the peer and write bench/results (see bench/README.
 
 e2e: setup libraries ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
 	@$(if $(KUBECONFIG),,$(BIN)/python e2e/cluster setup)
-	$(BIN)/python -m pytest e2e $(AGAIN) $(if $(KUBECONFIG),--kubeconfig=$(KUBECONFIG)) $(ARGS)
+	$(BIN)/python -m pytest e2e $(if $(KUBECONFIG),--kubeconfig=$(KUBECONFIG),-n 2 --dist loadfile --no-loadscope-reorder) $(AGAIN) $(ARGS)
 
 manifests: setup ## write what is generated: the CRD, the chart's copy of it, deploy/
 	@$(BIN)/python -m starling_crds

@@ -1,4 +1,4 @@
-"""The cluster that the scenarios run on: one of our own, made here and taken down after, or that of --kubeconfig."""
+"""The cluster that the scenarios run on: one of our own for each worker, made and taken down here, or that of --kubeconfig."""
 
 import itertools
 import json
@@ -7,12 +7,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from e2e import images
 from e2e.service.kubectl import Kubectl
 from e2e.under_test import HARNESS, OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
 
@@ -29,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--disturbances-seed", type=int, default=1, help="the order of test_disturbances.py")
     group.addoption("--disturbances-streams", type=int, default=64, metavar="N", help="streams at once in test_disturbances.py")
     group.addoption("--agent-image", default="localhost/starling-agent:thin", help="image of the agent, repository:tag")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begins with the images: what downloads gigabytes is mostly waiting, and the other worker's scenarios run beside it."""
+    if not config.getoption("--whole"):
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]
+    items.sort(key=lambda item: item.path.name != "test_images.py")
 
 
 @pytest.fixture(scope="session")
@@ -63,23 +68,8 @@ def image_values(prefix: str, image: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def built_images(cluster: ClusterUnderTest, request: pytest.FixtureRequest) -> Iterator[Future[None] | None]:
-    """Done when the Dockerfiles' images are on the nodes; None where no test looks at them.
-
-    They are built beside the scenarios: a build that downloads gigabytes is mostly waiting.
-    """
-    wanted = any(item.path.name == "test_images.py" for item in request.session.items)
-    if not wanted or cluster.folder is None:
-        yield None
-        return
-    with ThreadPoolExecutor(1) as beside:
-        yield beside.submit(images.build_and_load, cluster.folder)
-
-
-@pytest.fixture(scope="session")
-def operator(cluster: ClusterUnderTest, helm: str, built_images: Future[None] | None) -> str:
+def operator(cluster: ClusterUnderTest, helm: str) -> str:
     """The chart, installed as a user installs it; its namespace."""
-    del built_images  # begun here: from now on nobody cuts a node's power
     command = [
         *(helm, "upgrade", "--install", "starling", str(ROOT / "charts" / "starling")),
         *("--kubeconfig", str(cluster.kubeconfig), "--namespace", OPERATOR_NAMESPACE, "--create-namespace"),

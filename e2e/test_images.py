@@ -2,11 +2,10 @@
 
 import json
 import subprocess
-from concurrent.futures import Future
 
 import pytest
 
-from e2e.images import AGENT, OPERATOR, harness
+from e2e.images import AGENT, OPERATOR, build_and_load, harness
 from e2e.service.kubectl import Kubectl, wait_until
 from e2e.service.watched import Traffic, Watched, failures
 from e2e.under_test import OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
@@ -24,11 +23,11 @@ def megabytes(image: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def built(cluster: ClusterUnderTest, built_images: Future[None] | None) -> ClusterUnderTest:
+def built(cluster: ClusterUnderTest) -> ClusterUnderTest:
     """A cluster with both images."""
-    if built_images is None:
+    if cluster.folder is None:
         pytest.skip("images are brought to the nodes of a cluster of our own; another one runs its own images in every scenario")
-    built_images.result()
+    build_and_load(cluster.folder)
     return cluster
 
 

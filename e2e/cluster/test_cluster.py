@@ -126,7 +126,7 @@ def test_a_node_without_power_comes_back(web: ClusterUnderTest) -> None:
     wait_until(lambda: {_answer(web, "front") for _ in range(12)} == {"web-0", "web-1"})
 
 
-@pytest.mark.parametrize("seconds", [0.5, 3, 6])
+@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.whole), pytest.param(3, marks=pytest.mark.whole), 6])
 def test_a_killed_start_leaves_nothing(seconds: float) -> None:
     """And the next start takes the same folder."""
     folder = Path(f"/tmp/starling-killed-{os.getpid()}")

@@ -18,7 +18,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     return Helm(installed.stdout.strip(), tmp_path_factory.mktemp("helm"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kubectl() -> Iterator[Kubectl]:
     """An API server for these tests alone: they install the CRD and cluster roles by Helm, which takes over nobody's objects."""
     with started("--controllers") as kubeconfig:

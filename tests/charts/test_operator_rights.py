@@ -64,7 +64,7 @@ class Running:
         return [line for line in lines if "forbidden" in line.lower() or "cannot be listed" in line]
 
 
-@pytest.fixture(params=["all namespaces", "its own"])
+@pytest.fixture(params=[pytest.param("all namespaces", marks=pytest.mark.whole), "its own"])
 def operator(request: pytest.FixtureRequest, kubectl: Kubectl, helm: Helm, tmp_path: Path) -> Iterator[Running]:
     """Installed by the chart, but run here: this API server has no nodes."""
     one = request.param == "its own"

@@ -116,7 +116,13 @@ class Speculator(Drafter):
         return guess
 
     def _affordable(self, acceptance: float, most: int) -> int:
-        """Returns how many drafts pay: the n-th is accepted only if all before it are."""
+        """Returns how many drafts pay: the n-th is accepted only if all before it are.
+
+        One right guess raises acceptance by `WEIGHT`. So much more than its price the first draft has to promise, or text whose
+        guesses are seldom right would get drafts after each that was.
+        """
+        if acceptance < self._cost.price(self._tokens, self._gain) + WEIGHT:
+            return 0
         count, likelihood = 0, acceptance
         while count < most and likelihood >= self._cost.price(self._tokens, self._gain):
             self._tokens += 1

@@ -27,7 +27,7 @@ def test_answers_are_as_documented_whatever_is_sent(start_server, tmp_path):
             schema["properties"]["model"]["enum"] = [server.http.model]  # of random names each gets 404, and little else is tried
     (tmp_path / "openapi.json").write_text(json.dumps(page))
     command = [schemathesis, "run", "openapi.json", f"--url={server.url}", f"--checks={','.join(CHECKS)}"]
-    flags = ("--phases=coverage,fuzzing", "--max-examples=10", "--generation-deterministic", "--continue-on-failure", "--no-color")
+    flags = ("--phases=coverage,fuzzing", "--max-examples=4", "--generation-deterministic", "--continue-on-failure", "--no-color")
     ended = subprocess.run([*command, *flags, "--warnings=off"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stdout[-5000:]
     server.wait_until_idle()

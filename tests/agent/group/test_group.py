@@ -33,6 +33,7 @@ def wait_for_ranks(agent: Agent, size: int) -> None:
     agent.reports(lambda report: report.ready and report.topology is not None and report.topology.data == size)
 
 
+@pytest.mark.whole
 def test_two_nodes_share_requests_and_one_goes_on_without_the_other(start_node: Callable[..., Agent]) -> None:
     first = start_node(0)
     second = start_node(1, first)

@@ -42,6 +42,7 @@ def test_a_model_split_over_two_nodes_answers_from_both(start_node: Callable[...
     assert len({greedy_text(agent) for agent in (first, second)}) == 1
 
 
+@pytest.mark.whole
 def test_a_group_grows_by_a_node_that_takes_over_experts(start_node: Callable[..., Agent]) -> None:
     second = start_node(1, first := start_node(0, **SETTINGS), **SETTINGS)
     scale(first, "one", 1)

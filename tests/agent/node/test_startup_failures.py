@@ -9,14 +9,22 @@ import pytest
 
 from tests.agent.node.conftest import StartAgent, configuration, free_port
 
+WHOLE = pytest.mark.whole
+
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"model": {"source": 5}}, ["model.source", "string"]),
-        ({"engine": {"max_sequences": 4}}, ["engine.max_sequences", "no such argument", "max_num_seqs"]),
-        ({"endpoint": {"tls_cert_file": "/no/cert", "tls_key_file": "/no/key"}}, ["endpoint.tls_cert_file", "/no/cert"]),
-        ({"endpoint": {"response_store": "/dev/null/responses"}}, ["endpoint.response_store", "/dev/null/responses"]),
+        pytest.param({"engine": {"max_sequences": 4}}, ["engine.max_sequences", "no such argument", "max_num_seqs"], marks=WHOLE),
+        pytest.param(
+            {"endpoint": {"tls_cert_file": "/no/cert", "tls_key_file": "/no/key"}},
+            ["endpoint.tls_cert_file", "/no/cert"],
+            marks=WHOLE,
+        ),
+        pytest.param(
+            {"endpoint": {"response_store": "/dev/null/responses"}}, ["endpoint.response_store", "/dev/null/responses"], marks=WHOLE
+        ),
     ],
 )
 def test_a_wrong_field_is_reported_and_the_process_stays(start_agent: StartAgent, changes: dict[str, Any], words: list[str]):
@@ -70,9 +78,9 @@ def test_a_port_in_use_is_reported(start_agent: StartAgent):
 @pytest.mark.parametrize(
     ("text", "pod", "words"),
     [
-        ("{", "chat-1a2b3c4-0-0", ["agent.json", "JSON"]),
+        pytest.param("{", "chat-1a2b3c4-0-0", ["agent.json", "JSON"], marks=WHOLE),
         ('{"admin": {"port": 8001}}', "chat-1a2b3c4-0-0", ["admin.token_file"]),
-        (None, "chat", ["STARLING_POD_NAME", "chat"]),
+        pytest.param(None, "chat", ["STARLING_POD_NAME", "chat"], marks=WHOLE),
     ],
 )
 def test_a_failure_that_cannot_be_reported_ends_with_code_2(start_agent: StartAgent, text: str | None, pod: str, words: list[str]):

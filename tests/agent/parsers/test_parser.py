@@ -56,8 +56,9 @@ HOSTILE = {
     "messages": ("openai", "<|start|>assistant<|channel|>final<|message|>a" * 4_000),
     "words": ("hermes", "the quick brown fox " * 10_000),
 }
-SECONDS = 4.0
-"""Processor time for 200 kB, of a busy and slow machine; a parser that looks back at all that was before takes minutes."""
+SECONDS = 20.0
+"""Processor time for 200 kB: three times what a busy and slow machine took; a parser that looks back at all that was before
+takes minutes."""
 
 
 @pytest.mark.parametrize("family", WRITTEN)

@@ -6,7 +6,14 @@ from tests.engine.checkpoints import Reference
 from tests.engine.cores import assert_greedy
 from tests.engine.elastic.groups import GREEDY, complete, complete_many, group
 
-LAYOUTS = [(2, 1, 1), (4, 1, 1), (2, 2, 1), (2, 1, 2), (3, 1, 1)]
+WHOLE = pytest.mark.whole
+LAYOUTS = [
+    pytest.param(2, 1, 1, marks=WHOLE),
+    pytest.param(4, 1, 1, marks=WHOLE),
+    (2, 2, 1),
+    pytest.param(2, 1, 2, marks=WHOLE),
+    (3, 1, 1),
+]
 
 
 @pytest.mark.parametrize(("data", "tensor", "pipeline"), LAYOUTS)

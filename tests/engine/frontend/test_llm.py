@@ -336,9 +336,10 @@ print(process.pid, process._folder)
 print(llm.generate("The", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished)
 {end}
 """
+ENDS = ("raise SystemExit", "del llm; del process", "llm.shutdown(); llm.shutdown()")
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit", "del llm; del process", "llm.shutdown(); llm.shutdown()"])
+@pytest.mark.parametrize("end", ["", *(pytest.param(end, marks=pytest.mark.whole) for end in ENDS)])
 def test_a_program_that_ends_leaves_nothing_behind(end: str) -> None:
     code = SCRIPT.format(model=MODEL, settings=SETTINGS, end=end)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)

@@ -21,6 +21,7 @@ from tests.engine.kernels.test_moe_models import spied
 STEPS = 2
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here")
 def test_greedy_tokens_are_those_of_the_dequantized_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear layers and experts in 4 bits, in float32, whose numbers are the same."""

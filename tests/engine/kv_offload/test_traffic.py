@@ -24,7 +24,7 @@ from tests.engine.cores import TIE, core_for
 from tests.engine.kv_offload.test_secondary_tiers import worker_of
 
 MAX_MODEL_LEN = 320
-SEEDS = 4
+SEEDS = {"llama3.1": 4, "qwen3-mixed": 4, "deepseek-v3": 2, "qwen3-moe": 2}
 ROUNDS = 4
 WINDOW = 100
 """Of more than a chunk."""
@@ -188,7 +188,7 @@ def test_outputs_are_those_without_tiers(model: tuple[str, Path, Reference], tmp
     name, folder, reference = model
     whole = reference.groups * chunk_bytes(load_model_config(folder), worker_of(ParallelLayout(), 0))
     seen, again = Counter[str](), Counter[str]()
-    for seed in range(SEEDS):
+    for seed in range(SEEDS[name]):
         rng = random.Random(f"{name} {seed}")
         rounds = rounds_of(rng, reference)
         outside = tmp_path / str(seed) if seed % 2 else None

@@ -55,7 +55,7 @@ lives = st.lists(steps, max_size=25)
 shapes = st.sampled_from([SINGLE, PAIRS])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(life=lives, shape=shapes, node_slots=st.sampled_from([6, 40]))
 def test_every_life_ends_as_the_spec_asks(life: list[tuple[str, Any]], shape: dict[str, Any], node_slots: int) -> None:
     world = World({"replicas": 2, "recovery": {"restartBudget": 1000}} | shape, node_slots=node_slots)

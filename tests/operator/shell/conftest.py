@@ -85,7 +85,7 @@ def admit() -> Callable[[Manifest, Agent], Agent | None]:
 @pytest.fixture
 def every(request: pytest.FixtureRequest) -> int:
     """Step between the writes after which an operator is killed: each costs some seconds."""
-    return 1 if request.config.getoption("--whole") else 3
+    return 1 if request.config.getoption("--whole") else 5
 
 
 @pytest.fixture
