@@ -19,7 +19,8 @@ def build_and_load(folder: Path) -> None:
     harness("image", "build", "--tag", OPERATOR, "--file", str(ROOT / "Dockerfile.operator"))
     harness("image", "load", str(folder), OPERATOR)
     # torch as the package index has it: PyTorch's own index, with the smaller wheels, cannot be reached from everywhere.
-    harness("image", "build", "--tag", AGENT, "--file", str(ROOT / "Dockerfile.agent"), "--build-arg", "TORCH_BACKEND=")
+    arguments = ("--build-arg", "TORCH_BACKEND=", "--build-arg", "KERNELS=this-cpu")
+    harness("image", "build", "--tag", AGENT, "--file", str(ROOT / "Dockerfile.agent"), *arguments)
     harness("image", "load", str(folder), AGENT, "--node", "1")
 
 

@@ -1,4 +1,4 @@
-"""What the Dockerfiles build is what a cluster runs: the operator and an agent from their real images."""
+"""What the Dockerfiles build is what a cluster runs: the operator, a router and an agent from their real images."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ def test_the_built_images_serve(built: ClusterUnderTest, operator: str, helm: st
     assert done.returncode == 0, done.stderr
     wait_until("the operator's old pods are gone", lambda: not before & operator_pods(kubectl), 60)
     real = Watched(kubectl, "real")
-    real.apply(image=AGENT, template={"spec": {"nodeSelector": {"kubernetes.io/hostname": "n1"}}})
+    real.apply(image=AGENT, router={"replicas": 1}, template={"spec": {"nodeSelector": {"kubernetes.io/hostname": "n1"}}})
     print(f"apply to Ready from the built images: {real.wait_ready(180):.1f} s")
     (pod,) = real.pods()
     assert pod["spec"]["containers"][0]["image"] == AGENT

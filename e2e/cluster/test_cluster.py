@@ -105,6 +105,7 @@ def test_pods_spread_and_reach_each_other_by_service_and_by_name(web: ClusterUnd
     assert _ask(web, "web-1.web:8080") == "web-1"
 
 
+@pytest.mark.whole
 def test_a_policy_keeps_out_whom_it_does_not_name(web: ClusterUnderTest) -> None:
     """On the same node and on another, by address and by Service."""
     metadata = {"name": "nobody", "namespace": "strict"}
@@ -117,6 +118,7 @@ def test_a_policy_keeps_out_whom_it_does_not_name(web: ClusterUnderTest) -> None
     wait_until(lambda: _answer(web, "web-0.web:8080") == "web-0")
 
 
+@pytest.mark.whole
 def test_a_node_without_power_comes_back(web: ClusterUnderTest) -> None:
     web.harness("stop-node", "1")
     wait_until(lambda: _ready(web) == {"n1": False, "n2": True})
@@ -126,7 +128,8 @@ def test_a_node_without_power_comes_back(web: ClusterUnderTest) -> None:
     wait_until(lambda: {_answer(web, "front") for _ in range(12)} == {"web-0", "web-1"})
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.whole), pytest.param(3, marks=pytest.mark.whole), 6])
+@pytest.mark.whole
+@pytest.mark.parametrize("seconds", [0.5, 3, 6])
 def test_a_killed_start_leaves_nothing(seconds: float) -> None:
     """And the next start takes the same folder."""
     folder = Path(f"/tmp/starling-killed-{os.getpid()}")

@@ -70,6 +70,7 @@ def has_pods(chat: Watched, count: int) -> bool:
     return len(chat.pods()) == count
 
 
+@pytest.mark.whole  # eight minutes
 def test_each_node_is_drained_and_nobody_notices(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
     began = time.monotonic()
     services = service("gang", parallelism={"pipeline": 2}), service("pair", replicas=2)

@@ -71,14 +71,14 @@ def test_it_grows_and_shrinks_under_streams_without_a_restart(
     )
 
 
+@pytest.mark.whole  # the operator's own tests kill it after each write
 def test_an_operation_ends_right_whenever_the_operator_is_killed(
-    service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest, request: pytest.FixtureRequest
+    service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest
 ) -> None:
-    """Twice; with --whole at four times. The operator's own tests kill it after each write."""
     chat = elastic(service, "killed")
     traffic = Traffic(kubectl, chat, cluster.agent_image, streams=2)
     operators = Kubectl(kubectl.program, kubectl.kubeconfig, OPERATOR_NAMESPACE)
-    for number, size in enumerate((2, 1, 2, 1) if request.config.getoption("--whole") else (2, 1)):
+    for number, size in enumerate((2, 1, 2, 1)):
         chat.patch(parallelism={"expert": size})
         time.sleep(0.4 + 1.5 * number)
         operators("delete", "pod", acting(operators)["metadata"]["name"], "--grace-period=0", "--force")

@@ -13,10 +13,10 @@ from e2e.service.watched import Traffic, Watched, failures
 from e2e.under_test import HARNESS, ROOT, ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(600)
-SCENARIOS = ("api-key", "elastic", "kv-tiers", "multi-group", "router")
-"""What these examples show has a scenario of its own here; they are served with --whole."""
+EACH_TIME = ("pvc-weights", "quickstart")
+"""What the others show has scenarios and tests of its own; they are served with --whole."""
 EXAMPLES = [
-    pytest.param(path, id=path.stem, marks=pytest.mark.whole if path.stem in SCENARIOS else ())
+    pytest.param(path, id=path.stem, marks=() if path.stem in EACH_TIME else pytest.mark.whole)
     for path in sorted((ROOT / "examples").glob("*.yaml"))
 ]
 

@@ -32,6 +32,7 @@ def test_a_killed_rank_is_started_again_in_place(service: MakeService, kubectl: 
     answers(kubectl, chat, cluster.agent_image)
 
 
+@pytest.mark.whole  # test_groups has one over two pods
 def test_a_killed_rank_of_a_split_model_is_named_and_all_start_again(
     service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest
 ) -> None:

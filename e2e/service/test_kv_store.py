@@ -46,6 +46,7 @@ def until_joined(kubectl: Kubectl, service: Watched, prompts: range) -> float:
     raise AssertionError(f"{service.name} has not joined the store\n" + kubectl("logs", only_pod(service), "--tail=30"))
 
 
+@pytest.mark.whole  # tests/engine has two engines and a store
 def test_a_service_finds_what_another_has_computed(service: MakeService, kubectl: Kubectl, store: str) -> None:
     """While both live: the store's memory is that of their pods."""
     first, second = (service(name, kvCache={"store": store}) for name in ("first", "second"))

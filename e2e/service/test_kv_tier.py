@@ -130,6 +130,7 @@ def test_a_prompt_is_served_from_the_tier_after_a_rolling_update(service: MakeSe
         print(f"{TOKENS} tokens, first token, {where}: {each}")
 
 
+@pytest.mark.whole
 def test_replicas_on_both_nodes_use_one_folder(service: MakeService, kubectl: Kubectl, path: str) -> None:
     """What one has computed the other finds; one of them evicts, and when it is killed one does again."""
     apart = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}

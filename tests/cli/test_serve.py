@@ -18,6 +18,7 @@ from starling_engine.errors import ConfigError, EngineDead, ModelError, ModelPac
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "models/starling-pydoc"
+WHOLE = pytest.mark.whole
 HEAVY = ("torch", "transformers", "openai", "fastapi", "uvicorn", "httpx", "kopf", "kubernetes", "zmq", "rich.markdown")
 
 
@@ -86,16 +87,23 @@ def test_vllms_flags_are_known():
     [
         (["/no/such/model"], "/no/such/model", "model"),
         ([MODEL, "--tensor-parallel-size", "3"], "3 ranks cannot share this model", "--tensor-parallel-size"),
-        ([MODEL, "--block-size", "7"], "block_size", "--block-size"),
-        ([MODEL, "--max-model-len", "9999999"], "4096", "--max-model-len"),
+        pytest.param([MODEL, "--block-size", "7"], "block_size", "--block-size", marks=WHOLE),
+        pytest.param([MODEL, "--max-model-len", "9999999"], "4096", "--max-model-len", marks=WHOLE),
         ([MODEL, "--dtype", "int3"], "dtype", "--dtype"),
-        ([MODEL, "--kv-cache-dtype", "int3"], "one of auto, fp8, fp8_e4m3, int8, int4", "--kv-cache-dtype"),
-        ([MODEL, "--kv-cache-memory-bytes", "1KiB"], "set it to at least", "--kv-cache-memory-bytes"),
-        ([MODEL, "--kv-fs-path", "/kv"], "kv_fs_path: needs kv_fs_bytes", "--kv-fs-path"),
-        ([MODEL, "--kv-cpu-bytes", "1GiB", "--no-enable-prefix-caching"], "kv_cpu_bytes: needs enable_prefix", "--kv-cpu-bytes"),
+        pytest.param(
+            [MODEL, "--kv-cache-dtype", "int3"], "one of auto, fp8, fp8_e4m3, int8, int4", "--kv-cache-dtype", marks=WHOLE
+        ),
+        pytest.param([MODEL, "--kv-cache-memory-bytes", "1KiB"], "set it to at least", "--kv-cache-memory-bytes", marks=WHOLE),
+        pytest.param([MODEL, "--kv-fs-path", "/kv"], "kv_fs_path: needs kv_fs_bytes", "--kv-fs-path", marks=WHOLE),
+        pytest.param(
+            [MODEL, "--kv-cpu-bytes", "1GiB", "--no-enable-prefix-caching"],
+            "kv_cpu_bytes: needs enable_prefix",
+            "--kv-cpu-bytes",
+            marks=WHOLE,
+        ),
         ([MODEL, "--api-key", ""], "empty", "--api-key"),
-        ([MODEL, "--log-level", "loud"], "log_level", "--log-level"),
-        ([MODEL, "--drain-seconds", "-1"], "drain_seconds", "--drain-seconds"),
+        pytest.param([MODEL, "--log-level", "loud"], "log_level", "--log-level", marks=WHOLE),
+        pytest.param([MODEL, "--drain-seconds", "-1"], "drain_seconds", "--drain-seconds", marks=WHOLE),
     ],
 )
 def test_a_failure_ends_with_cause_and_fix(arguments, cause, fix):
@@ -113,7 +121,7 @@ def test_a_failure_ends_with_cause_and_fix(arguments, cause, fix):
     ("architecture", "cause", "fix"),
     [
         ("Llama4ForCausalLM", "the nearest is LlamaForCausalLM; supported: ", "docs/models.md"),
-        ("BloomForCausalLM", "BloomForCausalLM: not supported; supported: ", "docs/models.md"),
+        pytest.param("BloomForCausalLM", "BloomForCausalLM: not supported; supported: ", "docs/models.md", marks=WHOLE),
     ],
 )
 def test_an_unknown_architecture_is_told_the_nearest_and_how_one_is_added(tmp_path, architecture, cause, fix):

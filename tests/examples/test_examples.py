@@ -43,7 +43,7 @@ def test_it_can_be_planned(examples, name):
     assert "rank 0" in answer.stdout
 
 
-@pytest.mark.whole  # on a cluster, they run each time
+@pytest.mark.whole  # `make demo` runs the first, and tests of groups have the layouts of the others
 @pytest.mark.parametrize("name", ["quickstart", "tensor-parallel", "data-parallel"])
 def test_it_runs_here(up, examples, name):
     running = up(examples / f"{name}.yaml")

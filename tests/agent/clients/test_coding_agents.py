@@ -138,6 +138,7 @@ def test_claude_code_changes_a_file(claude, judged, file):
     check(file, proxy, "/v1/messages", 3)
 
 
+@pytest.mark.whole
 def test_opencode_changes_a_file(opencode, judged, file):
     reads = calls(read={"filePath": str(file)})
     edits = calls(edit={"filePath": str(file), "oldString": "hello", "newString": "goodbye"})
@@ -148,6 +149,7 @@ def test_opencode_changes_a_file(opencode, judged, file):
     check(file, proxy, "/v1/chat/completions", 4)  # one of them for the title
 
 
+@pytest.mark.whole
 def test_aider_changes_a_file(aider, judged, file):
     def writes(body: Body) -> Body:
         return saying(body, 'Here it is:\n\ngreet.py\n```\nprint("goodbye")\n```\n')

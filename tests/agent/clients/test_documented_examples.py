@@ -16,7 +16,7 @@ OURS = ("OpenAI's SDK", "Anthropic's SDK")
 """Their packages are in the environment of the tests."""
 
 
-@pytest.mark.parametrize("section", [*OURS, "LangChain", "LiteLLM"])
+@pytest.mark.parametrize("section", [*OURS, "LangChain", pytest.param("LiteLLM", marks=pytest.mark.whole)])
 def test_a_program_prints_the_answer(judged, section):
     python = sys.executable if section in OURS else program("python", "python")
     with forcing_proxy(judged.url, lambda body: saying(body, "It counts.")) as proxy:

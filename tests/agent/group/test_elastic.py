@@ -91,6 +91,7 @@ class StreamingClients:
         assert not self.errors
 
 
+@pytest.mark.whole  # on a cluster, one does so each time
 def test_a_group_grows_and_shrinks_while_clients_stream(start_node: Callable[..., Agent]) -> None:
     first = start_node(0, **SETTINGS)
     second = start_node(1, first, **SETTINGS)

@@ -25,7 +25,7 @@ def greedy_text(agent: Agent) -> str:
     return str(agent.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
 
 
-@pytest.mark.parametrize("split", ["pipeline", "tensor"])
+@pytest.mark.parametrize("split", [pytest.param("pipeline", marks=pytest.mark.whole), "tensor"])
 def test_a_model_on_two_nodes_survives_the_loss_of_a_worker_and_of_a_pod(start_node: Callable[..., Agent], split: str) -> None:
     layout: dict[str, Any] = {
         "layout": {split: 2, "per_node": 1},

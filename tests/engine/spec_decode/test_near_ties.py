@@ -37,7 +37,7 @@ def gap(outputs: tuple[CompletionOutput, CompletionOutput], at: int, seed: int, 
     return abs(scores[0] - scores[1])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.whole), 0.8])
 async def test_the_first_token_that_differs_is_a_near_tie(temperature: float) -> None:
     async with running(dtype="bfloat16", max_num_seqs=PROMPTS) as engine:
         vocab = engine.model_config.vocab_size

@@ -16,6 +16,8 @@ from tests.engine.structured_output.matching import TOKENIZER
 
 LIMIT = 0.5
 """Seconds."""
+SLOW = 4
+"""How much slower than usual a processor may be. What is without a bound takes minutes."""
 
 
 def _nested(keyword: str, depth: int, inner: Any, as_list: bool = False) -> Any:
@@ -102,7 +104,7 @@ def test_a_hostile_schema_is_answered_or_refused_in_time(name: str) -> None:
         rewrite(HOSTILE[name])
     except InvalidRequest as refusal:
         assert str(refusal).startswith("$")
-    assert time.process_time() - started < LIMIT
+    assert time.process_time() - started < SLOW * LIMIT
 
 
 @pytest.mark.parametrize(
