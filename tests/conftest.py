@@ -68,6 +68,7 @@ def _mix(items: list[pytest.Item]) -> None:
         waits = item.path.relative_to(TESTS.parent).parts[1] in WAITING
         files[waits].setdefault(item.path, []).append(item)
     waiting, computing = [*reversed(files[True].values())], [*files[False].values()]
+    waiting.sort(key=lambda tests: tests[0].path.parent.name != "clients")  # some take minutes, which must not be the last
     places = [((at + 0.5) / len(row), tests) for row in (waiting, computing) for at, tests in enumerate(row)]
     items[:] = [test for _, tests in sorted(places, key=lambda place: place[0]) for test in tests]
 

@@ -88,12 +88,13 @@ def test_openrouters_object_says_the_same(client, thinker):
         model="thinker",
         messages=QUESTION,
         max_tokens=30,
+        temperature=0,
         extra_body={"reasoning": {"max_tokens": 9, "exclude": True, "summary": "auto"}},
     )
     assert usage.usage.completion_tokens_details.reasoning_tokens == pytest.approx(9, abs=1)
     assert not hasattr(usage.choices[0].message, "reasoning")
     stream = client.chat.completions.create(
-        model="thinker", messages=QUESTION, max_tokens=30, stream=True, stream_options={"include_usage": True},
+        model="thinker", messages=QUESTION, max_tokens=30, temperature=0, stream=True, stream_options={"include_usage": True},
         extra_body={"reasoning": {"max_tokens": 9}},
     )  # fmt: skip
     assert [*stream][-1].usage.completion_tokens_details.reasoning_tokens == pytest.approx(9, abs=1)

@@ -118,8 +118,8 @@ class Speculator(Drafter):
     def _affordable(self, acceptance: float, most: int) -> int:
         """Returns how many drafts pay: the n-th is accepted only if all before it are.
 
-        One right guess raises acceptance by `WEIGHT`. So much more than its price the first draft has to promise, or text whose
-        guesses are seldom right would get drafts after each that was.
+        The first has to promise its price and `WEIGHT`, by which one right guess raises acceptance. Otherwise text that hits by
+        chance would get drafts after each hit.
         """
         if acceptance < self._cost.price(self._tokens, self._gain) + WEIGHT:
             return 0

@@ -88,7 +88,9 @@ async def test_a_signal_is_named(run):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_stopping_sends_the_signal_and_does_not_restart(run, number):
-    running = run(f"trap 'echo drained; exit 0' {number.name[3:]}; echo up; sleep 60 & wait")
+    running = run(
+        f"trap 'echo drained; exit 0' {number.name[3:]}; (sleep 0.3; echo up; exec sleep 60) & wait"
+    )  # it waits, then says so
     await running.until_log("up")
     running.runner.stop(number=number)
     await running.runner.wait()

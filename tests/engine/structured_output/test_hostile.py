@@ -16,7 +16,7 @@ from tests.engine.structured_output.matching import TOKENIZER
 
 LIMIT = 0.5
 """Seconds."""
-SLOW = 4
+SLOW = 20
 """How much slower than usual a processor may be. What is without a bound takes minutes."""
 
 

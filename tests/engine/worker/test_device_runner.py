@@ -26,7 +26,7 @@ from tests.engine.late_device import Broken, LateQueue, use_late_device
 from tests.engine.mixed_requests import assert_same, random_traffic
 from tests.engine.real_engine import running
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(params=[True, False], ids=["recorded", "eager"])
