@@ -54,6 +54,7 @@ def test_it_runs_here(up, examples, name):
     assert not running.leftovers()
 
 
+@pytest.mark.whole
 def test_multi_group_runs_here(up, examples):
     running = up(examples / "multi-group.yaml")
     status = running.wait_until_ready("2/2")

@@ -62,6 +62,7 @@ async def test_imbalance_falls_and_tokens_stay(skewed: Reference, data: int, ten
         await traffic.stop()
 
 
+@pytest.mark.whole
 async def test_the_group_changes_its_size_meanwhile(skewed: Reference, caplog: pytest.LogCaptureFixture) -> None:
     """Experts go on moving in every epoch, and a next one begins with where they are."""
     caplog.set_level("INFO", "starling.parallel")

@@ -11,6 +11,7 @@ from tests.engine.cores import assert_greedy
 from tests.engine.elastic.groups import Traffic, complete, group
 
 
+@pytest.mark.whole  # on a cluster, one does so each time
 async def test_it_grows_and_shrinks_under_traffic(reference: Reference) -> None:
     async with group(reference, enable_elastic_ep=True, max_num_seqs=8) as engine:
         traffic = Traffic(engine, reference)

@@ -24,6 +24,7 @@ LATENT = ("attend_absorbed", "attend_expanded")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here")
+@pytest.mark.whole  # a minute; each of its kernels has tests of its own
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs as on a GPU, with recorded steps whose padding goes to no expert.
 
