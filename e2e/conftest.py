@@ -29,10 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--agent-image", default="localhost/starling-agent:thin", help="image of the agent, repository:tag")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begins with the images: what downloads gigabytes is mostly waiting, and the other worker's scenarios run beside it."""
-    if not config.getoption("--whole"):
-        items[:] = [item for item in items if not item.get_closest_marker("whole")]
     items.sort(key=lambda item: item.path.name != "test_images.py")
 
 

@@ -1,4 +1,4 @@
-"""What the Dockerfiles build is what a cluster runs: the operator, a router and an agent from their real images."""
+"""A cluster runs what the Dockerfiles build: the operator, a router and an agent from their real images."""
 
 import json
 import subprocess

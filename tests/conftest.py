@@ -43,12 +43,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_samples(items: list[pytest.Item]) -> None:
-    """Of each test that is marked as a matrix, leaves the cases of its sample; none that is marked as whole."""
+    """Of each test that is marked as a matrix, leaves the cases of its sample."""
     matrices: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("matrix"):
             matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = {item for item in items if item.get_closest_marker("whole")}
+    left_out: set[pytest.Item] = set()
     for cases in matrices.values():
         taken = set(sample([_case(case) for case in cases]))
         left_out |= {case for at, case in enumerate(cases) if at not in taken}

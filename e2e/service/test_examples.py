@@ -14,7 +14,7 @@ from e2e.under_test import HARNESS, ROOT, ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(600)
 EACH_TIME = ("pvc-weights", "quickstart")
-"""What the others show has scenarios and tests of its own; they are served with --whole."""
+"""Examples that every run serves. Scenarios and tests have what the others show; --whole serves them, too."""
 EXAMPLES = [
     pytest.param(path, id=path.stem, marks=() if path.stem in EACH_TIME else pytest.mark.whole)
     for path in sorted((ROOT / "examples").glob("*.yaml"))

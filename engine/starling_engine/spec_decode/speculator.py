@@ -121,10 +121,9 @@ class Speculator(Drafter):
         The first has to promise its price and `WEIGHT`, by which one right guess raises acceptance. Otherwise text that hits by
         chance would get drafts after each hit.
         """
-        if acceptance < self._cost.price(self._tokens, self._gain) + WEIGHT:
-            return 0
-        count, likelihood = 0, acceptance
-        while count < most and likelihood >= self._cost.price(self._tokens, self._gain):
+        count, likelihood, margin = 0, acceptance, WEIGHT
+        while count < most and likelihood >= self._cost.price(self._tokens, self._gain) + margin:
+            margin = 0.0
             self._tokens += 1
             self._gain += likelihood
             likelihood *= acceptance

@@ -17,7 +17,7 @@ from tests.engine.structured_output.matching import TOKENIZER
 LIMIT = 0.5
 """Seconds."""
 SLOW = 20
-"""How much slower than usual a processor may be. What is without a bound takes minutes."""
+"""Factor by which a processor may be slower than usual. A rewrite without a bound takes minutes."""
 
 
 def _nested(keyword: str, depth: int, inner: Any, as_list: bool = False) -> Any:
