@@ -59,7 +59,7 @@ def convert(source: Path, folder: Path) -> None:
     named = {"gguf_file": source.name}
     whole = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.bfloat16, quantization_config=whole, **named)
-    del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)  # as some versions of transformers keep it
     AutoTokenizer.from_pretrained(source.parent, **named).save_pretrained(folder)
     model.save_pretrained(folder)
 

@@ -217,6 +217,11 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dimensions: int | None = None
     logit_token_ids: list[int] | None = None
 
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """False where the hidden states of the whole prompt are needed. `pooling` is known."""
+        return self.pooling == "last"
+
     def validate(self, hidden_size: int, vocab_size: int, possible: Sequence[int] = ()) -> None:
         """Raises InvalidRequest naming the field that is wrong. `possible` has the model's `dimensions`; empty: any."""
         check_types(self)

@@ -46,7 +46,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     attempt: int = 0
     num_prompt_logprobs_sent: int = 0
     fork_of: str | None = None
-    prediction_ids: list[int] = []
+    prediction_ids: Sequence[int] = []
     grammar: str = ""
     grammar_field: str | None = None
     reasoning_limit: ReasoningLimit | None = None

@@ -210,9 +210,9 @@ class RequestState:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """False for prompt logprobs and pooling other than "last": they need the hidden states of the whole prompt."""
+        """False for prompt logprobs and most pooling: they need the hidden states of the whole prompt."""
         pooling = self.record.pooling
-        return not self.wants_prompt_logprobs and (pooling is None or pooling.pooling == "last")
+        return not self.wants_prompt_logprobs and (pooling is None or pooling.reads_prefix_cache)
 
     @property
     def order(self) -> tuple[int, float]:

@@ -33,3 +33,15 @@ def test_a_request_with_a_token_that_has_no_embedding_is_refused_and_others_are_
         assert "must be in [0, 4095], got 4096" in message and "'<|extra|>'" in message and "no embedding" in message
     served = server.http.post("/v1/completions", json={"model": model, "prompt": "a <|extra", "max_tokens": 3})
     assert served.status_code == 200 and served.json()["usage"]["completion_tokens"] > 0
+
+
+def test_a_prediction_ends_before_a_token_that_has_no_embedding(extended: Path, start_server: StartServer) -> None:
+    """As a draft it would be looked up, and end the step of all requests in it."""
+    server = start_server(model=str(extended))
+    model = server.http.get("/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "messages": [{"role": "user", "content": "go on"}], "max_tokens": 12, "temperature": 0}
+    plain = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    for text in ("<|extra|>", f"{plain}<|extra|>", f"{plain[:5]}<|extra|>{plain[5:]}"):
+        predicted = server.http.post("/v1/chat/completions", json=body | {"prediction": {"type": "content", "content": text}})
+        assert predicted.status_code == 200, predicted.text
+        assert predicted.json()["choices"][0]["message"]["content"] == plain

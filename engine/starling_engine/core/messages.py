@@ -20,19 +20,23 @@ class Add(msgspec.Struct, tag="add"):
     request: EngineRequest
     prompt: bytes
     output: bytes
+    prediction: bytes = b""
 
     def __post_init__(self) -> None:
-        if len(self.prompt) % ID_BYTES or len(self.output) % ID_BYTES:
+        if any(len(tokens) % ID_BYTES for tokens in (self.prompt, self.output, self.prediction)):
             raise ValueError("no whole number of tokens")
 
     @classmethod
     def of(cls, request: EngineRequest) -> Self:
-        bare = msgspec.structs.replace(request, prompt_ids=[], output_ids=[])
-        return cls(bare, pack_tokens(request.prompt_ids), pack_tokens(request.output_ids))
+        bare = msgspec.structs.replace(request, prompt_ids=[], output_ids=[], prediction_ids=[])
+        return cls(bare, *map(pack_tokens, (request.prompt_ids, request.output_ids, request.prediction_ids)))
 
     def unpacked(self) -> EngineRequest:
         return msgspec.structs.replace(
-            self.request, prompt_ids=unpack_tokens(self.prompt), output_ids=unpack_tokens(self.output).tolist()
+            self.request,
+            prompt_ids=unpack_tokens(self.prompt),
+            output_ids=unpack_tokens(self.output).tolist(),
+            prediction_ids=unpack_tokens(self.prediction),
         )
 
 

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 
 import msgspec
 
@@ -215,9 +216,8 @@ class AsyncEngine:
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
         pooling = _resolved(params, self.model_config.pooler)
-        delta = await self._pool(
-            EngineRequest(id=request_id, prompt_ids=ids, pooling=pooling, arrival=time.time(), cache_salt=cache_salt)
-        )
+        request = EngineRequest(id=request_id, prompt_ids=ids, pooling=pooling, arrival=time.time(), cache_salt=cache_salt)
+        delta = await self._pool(request, ids if pooling.reads_prefix_cache else [])
         raise_failure(delta)
         if delta.finish_reason == "abort":
             raise RequestFailed("the engine was put to sleep before the prompt was read")
@@ -225,11 +225,11 @@ class AsyncEngine:
         cached = delta.cached_tokens or 0
         return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled), num_cached_tokens=cached)
 
-    async def _pool(self, request: EngineRequest) -> Delta:
-        """Returns the last delta of a request without output tokens. Raises EngineDead."""
+    async def _pool(self, request: EngineRequest, cacheable: list[int]) -> Delta:
+        """Returns the last delta of a request without output tokens, by the core that may have `cacheable`. Raises EngineDead."""
         while True:
             done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
-            client = self.cores.choose([])  # pooling reads no cached prefix
+            client = self.cores.choose(cacheable, request.cache_salt)
 
             def sink(delta: Delta, done: asyncio.Future[Delta] = done) -> None:
                 if not done.done():
@@ -317,7 +317,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             arrival=time.time(),
-            prediction_ids=prediction or [],
+            prediction_ids=self._possible_drafts(prediction or ()),
         )
         try:
             if earlier is not None:
@@ -329,6 +329,10 @@ class AsyncEngine:
             progress.close()
             raise
         return progress
+
+    def _possible_drafts(self, prediction: Sequence[int]) -> list[int]:
+        """Returns a prediction up to the first token that the model has no embedding of: no output has it."""
+        return list(takewhile(lambda token: 0 <= token < self.model_config.vocab_size, prediction))
 
     def draw_seed(self) -> int:
         """Returns the seed of a request that has none."""

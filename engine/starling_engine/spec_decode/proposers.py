@@ -9,7 +9,7 @@ from starling_engine.request_state import RequestState
 from starling_engine.spec_decode.token_index import SEPARATOR, Match, TokenIndex
 
 SLICE = 2048
-"""Tokens of a prompt that are indexed at once, in some 0.6 ms; the rest of a longer one comes with the next tokens."""
+"""Tokens of a text that are indexed at once, in some 0.6 ms; the rest of a longer one comes with the next tokens."""
 MOST_EARLIER = 1 << 20
 """Tokens of earlier outputs that are kept at most: about 200 MB."""
 PREDICTION_WIDTH = 2
@@ -24,14 +24,15 @@ class Proposer(Protocol):
         ...
 
 
-class OwnText:
-    """An index of a request's own tokens, which follows them as they grow."""
+class FollowingIndex:
+    """An index of a text that may grow, taken in by and by."""
 
     def __init__(self, width: int) -> None:
         self._index = TokenIndex(width)
 
-    def matches(self, tokens: "array[int]", deepest: int) -> list[Match]:
-        self._index.extend(tokens[len(self._index) : len(self._index) + SLICE])
+    def matches(self, text: Sequence[int], tokens: Sequence[int], deepest: int) -> list[Match]:
+        """Takes more of the text in, and finds places in it as `TokenIndex.matches` does."""
+        self._index.extend(text[len(self._index) : len(self._index) + SLICE])
         return self._index.matches(tokens, deepest)
 
 
@@ -48,11 +49,11 @@ class NgramProposer:
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self._text = OwnText(config.prompt_lookup_min)
+        self._index = FollowingIndex(config.prompt_lookup_min)
         self._longest = config.prompt_lookup_max
 
     def propose(self, request: RequestState, most: int) -> list[int]:
-        matches = self._text.matches(request.tokens, self._longest)
+        matches = self._index.matches(request.tokens, request.tokens, self._longest)
         return repeated(request.tokens, matches[0].end, most) if matches else []
 
 
@@ -86,7 +87,7 @@ class SuffixProposer:
     """
 
     def __init__(self, config: SpeculativeConfig, earlier: EarlierOutputs) -> None:
-        self._own = OwnText(config.suffix_width)
+        self._own = FollowingIndex(config.suffix_width)
         self._earlier = earlier
         self._depth = config.suffix_decoding_max_tree_depth
         self._factor = config.suffix_decoding_max_spec_factor
@@ -94,7 +95,7 @@ class SuffixProposer:
 
     def propose(self, request: RequestState, most: int) -> list[int]:
         tokens = request.tokens
-        found = [(tokens, match) for match in self._own.matches(tokens, self._depth)]
+        found = [(tokens, match) for match in self._own.matches(tokens, tokens, self._depth)]
         for index in self._earlier.indexes:
             found += [(index.text, match) for match in index.matches(tokens, self._depth, request.record.cache_salt or "")]
         longest = max((match.length for _, match in found), default=0)
@@ -123,21 +124,21 @@ class PredictionProposer:
     """OpenAI's `prediction`: the output is expected to be this text, with changes."""
 
     def __init__(self, prediction: Sequence[int]) -> None:
-        self._index = TokenIndex(PREDICTION_WIDTH)
-        self._index.extend(prediction)
+        self._text = prediction
+        self._index = FollowingIndex(PREDICTION_WIDTH)
         self._at = 0
         """Index in the prediction behind which the output goes on."""
         self._seen = 0
         """Tokens of the output that were compared."""
 
     def propose(self, request: RequestState, most: int) -> list[int]:
-        output, text = request.tokens[request.num_prompt :], self._index.text
+        output, text = request.tokens[request.num_prompt :], self._text
         for token in output[self._seen :]:
             if self._at >= 0 and self._at < len(text) and text[self._at] == token:
                 self._at += 1
             else:
                 self._at = -1
         self._seen = len(output)
-        if self._at < 0 and (matches := self._index.matches(output, len(output))):
+        if self._at < 0 and (matches := self._index.matches(text, output, len(output))):
             self._at = matches[-1].end
-        return text[self._at : self._at + most].tolist() if self._at >= 0 else []
+        return list(text[self._at : self._at + most]) if self._at >= 0 else []

@@ -13,9 +13,11 @@ from starling_engine.spec_decode.verify_cost import VerifyCost
 from starling_engine.step import OWN
 
 WEIGHT = 0.1
-"""Weight of the latest guess in a request's acceptance."""
+"""Weight of the latest guess in a request's acceptance, at least: the first guesses weigh more."""
 FIRST_ACCEPTANCE = 0.7
 """Share of guesses that are right, before there were any."""
+FIRST_COUNTS = 3
+"""As many guesses does the acceptance that a request begins with count as. So text that never hits is known after few steps."""
 
 
 @dataclass(slots=True)
@@ -28,12 +30,15 @@ class Guesses:
     """True if the device may make the drafts; the proposers' guesses then only say how likely it is to find any, and right ones."""
     open: list[int] = field(default_factory=list)
     """Tokens that were guessed to come next. They are compared whether or not they became drafts, so acceptance costs no step."""
+    taken: int = 0
+    """Guesses that were compared so far."""
     are_forced: bool = False
     """True while the request's drafts in flight are no guesses: its grammar allows no others."""
 
     def take(self, *, right: bool) -> None:
         """Takes whether a guess was right."""
-        self.acceptance += WEIGHT * (right - self.acceptance)
+        self.taken += 1
+        self.acceptance += max(WEIGHT, 1 / (FIRST_COUNTS + self.taken)) * (right - self.acceptance)
 
 
 def _are_own(guesses: Guesses, request: RequestState) -> bool:

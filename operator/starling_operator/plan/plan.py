@@ -64,8 +64,13 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
     unready = {group.name: unready_reason(group, of_canary if group.is_canary else expected) for group in groups.all}
     broken = {group.name: cause for group in groups.all if (cause := broken_cause(group))}
 
-    is_broken, sees = any(group.name in broken for group in groups.current), observed.cordoned is not None
-    wanted = WantedGroups.from_spec(spec, scale.groups, expected.layout.nodes, broken=is_broken, sees_cordons=sees)
+    wanted = WantedGroups(
+        replicas=scale.groups,
+        nodes=expected.layout.nodes,
+        rollout=spec.rollout,
+        broken=any(group.name in broken for group in groups.current),
+        sees_cordons=observed.cordoned is not None,
+    )
     named = partial(names.group, service.name, aim.id)
     rollout = rollout_step(groups, wanted, ready=lambda group: not unready[group.name], name=named)
     trial = canary_decision(canary, observed, groups, scale.groups, unready, broken) if canary is not None else None

@@ -15,6 +15,7 @@ from starling_operator.plan.group import Group, Groups
 class WantedGroups:
     """Number and form of the groups that a service is to have.
 
+    replicas       those wanted now, which may be fewer than the spec has (see `scaling`)
     nodes          pods of each group
     broken         a group of the target revision does not come up, so the rollout must not go on
     sees_cordons   the operator may list cordoned nodes, so a single group's eviction can wait for another group
@@ -25,13 +26,6 @@ class WantedGroups:
     rollout: RolloutSpec
     broken: bool = False
     sees_cordons: bool = False
-
-    @classmethod
-    def from_spec(
-        cls, spec: InferenceServiceSpec, replicas: int, nodes: int, *, broken: bool, sees_cordons: bool
-    ) -> "WantedGroups":
-        """Reads a spec. `replicas` are those that it wants now, which may be fewer than it has (see `scaling`)."""
-        return cls(replicas=replicas, nodes=nodes, rollout=spec.rollout, broken=broken, sees_cordons=sees_cordons)
 
     @classmethod
     def from_groups(cls, groups: Groups, spec: InferenceServiceSpec | None, *, sees_cordons: bool) -> "WantedGroups":

@@ -22,11 +22,13 @@ def decoded(message: bytes) -> Add:
 
 @pytest.mark.parametrize("output", [[], [3, 2**31 - 1]])
 def test_a_request_takes_four_bytes_a_token(output: list[int]) -> None:
-    request = EngineRequest(id="a", prompt_ids=LONG, output_ids=output, params=SamplingParams(max_tokens=5), seed=3)
+    params = SamplingParams(max_tokens=5)
+    request = EngineRequest(id="a", prompt_ids=LONG, output_ids=output, prediction_ids=LONG, params=params, seed=3)
     message = encode(Add.of(request))
-    assert len(message) < 4 * len(LONG) + 200
+    assert len(message) < 8 * len(LONG) + 200
     came = decoded(message).unpacked()
-    assert msgspec.structs.replace(came, prompt_ids=list(came.prompt_ids)) == request
+    lists = {"prompt_ids": list(came.prompt_ids), "prediction_ids": list(came.prediction_ids)}
+    assert msgspec.structs.replace(came, **lists) == request
     assert request.prompt_ids is LONG, "the sender keeps its own"
 
 

@@ -77,6 +77,14 @@ def test_a_long_prompt_is_indexed_in_slices(monkeypatch: pytest.MonkeyPatch) -> 
     assert [proposer.propose(request, 1) for _ in range(3)] == [[], [3], [3]]
 
 
+def test_a_prediction_is_followed_before_all_of_it_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposers, "SLICE", 4)
+    proposer, request = PredictionProposer(range(100, 120)), request_of([1])
+    assert proposer.propose(request, 3) == [100, 101, 102], "what it begins with needs no index"
+    request.tokens.extend([7, 110, 111])
+    assert [proposer.propose(request, 2) for _ in range(4)] == [[], [], [], [112, 113]]
+
+
 def suffix(earlier: EarlierOutputs | None = None, **settings: object) -> SuffixProposer:
     config = SpeculativeConfig(method="suffix", **settings)
     return SuffixProposer(config, earlier or EarlierOutputs(config))

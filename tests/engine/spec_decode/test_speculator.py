@@ -78,15 +78,18 @@ def test_there_are_no_drafts_where_each_takes_as_long_as_a_step(own: bool, monke
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_drafts_that_are_refused_end_at_once(own: bool) -> None:
+def test_drafts_that_are_refused_end_at_once(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of twelve tokens at random a guess is always found, and seldom right. Two seconds are some 80 of these steps."""
+    text = random.Random(2).choices(range(12), k=564)
+    monkeypatch.setattr("tests.engine.toy_engine.token_after", lambda tokens, _: text[len(tokens)])
     engine = speculating(own=own)
     engine.worker.seconds = usual
-    prompt = random.Random(0).choices(range(4), k=60)
-    engine.add("a", prompt, SamplingParams(max_tokens=300))
+    engine.add("a", text[:264], SamplingParams(max_tokens=300))
     engine.run()
-    assert engine.outputs["a"] == expected_output(prompt, SamplingParams(max_tokens=300), 0, 600)
+    assert engine.outputs["a"] == text[264:]
     drafted = [sum(plan.num_drafts) for plan in engine.plans]
-    assert sum(drafted[40:]) < 30, "the model is a hash: nothing repeats"
+    assert 4 < sum(drafted[:12]) < 16, "they are tried, for few steps"
+    assert sum(drafted[12:]) < 4
 
 
 def test_a_request_may_do_without_and_a_prediction_needs_no_method(monkeypatch: pytest.MonkeyPatch) -> None:
