@@ -11,11 +11,16 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, RESPONSE, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 QUESTION = [{"role": "user", "content": "What does len() do?"}]
-PROMPTS = {CHAT: {"messages": QUESTION}, COMPLETION: {"prompt": "import os"}}
 MANY = 2500
 """More tokens than any output here has, with all white space that JSON may have."""
+PROMPTS = {
+    CHAT: {"messages": QUESTION},
+    COMPLETION: {"prompt": "import os"},
+    RESPONSE: {"model": "pydoc", "input": QUESTION, "max_output_tokens": MANY},
+    MESSAGE: {"model": "pydoc", "messages": QUESTION, "max_tokens": MANY},
+}
 
 
 class Kind(enum.StrEnum):
@@ -94,6 +99,37 @@ def test_every_output_has_the_form_and_ends_with_it(http, path, fields, is_right
     for choice in answer.json()["choices"]:
         assert choice["finish_reason"] == "stop"
         assert is_right(choice["text"] if path == COMPLETION else choice["message"]["content"])
+
+
+OTHERS = [
+    (RESPONSE, {"text": {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}}, is_thing),
+    (MESSAGE, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, is_thing),
+    *((path, fields, is_right) for path in (RESPONSE, MESSAGE) for fields, is_right in FORMS if "response_format" not in fields),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "is_right"), OTHERS, ids=lambda value: "" if callable(value) else str(value)[:60])
+def test_responses_and_messages_have_their_own_field_and_vllms(http, path, fields, is_right):
+    answer = http.post(path, json={**PROMPTS[path], **fields, "temperature": 1.0})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    (part,) = found["output"][0]["content"] if path == RESPONSE else found["content"]
+    assert is_right(part["text"])
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+def test_a_request_does_without_drafts_on_every_route(server, path):
+    """Of a choice most tokens are forced: they are jump-forward, and the same without."""
+    chosen = "of this text the first token says all that comes behind it"
+    jumps = []
+    for fields in ({}, {"speculative": False}):
+        server.wait_until_idle()
+        before = server.metric("starling:jump_forward_tokens_total")
+        answer = server.http.post(path, json={**PROMPTS[path], "guided_choice": [chosen], **fields})
+        assert answer.status_code == 200 and chosen in answer.text
+        server.wait_until_idle()
+        jumps.append(server.metric("starling:jump_forward_tokens_total") - before)
+    assert jumps[0] > 3 and jumps[1] == 0
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])

@@ -570,6 +570,7 @@ class Scheduler:
             tokens, samples = (sum(column) for column in zip(*in_flight, strict=True)) if in_flight else (0, 0)
             assert request.computed <= request.planned <= request.computed + tokens, "planned tokens are computed or in flight"
             assert request.pending == samples, "what steps in flight may sample"
+            assert request.blocks.cached_blocks * self.kv.block_size <= request.computed, "nothing has a name that is not confirmed"
         self._suspects.check_integrity()
         assert self._grammars.requests == {r for r in self.waiting if Gate.GRAMMAR in r.gates}
         assert all(self.requests.get(r.record.id) is r for r in self._suspects.tried)

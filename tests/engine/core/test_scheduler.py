@@ -4,6 +4,7 @@ import logging
 import random
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLo
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import FOLLOWS, StepResult
 
-from tests.engine.toy_engine import NO_GRAMMAR, ToyConstraint, ToyEngine, expected_output
+from tests.engine.toy_engine import NO_GRAMMAR, ToyConstraint, ToyEngine, expected_output, prefix_hashes
 
 BAD, BROKEN = 60, 61
 """First tokens of prompts with which steps, or their own rows, fail."""
@@ -301,6 +302,8 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     engine.worker.fail_from = {BAD: rng.randint(1, 40)}
     engine.worker.broken = {BROKEN}
     wanted: dict[str, list[int]] = {}
+    movable: dict[str, tuple[list[int], SamplingParams, ToyConstraint | None, dict[str, Any]]] = {}
+    pooled: dict[str, list[int]] = {}
     aborted: set[str] = set()
     faulty: set[str] = set()
     for step in range(40):
@@ -308,8 +311,10 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
             prompt = shared[: rng.randint(1, 60)] + rng.choices(range(50), k=rng.randint(0, 8))
             prompt[:1] = rng.choices([prompt[0], BAD, BROKEN], [8, 1, 1])
             detection = rng.choice([None, RepetitionDetectionParams(rng.randint(1, 4), 1, 2)])
-            own = params(rng.randint(1, 20), stop_token_ids=[rng.randrange(50)], repetition_detection=detection)
             copies = rng.choice([1, 1, 1, 3])
+            scored = rng.choice([None, 0]) if copies == 1 else None
+            stops = [rng.randrange(50)]
+            own = params(rng.randint(1, 20), stop_token_ids=stops, repetition_detection=detection, prompt_logprobs=scored)
             for i in range(copies):
                 name = f"{step}/{i}"
                 fork = f"{step}/0" if i else None
@@ -324,10 +329,17 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
                     wanted[name] = [] if none else expected_output(prompt, own, i, 72, constraint)
                     fails = constraint is not None and (fails_at is not None or none)
                     faulty |= {name} if prompt[0] in (BAD, BROKEN) or fails else set()
+                    if copies == 1:
+                        movable[name] = (prompt, own, constraint, settings)
+            if rng.random() < 0.2 and prompt[0] not in (BAD, BROKEN):
+                engine.embed(f"{step}/pooled", prompt, rng.choice(["last", "mean"]))
+                pooled[f"{step}/pooled"] = prompt
         if wanted and rng.random() < 0.1:
             victim = rng.choice(sorted(wanted))
             engine.scheduler.abort(victim)
             aborted.add(victim)
+        if rng.random() < 0.2 and (open_ := sorted(movable.keys() & engine.scheduler.requests)):
+            move(engine, rng.choice(open_), movable)
         engine.step()
         engine.scheduler.check_integrity()
     engine.run()
@@ -335,6 +347,27 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         done = engine.finished.get(name)
         assert name in aborted or engine.outputs[name] == output or (done and done.error in ERRORS), name
         assert name in aborted or done is None or done.error is None or name in faulty, f"{name} is no culprit"
+        if name in movable and done is not None and done.error is None and movable[name][1].prompt_logprobs is not None:
+            assert [row.token_ids[0] for row in engine.prompt_rows[name]] == movable[name][0][1:], name
+    for name, prompt in pooled.items():
+        assert engine.finished[name].pooled == [float(prefix_hashes(prompt)[-1])]
+
+
+def move(engine: ToyEngine, name: str, movable: dict[str, Any]) -> None:
+    """Gives a request back to the core as its frontend does after an answer that it moved: with the output so far."""
+    prompt, own, constraint, settings = movable[name]
+    request = engine.scheduler.requests[name]
+    told, attempt, seed = engine.outputs.get(name, []), request.record.attempt + 1, request.record.seed
+    engine.scheduler.abort(name)
+    again = None if constraint is None else replace_toy(constraint, told)
+    sent = {"output_ids": [*told], "num_prompt_logprobs_sent": len(engine.prompt_rows.get(name, ()))}
+    assert engine.add(name, prompt, own, again, seed=seed, attempt=attempt, **sent, **settings) is None
+
+
+def replace_toy(toy: ToyConstraint, output: list[int]) -> ToyConstraint:
+    fresh = ToyConstraint(toy.key, toy.most, toy.fails_at, toy.free, token_fails=toy.token_fails)
+    fresh.output += output
+    return fresh
 
 
 def test_a_core_may_sleep_only_while_each_request_waits_for_an_event() -> None:

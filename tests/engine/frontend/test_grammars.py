@@ -220,16 +220,31 @@ HOSTILE: dict[str, dict[str, Any]] = {
 REFUSED = ("150 levels", "a remote reference", "a lookahead", "a forced billion", "400 words at once")
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process and its children, those too that it has waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(map(processor_seconds, children(pid)))
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_form_is_answered_or_refused(name: str, shared: GrammarCompiler) -> None:
+    """It takes half a second of a processor at most, and leaves nothing but the one copy that the next form finds."""
     await grammar(shared, choice=["before"])
     before = shared.pid
+    assert before is not None
+    own, others = time.process_time(), processor_seconds(before)
     try:
         await grammar(shared, **HOSTILE[name])
         assert name not in REFUSED
     except InvalidRequest as error:
         assert str(error.param).startswith("structured_outputs.") and len(str(error)) < 600
     assert await grammar(shared, choice=[name]) and shared.pid == before
+    assert time.process_time() - own + processor_seconds(before) - others < 0.8, "0.5, and some for the end and the next copy"
+    assert len(children(before)) == 1
 
 
 async def test_memory_is_limited() -> None:

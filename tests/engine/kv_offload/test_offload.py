@@ -439,6 +439,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         "window": data.draw(st.sampled_from([0, 0, 24, 100])),
         "budget": data.draw(st.sampled_from([24, 128])),
         "depth": data.draw(st.integers(1, 2)),
+        "stages": data.draw(st.sampled_from([1, 1, 2])),
         "max_num_seqs": data.draw(st.integers(1, 6)),
         "slots": data.draw(st.integers(2, 40)),
         "secondary": data.draw(st.sampled_from([None, secondary])),

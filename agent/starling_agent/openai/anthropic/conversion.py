@@ -66,11 +66,8 @@ def _names_of_turns(turns: Sequence[_Turn]) -> Iterator[tuple[str, str]]:
 
 def sampling_fields(body: MessagesRequest) -> dict[str, Any]:
     names = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}
-    kept = ("max_tokens", "stream", "temperature", "top_p", "top_k", "stop_sequences")
-    fields = {names.get(name, name): getattr(body, name) for name in kept}
-    if body.structured_outputs is not None:
-        fields["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
-    return fields
+    kept = ("max_tokens", "stream", "temperature", "top_p", "top_k", "stop_sequences", "speculative")
+    return {names.get(name, name): getattr(body, name) for name in kept} | body.form_fields()
 
 
 def _output(body: CountRequest) -> dict[str, Any]:

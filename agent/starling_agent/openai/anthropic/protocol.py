@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema
 
 from starling_agent.openai.protocol.base import Int, RequestModel
 from starling_agent.openai.protocol.refused import FieldRefusal
-from starling_agent.openai.protocol.structured_outputs import StructuredOutputs
+from starling_agent.openai.protocol.structured_outputs import FormFields
 
 BLOCKS = {"type": "array", "items": {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}}
 CONTENT = {"anyOf": [{"type": "string"}, BLOCKS]}
@@ -79,7 +79,7 @@ class CountRequest(RequestModel):
     cache_control: dict[str, Any] | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, FormFields):
     """`metadata` and `cache_control` change nothing: prompts are cached without being asked."""
 
     max_tokens: Int
@@ -89,4 +89,4 @@ class MessagesRequest(CountRequest):
     top_k: Int | None = None
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
-    structured_outputs: StructuredOutputs | None = None
+    speculative: bool | None = None

@@ -154,15 +154,24 @@ class StructuredOutputs(RequestModel):
                 yield Form(f"structured_outputs.{kind}", kind, value)
 
 
-class StructuredOutputFields(RequestModel):
-    """Fields of which one may say which form the output has."""
+class FormFields(RequestModel):
+    """vLLM's fields of which one may say which form the output has, on every route that samples."""
 
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+
+    def form_fields(self) -> dict[str, Any]:
+        """Returns those of these fields that are there, as a chat has them."""
+        return self.model_dump(include=set(FormFields.model_fields), by_alias=True, exclude_none=True)
+
+
+class StructuredOutputFields(FormFields):
+    """The same, beside OpenAI's."""
+
+    response_format: ResponseFormat | None = None
 
     def form(self) -> Form | None:
         """Returns the form that is asked for. Raises InvalidRequest for several, and for options without one."""

@@ -166,6 +166,8 @@ def chat_fields(body: ResponsesRequest, earlier: Sequence[Any]) -> tuple[dict[st
         "temperature": body.temperature,
         "top_p": body.top_p,
         "parallel_tool_calls": body.parallel_tool_calls,
+        "speculative": body.speculative,
+        **body.form_fields(),
         **_logprobs(body),
     }
     tools = list(_tools(body.tools or (), "tools"))
@@ -177,8 +179,6 @@ def chat_fields(body: ResponsesRequest, earlier: Sequence[Any]) -> tuple[dict[st
         fields["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _format(body)
-    if body.structured_outputs is not None:
-        fields["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
     return fields, itertools.chain(_names_of_calls(messages, chat.call_paths), _names_of_tools(tools))
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 from starling_agent.openai.protocol.base import Int, RequestModel
 from starling_agent.openai.protocol.chat import Effort
 from starling_agent.openai.protocol.refused import CACHE_LIFE, MEDIA, FieldRefusal
-from starling_agent.openai.protocol.structured_outputs import StructuredOutputs
+from starling_agent.openai.protocol.structured_outputs import FormFields
 
 ITEMS_SCHEMA = {"type": "array", "items": {"type": "object"}}
 INPUT_SCHEMA = {"anyOf": [{"type": "string"}, ITEMS_SCHEMA]}
@@ -78,7 +78,7 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(RequestModel):
+class ResponsesRequest(FormFields):
     """`metadata` comes back as it is; `user`, `safety_identifier`, `prompt_cache_key` and `client_metadata` change nothing."""
 
     refusals: ClassVar[Mapping[str, FieldRefusal]] = REFUSALS
@@ -106,4 +106,4 @@ class ResponsesRequest(RequestModel):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    speculative: bool | None = None
