@@ -22,6 +22,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "experts": {"data_parallel_size": 2, "enable_expert_parallel": True},
     "async": {"async_scheduling": True},
     "tiers": {"kv_cpu_bytes": 1 << 20, "kv_cache_memory_bytes": 1 << 19},
+    "preemption": {"kv_cache_memory_bytes": 1 << 17, "max_model_len": 128},
 }
 
 
@@ -90,3 +91,4 @@ async def test_tokens_are_those_without_drafts(layout: str, method: str, folder:
         # Now with cached prompts, and for suffix with earlier outputs. How many drafts there are depends on what steps take.
         assert await answers(engine, [mostly(tokens) for tokens in expected]) == expected
         assert engine.stats.spec_accepted_tokens_total > 0
+        assert engine.stats.preemptions_total or layout != "preemption"

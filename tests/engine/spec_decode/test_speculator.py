@@ -16,7 +16,7 @@ from starling_engine.spec_decode.verify_cost import VerifyCost
 from starling_engine.step import OWN, StepPlan, StepResult
 from starling_engine.token_packing import unpack_tokens
 
-from tests.engine.toy_engine import VOCAB, ToyConstraint, ToyEngine, expected_output, token_after
+from tests.engine.toy_engine import VOCAB, ToyConstraint, ToyEngine, token_after
 
 LOOP = [1, 2, 3, 4, 5, 6]
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import llguidance
 import pytest
-from starling_engine.structured_output import matcher
+from starling_engine.config import VocabularyConfig
+from starling_engine.structured_output import matcher, templates
 from starling_engine.structured_output.matcher import LIMITS, GrammarMatcher
+from starling_engine.structured_output.templates import MatcherTemplates
 
+from tests.engine.real_engine import MODEL
 from tests.engine.structured_output.matching import TOKENIZER
 
 WORDS = -(-TOKENIZER.vocab_size // 32)
@@ -83,3 +86,18 @@ def test_an_output_that_is_taken_again_has_a_budget_too() -> None:
     ambiguous = GrammarMatcher(llguidance.LLMatcher(TOKENIZER, grammar, log_level=0, limits=LIMITS), WORDS)
     ambiguous.replay(b"a" * 600)
     assert "0.5 s of processor time" in str(ambiguous.error)
+
+
+@pytest.mark.parametrize(("most", "most_bytes"), [(3, 1000), (100, 30)])
+def test_templates_used_last_are_kept_within_a_number_and_bytes(
+    most: int, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "MAX_TEMPLATES", most)
+    monkeypatch.setattr(templates, "MAX_GRAMMAR_BYTES", most_bytes)
+    kept = MatcherTemplates(VocabularyConfig(MODEL, 4096, (2,)))
+    template = kept.build(llguidance.LLMatcher.grammar_from_regex("[ab]*"))
+    grammars = [f"grammar {number}" for number in range(6)]
+    for grammar in grammars:
+        kept.add(grammar, template)
+        assert kept.find(grammars[0]) is template, "it is used again and again"
+    assert [grammar for grammar in grammars if kept.find(grammar) is not None] == [grammars[0], *grammars[-2:]]
