@@ -17,7 +17,7 @@ WEIGHT = 0.1
 FIRST_ACCEPTANCE = 0.7
 """Share of guesses that are right, before there were any."""
 FIRST_COUNTS = 3
-"""As many guesses does the acceptance that a request begins with count as. So text that never hits is known after few steps."""
+"""Guesses that the acceptance which a request begins with counts as: few, so that text which never hits is known soon."""
 
 
 @dataclass(slots=True)
