@@ -305,6 +305,7 @@ ENDPOINT = [
                 ("must be at most request (1m), which it is a part of, got 60001ms",),
             ),
             ({"failureMode": "FailOpen"}, "failureMode", ("must be FailClose without backend InferencePool",)),
+            ({"secureServing": False}, "secureServing", ("must be true without backend InferencePool",)),
             ({"proxies": [{"labels": {}}]}, "proxies", ("is possible with backend InferencePool alone",)),
             (POOL | {"proxies": [{}]}, "proxies[0].cidr", ("must be set where neither namespace nor labels are",)),
             (

@@ -28,9 +28,8 @@ def _address(endpoint: str) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": int(port)}}
 
 
-def _cluster(name: str, endpoints: Sequence[str], health_port: int = 0, **more: Any) -> dict[str, Any]:
-    probed = {"health_check_config": {"port_value": health_port}} if health_port else {}
-    listed = [{"endpoint": {"address": _address(endpoint), **probed}} for endpoint in endpoints]
+def _cluster(name: str, endpoints: Sequence[str], **more: Any) -> dict[str, Any]:
+    listed = [{"endpoint": {"address": _address(endpoint)}} for endpoint in endpoints]
     assignment = {"cluster_name": name, "endpoints": [{"lb_endpoints": listed}]}
     return {"name": name, "type": "STATIC", "connect_timeout": "2s", "load_assignment": assignment, **more}
 
@@ -78,7 +77,10 @@ def _filters(fail_open: bool) -> list[dict[str, Any]]:
 
 
 def _epp(ports: EppPorts) -> dict[str, Any]:
-    """Probes tell the gateway that a picker is gone. It would otherwise learn it from requests, whose bodies it no longer has."""
+    """Probes tell the gateway that a picker is gone. It would otherwise learn it from requests, whose bodies it no longer has.
+
+    By TLS, as gateways have it by default, nothing is verified.
+    """
     http2 = {"@type": f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config": {"http2_protocol_options": {}}}
     probe = {
         "timeout": "0.5s",
@@ -88,10 +90,11 @@ def _epp(ports: EppPorts) -> dict[str, Any]:
         "healthy_threshold": 1,
         "grpc_health_check": {"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"},
     }
+    tls = {"@type": f"{_TYPE}.transport_sockets.tls.v3.UpstreamTlsContext", "common_tls_context": {"alpn_protocols": ["h2"]}}
     return _cluster(
         "epp",
         [f"127.0.0.1:{ports.gateways}"],
-        ports.health,
+        **({"transport_socket": {"name": "tls", "typed_config": tls}} if ports.secure else {}),
         typed_extension_protocol_options={"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2},
         health_checks=[probe],
         common_lb_config={"healthy_panic_threshold": {"value": 0}},

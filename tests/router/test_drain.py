@@ -106,7 +106,7 @@ async def test_a_held_request_is_told_when_the_drain_is_over(backends: list[Stub
 
 async def test_a_gateways_held_request_waits_on_for_a_backend_that_is_to_come(backends: list[StubBackend], tmp_path: Path) -> None:
     (tmp_path / "backends").touch()
-    picks = EppPorts(*free_ports(2))
+    picks = EppPorts(*free_ports(2), secure=False)
     async with (
         router(BackendSources(file=BackendsFile(tmp_path / "backends")), PATIENCE, HoldPolicy(), picks) as client,
         grpc.aio.insecure_channel(f"127.0.0.1:{picks.gateways}") as channel,
@@ -133,7 +133,7 @@ async def test_a_gateways_held_request_waits_on_for_a_backend_that_is_to_come(ba
 
 async def test_a_gateway_is_told_when_the_drain_is_over(backends: list[StubBackend]) -> None:
     set_ready(backends, ready=False)
-    picks = EppPorts(*free_ports(2))
+    picks = EppPorts(*free_ports(2), secure=False)
     async with (
         router(given(backends), 0.2, HoldPolicy(), picks) as client,
         grpc.aio.insecure_channel(f"127.0.0.1:{picks.gateways}") as channel,

@@ -83,7 +83,7 @@ async def picking(backends: list[StubBackend]) -> AsyncIterator[Picking]:
     router = ServiceRouter(ServerSettings(access_log=False), RouterPolicy())
     async with serving(router, {each.name: each.url for each in backends}, 2) as direct:
         server = router.endpoint_picker()
-        ports = await server.start("127.0.0.1", EppPorts(0, 0))
+        ports = await server.start("127.0.0.1", EppPorts(0, 0, secure=False))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.gateways}") as channel:
             yield Picking(server, channel, ports, direct)
         await server.close(0, asyncio.Event())

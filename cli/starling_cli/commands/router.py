@@ -109,6 +109,13 @@ def router(
     epp_health_port: Annotated[
         int, typer.Option("--epp-health-port", min=0, max=65535, help="With --epp-port: gRPC's health service.")
     ] = 9003,
+    epp_secure_serving: Annotated[
+        bool,
+        typer.Option(
+            "--epp-secure-serving/--no-epp-secure-serving",
+            help="With --epp-port: serve TLS there, as gateways expect, with a certificate of its own.",
+        ),
+    ] = True,
     accept_seconds: Annotated[
         float,
         typer.Option(
@@ -189,7 +196,7 @@ def router(
             typer.echo(f"routing to {there} at http://{authority(host, bound)}/v1 (see /ui there)", err=True)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            epp_ports = None if epp_port is None else EppPorts(epp_port, epp_health_port)
+            epp_ports = None if epp_port is None else EppPorts(epp_port, epp_health_port, epp_secure_serving)
             shadows = ShadowPolicy(shadow_share)
             canary = None if canary_file is None else read_canary(canary_file)
             routing = run_router(

@@ -83,6 +83,12 @@ class RouteSpec(ApiModel):
             message="must be FailClose without backend InferencePool, whose picker is what may fail",
         ),
         Rule(
+            field="secureServing",
+            cel="self.secureServing || self.backend == 'InferencePool'",
+            holds=lambda route: route.secure_serving or route.backend == "InferencePool",
+            message="must be true without backend InferencePool: nothing else is served without TLS by it",
+        ),
+        Rule(
             field="proxies",
             cel="self.backend == 'InferencePool' || !has(self.proxies) || size(self.proxies) == 0",
             holds=lambda route: route.backend == "InferencePool" or not route.proxies,
@@ -129,6 +135,13 @@ class RouteSpec(ApiModel):
         description=(
             "What the Gateway does while no router picks. FailClose: it refuses requests. FailOpen: it sends them to any agent, so"
             " that agents answer all who have a key, not routers alone."
+        ),
+    )
+    secure_serving: bool = Field(
+        default=True,
+        description=(
+            "The Gateway asks the routers to pick by TLS, as Inference Extension has it, and does not verify the certificate, which"
+            " each router makes for itself. False: in plain text, for Gateways that ask so."
         ),
     )
     proxies: list[GatewayProxies] = Field(

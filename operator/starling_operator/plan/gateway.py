@@ -8,6 +8,7 @@ So no request is refused.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from starling_agent.contract.config import ENDPOINT_PORT
@@ -21,7 +22,9 @@ from starling_operator.plan.observed import Manifest, Observed, Service
 from starling_operator.plan.timestamps import read_time, rfc3339
 
 PICK_PORT, PICK_HEALTH_PORT = 9002, 9003
-PICK_PORT_NAME = "pick"
+PICK_PORT_NAME = "grpc-ext-proc"
+"""By their beginning Istio knows that ports are gRPC's. Inference Extension's own pickers have the same name for it."""
+PLAIN_HTTP2 = "kubernetes.io/h2c"
 _ROUTE, _POOL = "HTTPRoute", "InferencePool"
 _POOLS = "inference.networking.k8s.io"
 _PROXY_OF = f"{GATEWAYS}/gateway-name"
@@ -39,14 +42,43 @@ def gateway_children(observed: Observed, spec: InferenceServiceSpec) -> tuple[Ma
     if not _is_known(observed, spec):
         return ()
     if route is None:
-        return _left_pool(observed)
-    of_pool = (picker_service(service), inference_pool(service, route)) if spec.has_pool else _left_pool(observed)
+        return _left_pool(observed, spec)
+    of_pool = _left_pool(observed, spec)
+    if spec.has_pool:
+        of_pool = picker_service(service, pick_port(observed, spec)), inference_pool(service, route)
     return (*of_pool, http_route(service, spec, route, to_pool=leads_to_pool(observed)))
 
 
 def picks(observed: Observed, spec: InferenceServiceSpec) -> bool:
     """Says whether routers have the port where they pick."""
     return spec.has_pool or seconds_of_pool(observed) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class PickPort:
+    """The port where routers pick for a Gateway, beside the one where kubelets probe it."""
+
+    secure: bool
+
+    def arguments(self) -> list[str]:
+        """Returns the router's arguments."""
+        plain = [] if self.secure else ["--no-epp-secure-serving"]
+        return [f"--epp-port={PICK_PORT}", f"--epp-health-port={PICK_HEALTH_PORT}", *plain]
+
+    def container_ports(self) -> list[dict[str, Any]]:
+        return [
+            {"name": PICK_PORT_NAME, "containerPort": PICK_PORT, "protocol": "TCP"},
+            {"name": "grpc-health", "containerPort": PICK_HEALTH_PORT, "protocol": "TCP"},
+        ]
+
+
+def pick_port(observed: Observed, spec: InferenceServiceSpec) -> PickPort:
+    """Returns the port of routers that pick. That of a pool which only stays is left as it is."""
+    route, picker = spec.endpoint.route, observed.live("Service", names.router(observed.service.name))
+    if route is not None and spec.has_pool:
+        return PickPort(route.secure_serving)
+    ports = picker["spec"].get("ports") or () if picker is not None else ()
+    return PickPort(all(port.get("appProtocol") != PLAIN_HTTP2 for port in ports))
 
 
 def seconds_of_pool(observed: Observed) -> float:
@@ -61,12 +93,12 @@ def seconds_of_pool(observed: Observed) -> float:
     return HANDOVER_SECONDS if left_at is None else max(0.0, read_time(left_at) + HANDOVER_SECONDS - observed.now)
 
 
-def _left_pool(observed: Observed) -> tuple[Manifest, ...]:
+def _left_pool(observed: Observed, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
     """The Service that keeps the time, while a pool stays to which nothing leads."""
     if not 0 < seconds_of_pool(observed) < math.inf:
         return ()
     left_at = _left_at(observed.children["Service", names.router(observed.service.name)])
-    made = picker_service(observed.service)
+    made = picker_service(observed.service, pick_port(observed, spec))
     made["metadata"]["annotations"] = {LEFT_AT: left_at or rfc3339(observed.now)}
     return (made,)
 
@@ -145,26 +177,14 @@ def inference_pool(service: Service, route: RouteSpec) -> Manifest:
     }
 
 
-def picker_service(service: Service) -> Manifest:
+def picker_service(service: Service, pick: PickPort) -> Manifest:
     """Names the routers to the Gateway, wherever the Service for clients leads."""
-    port = {
-        "name": PICK_PORT_NAME,
-        "port": PICK_PORT,
-        "targetPort": PICK_PORT,
-        "protocol": "TCP",
-        "appProtocol": "kubernetes.io/h2c",
-    }
+    port = {"name": PICK_PORT_NAME, "port": PICK_PORT, "targetPort": PICK_PORT, "protocol": "TCP"}
+    if not pick.secure:
+        port["appProtocol"] = PLAIN_HTTP2
     return child(service, "v1", "Service", names.router(service.name)) | {
         "spec": {"type": "ClusterIP", "selector": labels.router_selector(service), "ports": [port]}
     }
-
-
-def pick_ports() -> list[dict[str, Any]]:
-    """Ports of a router's container that picks for gateways."""
-    return [
-        {"name": PICK_PORT_NAME, "containerPort": PICK_PORT, "protocol": "TCP"},
-        {"name": f"{PICK_PORT_NAME}-health", "containerPort": PICK_HEALTH_PORT, "protocol": "TCP"},
-    ]
 
 
 def is_port_guarded(observed: Observed, spec: InferenceServiceSpec) -> bool:

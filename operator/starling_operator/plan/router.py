@@ -17,7 +17,7 @@ from starling_operator.plan import labels, names
 from starling_operator.plan.admin_token import mounted_token, secret_with
 from starling_operator.plan.config import has_tenants
 from starling_operator.plan.decision import Delete, deletion
-from starling_operator.plan.gateway import is_port_guarded, pick_ingress, picks, seconds_of_pool
+from starling_operator.plan.gateway import is_port_guarded, pick_ingress, pick_port, picks, seconds_of_pool
 from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed, Service
 from starling_operator.plan.router_pods import router_template
@@ -153,7 +153,9 @@ def _deployment_of(observed: Observed, spec: InferenceServiceSpec, router: Route
             "revisionHistoryLimit": 1,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": labels.router_selector(service)},
-            "template": router_template(service, spec, router, observed.settings, token, picks=picks(observed, spec)),
+            "template": router_template(
+                service, spec, router, observed.settings, token, pick=pick_port(observed, spec) if picks(observed, spec) else None
+            ),
         }
     }
 

@@ -12,7 +12,7 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_operator.plan import labels, names
 from starling_operator.plan.canary_notice import CANARY_FILE
 from starling_operator.plan.config import KEYS_PATH, TOKEN_KEY, allowed_hosts
-from starling_operator.plan.gateway import PICK_HEALTH_PORT, PICK_PORT, pick_ports
+from starling_operator.plan.gateway import PickPort
 from starling_operator.plan.observed import Manifest, Service, Settings
 from starling_operator.plan.podtemplate import CONFINED, grace_seconds, pod_security
 from starling_operator.plan.volumes import Volume, api_keys
@@ -27,9 +27,15 @@ _REQUESTS = {"cpu": "250m", "memory": "512Mi"}
 
 
 def router_template(
-    service: Service, spec: InferenceServiceSpec, router: RouterSpec, settings: Settings, token: dict[str, Any], *, picks: bool
+    service: Service,
+    spec: InferenceServiceSpec,
+    router: RouterSpec,
+    settings: Settings,
+    token: dict[str, Any],
+    *,
+    pick: PickPort | None,
 ) -> Manifest:
-    """`token`: source of the volume with the routers' token. `picks`: they pick for a Gateway."""
+    """`token`: source of the volume with the routers' token. `pick`: they pick for a Gateway."""
     keys = spec.endpoint.api_key_secret
     mounted = [
         Volume("token", token, TOKEN_PATH, read_only=True),
@@ -51,7 +57,7 @@ def router_template(
                 "labelSelector": {"matchLabels": labels.router_selector(service)},
             }
         ],
-        "containers": [_container(service, spec, router, settings, mounted, picks=picks)],
+        "containers": [_container(service, spec, router, settings, mounted, pick=pick)],
         "volumes": [volume.volume() for volume in mounted],
     }
     if spec.model.pull_secrets:
@@ -77,7 +83,13 @@ def _tenants(router: RouterSpec) -> list[Volume]:
 
 
 def _container(
-    service: Service, spec: InferenceServiceSpec, router: RouterSpec, settings: Settings, mounted: list[Volume], *, picks: bool
+    service: Service,
+    spec: InferenceServiceSpec,
+    router: RouterSpec,
+    settings: Settings,
+    mounted: list[Volume],
+    *,
+    pick: PickPort | None,
 ) -> dict[str, Any]:
     limits, requests = router.resources.limits or {}, router.resources.requests or {}
     # With a limit alone, Kubernetes requests as much.
@@ -86,10 +98,13 @@ def _container(
         "name": CONTAINER,
         "image": settings.router_image or settings.agent_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "command": ["starling", "router", *_arguments(service, spec, router, settings, picks=picks)],
+        "command": ["starling", "router", *_arguments(service, spec, router, settings, pick=pick)],
         # Whatever folder the image names may be closed to this user.
         "workingDir": "/",
-        "ports": [{"name": "http", "containerPort": ENDPOINT_PORT, "protocol": "TCP"}, *(pick_ports() if picks else [])],
+        "ports": [
+            {"name": "http", "containerPort": ENDPOINT_PORT, "protocol": "TCP"},
+            *(pick.container_ports() if pick is not None else []),
+        ],
         "resources": {"requests": usual | requests, **({"limits": limits} if limits else {})},
         "securityContext": CONFINED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -100,7 +115,9 @@ def _container(
     }
 
 
-def _arguments(service: Service, spec: InferenceServiceSpec, router: RouterSpec, settings: Settings, *, picks: bool) -> list[str]:
+def _arguments(
+    service: Service, spec: InferenceServiceSpec, router: RouterSpec, settings: Settings, *, pick: PickPort | None
+) -> list[str]:
     policy, hold, limits, keys = router.policy, router.hold, spec.endpoint.limits, spec.endpoint.api_key_secret
     host = names.host(service.name, service.namespace, settings.cluster_domain)
     given = {
@@ -123,10 +140,10 @@ def _arguments(service: Service, spec: InferenceServiceSpec, router: RouterSpec,
         "router-token-file": f"{TOKEN_PATH}/{TOKEN_KEY}",
         "canary-file": f"{CANARY_PATH}/{CANARY_FILE}",
         **({"api-key-file": f"{KEYS_PATH}/{keys.key}"} if keys is not None else {}),
-        **({"epp-port": PICK_PORT, "epp-health-port": PICK_HEALTH_PORT} if picks else {}),
         **({"tenants-file": f"{TENANTS_PATH}/{TENANTS_FILE}", "routers": router.replicas} if router.tenants else {}),
     }
     return [
+        *(pick.arguments() if pick is not None else []),
         *(f"--{name}={value:g}" if isinstance(value, float) else f"--{name}={value}" for name, value in given.items()),
         *(f"--allowed-origins={origin}" for origin in spec.endpoint.allowed_origins),
         *(f"--allowed-hosts={name}" for name in allowed_hosts(spec, host)),

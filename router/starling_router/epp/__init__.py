@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EppPorts:
-    """Ports that the endpoint picker listens on: for gateways, and for probes of gRPC's health."""
+    """Ports that the endpoint picker listens on: for gateways, and for probes of gRPC's health.
+
+    secure  the gateways' port has TLS, which most of them expect, with a certificate of its own that they do not verify
+    """
 
     gateways: int
     health: int
+    secure: bool = True

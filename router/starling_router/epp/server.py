@@ -1,4 +1,4 @@
-"""The gRPC servers of the endpoint picker: one for gateways, and one that says how it is."""
+"""The gRPC servers of the endpoint picker: one for gateways, and one that says how it is without TLS."""
 
 import asyncio
 
@@ -12,9 +12,11 @@ from starling_agent.http.open_requests import ClientGone
 from starling_engine.errors import ConfigError
 
 from starling_router.epp import EppPorts
+from starling_router.epp.certificate import self_signed
 from starling_router.epp.stream import ExtProcStream, WrongMessage
 
 EXT_PROC = external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"].full_name
+NAME = "starling-router"
 READY_SERVICES = ("readiness", EXT_PROC)
 """Health services that say whether requests are to be sent here."""
 _OPTIONS = (
@@ -33,12 +35,16 @@ class EppServer:
         self._health = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
         external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(self, self._gateways)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
+        for server in (self._gateways, self._probes):  # a gateway asks where it is served, a kubelet without TLS
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
     async def start(self, host: str, ports: EppPorts) -> EppPorts:
         """Serves. Returns the ports, of which 0 takes a free one. Raises ConfigError for one that cannot be had."""
+        credentials = grpc.ssl_server_credentials([self_signed(NAME)]) if ports.secure else None
         bound = EppPorts(
-            _bind(self._gateways, host, ports.gateways, "epp_port"), _bind(self._probes, host, ports.health, "epp_health_port")
+            _bind(self._gateways, host, ports.gateways, "epp_port", credentials),
+            _bind(self._probes, host, ports.health, "epp_health_port"),
+            ports.secure,
         )
         await self._gateways.start()
         await self._probes.start()
@@ -78,9 +84,11 @@ class EppServer:
         await self._app(scope, stream.receive, stream.send)
 
 
-def _bind(server: "grpc.aio.Server", host: str, port: int, field: str) -> int:
+def _bind(server: "grpc.aio.Server", host: str, port: int, field: str, credentials: "grpc.ServerCredentials | None" = None) -> int:
     address = authority(host, port)
     try:
+        if credentials is not None:
+            return int(server.add_secure_port(address, credentials))
         return int(server.add_insecure_port(address))
     except RuntimeError:
         raise ConfigError(f"{address} cannot be listened on", field) from None

@@ -87,7 +87,7 @@ def test_the_pool_has_all_agents_and_names_the_routers_port(mode: str) -> None:
     assert pool["selector"]["matchLabels"] == made(POOL, "Service", "chat-backends")["selector"], "whom routers pick of"
     picker = made(POOL, "Service", "chat-router")
     (port,) = picker["ports"]
-    assert (port["port"], port["targetPort"], port["appProtocol"]) == (9002, 9002, "kubernetes.io/h2c")
+    assert port == {"name": "grpc-ext-proc", "port": 9002, "targetPort": 9002, "protocol": "TCP"}
     assert picker["selector"] == {"serving.starling.dev/router": "chat"}
 
 
@@ -102,6 +102,25 @@ def test_routers_pick_where_a_pool_asks_them_and_nowhere_else() -> None:
     }
     assert [port["containerPort"] for port in picks["ports"]] == [8000, 9002, 9003]
     assert [port["containerPort"] for port in plain["ports"]] == [8000]
+
+
+def test_a_gateway_may_ask_in_plain_text_and_a_pool_that_is_left_stays_so() -> None:
+    world = settled(merged(POOL, {"endpoint": {"route": {"secureServing": False}}}))
+
+    def is_plain() -> bool:
+        (router,) = world.children["Deployment", "chat-router"]["spec"]["template"]["spec"]["containers"]
+        (port,) = world.children["Service", "chat-router"]["spec"]["ports"]
+        assert "--epp-port=9002" in router["command"]
+        assert ("--no-epp-secure-serving" in router["command"]) is (port.get("appProtocol") == "kubernetes.io/h2c")
+        return "appProtocol" in port
+
+    assert is_plain()
+    world.edit({"endpoint": {"route": {"backend": "Service", "secureServing": True}}})
+    world.reconcile()
+    assert world.children.keys() >= OF_POOL and is_plain()
+    world.edit({"endpoint": {"route": {"backend": "InferencePool"}}})
+    world.reconcile()
+    assert not is_plain()
 
 
 @pytest.mark.parametrize(
