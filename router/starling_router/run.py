@@ -4,41 +4,28 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from starling_agent.contract.router_report import CanaryNotice
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
 from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import ServerSettings
 
 from starling_router.discovery import BackendSources
 from starling_router.epp import EppPorts
-from starling_router.exact import ExactPrompts
-from starling_router.hold_queue import HoldPolicy
-from starling_router.picker import RouterPolicy
 from starling_router.router import ServiceRouter
-from starling_router.shadows import SOME_SHADOWS, ShadowPolicy
-from starling_router.tenants import Tenancy
 
 
 async def run_router(
     settings: ServerSettings,
-    policy: RouterPolicy,
-    hold: HoldPolicy,
+    make_router: Callable[[], ServiceRouter],
     sources: BackendSources,
-    own_key: Callable[[], str | None],
-    exact: ExactPrompts | None,
     serving: Callable[[int], None],
-    tenancy: Tenancy,
     epp_ports: EppPorts | None = None,
-    shadows: ShadowPolicy = SOME_SHADOWS,
-    canary: CanaryNotice | None = None,
 ) -> int:
-    """Serves in front of the backends that `sources` have. Returns the exit code.
+    """Serves in front of the backends that `sources` have, by a router that is made here. Returns the exit code.
 
-    For `own_key`, `exact` and `canary` see ServiceRouter.
     `serving` is called with the port once requests are accepted. With `epp_ports` gateways ask here for endpoints, too.
     """
     with contextlib.closing(bind(settings.host, settings.port)) as listener:
-        router = ServiceRouter(settings, policy, own_key, exact, hold, tenancy, shadows, canary)
+        router = make_router()
         async with contextlib.AsyncExitStack() as closing:
             closing.push_async_callback(router.close)
             router.set_backends(sources.urls)

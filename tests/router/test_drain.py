@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,8 +19,9 @@ from starling_router.discovery import BackendsFile, BackendSources
 from starling_router.epp import EppPorts
 from starling_router.hold_queue import HoldPolicy
 from starling_router.picker import RouterPolicy
+from starling_router.router import ServiceRouter
 from starling_router.run import run_router
-from starling_router.tenants import NO_TENANTS
+
 
 from tests.router.backends import StubBackend
 from tests.router.serving import metric
@@ -48,7 +50,7 @@ async def router(
     settings = ServerSettings(host="127.0.0.1", port=0, access_log=False, accept_seconds=0.0, drain_seconds=drain_seconds)
     port = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(
-        run_router(settings, RouterPolicy(), hold, sources, lambda: None, None, port.set_result, NO_TENANTS, picks)
+        run_router(settings, partial(ServiceRouter, settings, RouterPolicy(), hold=hold), sources, port.set_result, picks)
     )
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}", timeout=PATIENCE) as client:
         yield client

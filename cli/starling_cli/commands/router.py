@@ -1,5 +1,6 @@
 """`starling router URL...`: one endpoint in front of several servers; each request goes where its prefix is cached."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -145,6 +146,7 @@ def router(
     from starling_router.exact import ExactPrompts
     from starling_router.hold_queue import HoldPolicy
     from starling_router.picker import RouterPolicy
+    from starling_router.router import ServiceRouter
     from starling_router.run import run_router
     from starling_router.shadows import ShadowPolicy
     from starling_router.tenants import NO_TENANTS, Tenancy
@@ -199,10 +201,8 @@ def router(
             epp_ports = None if epp_port is None else EppPorts(epp_port, epp_health_port, epp_secure_serving)
             shadows = ShadowPolicy(shadow_share)
             canary = None if canary_file is None else read_canary(canary_file)
-            routing = run_router(
-                settings, policy, hold, sources, lambda: keys.first, exact, serving, tenancy, epp_ports, shadows, canary
-            )
-            code = runner.run(routing)
+            make = partial(ServiceRouter, settings, policy, lambda: keys.first, exact, hold, tenancy, shadows, canary)
+            code = runner.run(run_router(settings, make, sources, serving, epp_ports))
     except StarlingError as error:
         fail(str(error), fix_for(error))
     raise typer.Exit(code)
