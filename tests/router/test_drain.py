@@ -22,7 +22,6 @@ from starling_router.picker import RouterPolicy
 from starling_router.router import ServiceRouter
 from starling_router.run import run_router
 
-
 from tests.router.backends import StubBackend
 from tests.router.serving import metric
 from tests.router.test_epp_stream import begin

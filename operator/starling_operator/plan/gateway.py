@@ -23,7 +23,7 @@ from starling_operator.plan.timestamps import read_time, rfc3339
 
 PICK_PORT, PICK_HEALTH_PORT = 9002, 9003
 PICK_PORT_NAME = "grpc-ext-proc"
-"""By their beginning Istio knows that ports are gRPC's. Inference Extension's own pickers have the same name for it."""
+"""Istio knows gRPC's ports by the beginning of their names. Inference Extension's own pickers have this one."""
 PLAIN_HTTP2 = "kubernetes.io/h2c"
 _ROUTE, _POOL = "HTTPRoute", "InferencePool"
 _POOLS = "inference.networking.k8s.io"
