@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 from starlette.types import Scope
 from starling_agent.http.error_forms import is_anthropic
 from starling_agent.http.errors import ApiError
@@ -18,18 +19,22 @@ def is_model_list(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") and (scope["path"] == MODELS or scope["path"].startswith(f"{MODELS}/"))
 
 
-def list_models(scope: Scope, names: Sequence[str]) -> bytes:
-    """Returns the list, or the one that the path names, in the client's form. Raises ApiError for a name that is none."""
+def models_answer(scope: Scope, names: Sequence[str]) -> Response:
+    """Answers with the list, or with the one that the path names, in the client's form. Raises ApiError for a name that is none."""
     card = _anthropic_card if is_anthropic(scope) else _card
     name = scope["path"].removeprefix(MODELS).removeprefix("/")
     if name and name not in names:
         message = f"the model {name[:200]!r} does not exist; this service has {', '.join(names)}"
         raise ApiError(404, message, param="model", code="model_not_found")
     if name:
-        return msgspec.json.encode(card(name))
+        return _json(card(name))
     data: dict[str, Any] = {"data": [card(each) for each in names]}
     more = {"has_more": False, "first_id": names[0], "last_id": names[-1]} if is_anthropic(scope) else {"object": "list"}
-    return msgspec.json.encode(more | data)
+    return _json(more | data)
+
+
+def _json(shown: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(shown), media_type="application/json")
 
 
 def _card(name: str) -> dict[str, Any]:

@@ -85,11 +85,13 @@ class ServiceRouter:
         )
         polls = OperatorPolls(self._hold.demand, state, traffic, token)
         app = RouterApp(self._routing, self._upstream, self.drain, self.open_requests, UiApp(view, accounts), state, polls)
-        self._settings = settings
+        self._settings, self._state = settings, state
         self.app = with_middleware(app, settings, self.drain, self.responses)
 
-    def endpoint_picker(self) -> "EppServer":
+    def endpoint_picker(self, fallbacks: int = 0) -> "EppServer":
         """Makes the endpoint picker of a gateway, once: it picks among the same backends, and counts together with `app`.
+
+        `fallbacks` is that of EppSettings.
 
         Raises ConfigError where the packages for it are missing, and where a backend's URL has a name in place of an address.
         """
@@ -102,7 +104,7 @@ class ServiceRouter:
         for backend in self.backends.all:
             endpoint_of(backend.url)
         epp_metrics = EppMetrics(self._metrics.registry, self.backends, self._watch.states, lambda: len(self._hold.queue))
-        app = PickApp(self._routing, epp_metrics)
+        app = PickApp(self._routing, epp_metrics, self._state, fallbacks)
         return EppServer(with_middleware(app, self._settings, self.drain, self.responses))
 
     def set_backends(self, urls: Mapping[str, str]) -> None:

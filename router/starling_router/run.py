@@ -9,7 +9,7 @@ from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import ServerSettings
 
 from starling_router.discovery import BackendSources
-from starling_router.epp import EppPorts
+from starling_router.epp import EppSettings
 from starling_router.router import ServiceRouter
 
 
@@ -18,11 +18,11 @@ async def run_router(
     make_router: Callable[[], ServiceRouter],
     sources: BackendSources,
     serving: Callable[[int], None],
-    epp_ports: EppPorts | None = None,
+    epp_settings: EppSettings | None = None,
 ) -> int:
     """Serves in front of the backends that `sources` have, by a router that is made here. Returns the exit code.
 
-    `serving` is called with the port once requests are accepted. With `epp_ports` gateways ask here for endpoints, too.
+    `serving` is called with the port once requests are accepted. With `epp_settings` gateways ask here for endpoints, too.
     """
     with contextlib.closing(bind(settings.host, settings.port)) as listener:
         router = make_router()
@@ -30,9 +30,9 @@ async def run_router(
             closing.push_async_callback(router.close)
             router.set_backends(sources.urls)
             epp = None
-            if epp_ports is not None:
-                epp = router.endpoint_picker()
-                await epp.start(settings.host, epp_ports)
+            if epp_settings is not None:
+                epp = router.endpoint_picker(epp_settings.fallbacks)
+                await epp.start(settings.host, epp_settings)
 
             def begin_end() -> None:
                 router.end_polls()

@@ -93,7 +93,7 @@ class Upstream:
                 allow_redirects=False,
                 skip_auto_headers=_SKIPPED,
             )
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise BackendUnreachable(str(error), had_it=False) from None
         except (UnicodeDecodeError, aiohttp.InvalidURL) as error:
             raise invalid(f"the path or a header cannot be sent on: {error}") from None

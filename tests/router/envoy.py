@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from starling_router.epp import EppPorts
+from starling_router.epp import EppSettings
 
 from tests.engine.listener import free_port
 from tests.waiting import until
@@ -76,7 +76,7 @@ def _filters(fail_open: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _epp(ports: EppPorts) -> dict[str, Any]:
+def _epp(ports: EppSettings) -> dict[str, Any]:
     """Probes tell the gateway that a picker is gone. It would otherwise learn it from requests, whose bodies it no longer has.
 
     By TLS, as gateways have it by default, nothing is verified.
@@ -101,7 +101,7 @@ def _epp(ports: EppPorts) -> dict[str, Any]:
     )
 
 
-def config(port: int, admin_port: int, ports: EppPorts, endpoints: Sequence[str], *, fail_open: bool) -> dict[str, Any]:
+def config(port: int, admin_port: int, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool) -> dict[str, Any]:
     served = {"header": {"key": "x-gateway-destination-endpoint-served", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     retries = {"retry_on": "connect-failure,retriable-status-codes", "retriable_status_codes": [503], "num_retries": 1}
     route = {
@@ -160,7 +160,7 @@ class Envoy:
 
 
 @asynccontextmanager
-async def envoy(folder: Path, ports: EppPorts, endpoints: Sequence[str], *, fail_open: bool = False) -> AsyncIterator[Envoy]:
+async def envoy(folder: Path, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool = False) -> AsyncIterator[Envoy]:
     """Runs an Envoy before endpoints, which asks the picker at these ports of this machine. Await `sees` before it is used."""
     port, admin_port = free_port(), free_port()
     written = folder / f"envoy-{port}.json"

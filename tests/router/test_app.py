@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import httpx
 import pytest
@@ -9,6 +10,7 @@ from aiohttp import web
 from starling_agent.api_keys import ApiKeys
 from starling_agent.file_token import FileToken
 from starling_agent.openai.stream_record import RESUMABLE, RESUME_TYPE
+from starling_router import upstream
 from starling_router.app import MOST_LOST
 from starling_router.router import ServiceRouter
 from starling_router.upstream import MOST_UNFINISHED
@@ -344,3 +346,23 @@ async def test_counts_of_a_backend_that_went_are_told_no_more(
     routers[0].set_backends({backends[0].name: backends[0].url})
     shown = (await client.get("/metrics")).text
     assert f'picks_total{{backend="{backends[0].name}"' in shown and backends[1].name not in shown
+
+
+async def test_a_backend_that_takes_no_connection_had_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that vanished drops what comes, as a full backlog does. Another backend may be asked."""
+    monkeypatch.setattr(upstream, "CONNECT_SECONDS", 0.3)
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        asked = upstream.Upstream()
+        with pytest.raises(upstream.BackendUnreachable) as caught:
+            async with asked.send("GET", f"http://127.0.0.1:{full.getsockname()[1]}/", [], b""):
+                raise AssertionError
+        assert not caught.value.had_it
+        await asked.close()
+        for each in waiting:
+            each.close()

@@ -16,7 +16,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2_grpc import ExternalProces
 from starling_agent.settings import ServerSettings
 from starling_cli.local.ports import free_ports
 from starling_router.discovery import BackendsFile, BackendSources
-from starling_router.epp import EppPorts
+from starling_router.epp import EppSettings
 from starling_router.hold_queue import HoldPolicy
 from starling_router.picker import RouterPolicy
 from starling_router.router import ServiceRouter
@@ -43,7 +43,7 @@ def given(backends: Sequence[StubBackend]) -> BackendSources:
 
 @asynccontextmanager
 async def router(
-    sources: BackendSources, drain_seconds: float, hold: HoldPolicy, picks: EppPorts | None = None
+    sources: BackendSources, drain_seconds: float, hold: HoldPolicy, picks: EppSettings | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yields a client of a router that obeys signals; it has ended after."""
     settings = ServerSettings(host="127.0.0.1", port=0, access_log=False, accept_seconds=0.0, drain_seconds=drain_seconds)
@@ -107,7 +107,7 @@ async def test_a_held_request_is_told_when_the_drain_is_over(backends: list[Stub
 
 async def test_a_gateways_held_request_waits_on_for_a_backend_that_is_to_come(backends: list[StubBackend], tmp_path: Path) -> None:
     (tmp_path / "backends").touch()
-    picks = EppPorts(*free_ports(2), secure=False)
+    picks = EppSettings(*free_ports(2), secure=False)
     async with (
         router(BackendSources(file=BackendsFile(tmp_path / "backends")), PATIENCE, HoldPolicy(), picks) as client,
         grpc.aio.insecure_channel(f"127.0.0.1:{picks.gateways}") as channel,
@@ -134,7 +134,7 @@ async def test_a_gateways_held_request_waits_on_for_a_backend_that_is_to_come(ba
 
 async def test_a_gateway_is_told_when_the_drain_is_over(backends: list[StubBackend]) -> None:
     set_ready(backends, ready=False)
-    picks = EppPorts(*free_ports(2), secure=False)
+    picks = EppSettings(*free_ports(2), secure=False)
     async with (
         router(given(backends), 0.2, HoldPolicy(), picks) as client,
         grpc.aio.insecure_channel(f"127.0.0.1:{picks.gateways}") as channel,

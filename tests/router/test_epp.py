@@ -22,7 +22,7 @@ from starling_agent.file_token import FileToken
 from starling_agent.http.middleware_stack import with_middleware
 from starling_agent.routers_only import RoutersOnly
 from starling_agent.settings import ServerSettings
-from starling_router.epp import EppPorts
+from starling_router.epp import EppSettings
 from starling_router.epp.server import EppServer
 from starling_router.hold_queue import NEVER_HOLD, HoldPolicy
 from starling_router.picker import RouterPolicy
@@ -49,7 +49,7 @@ class Gateway:
     client: httpx.AsyncClient
     direct: httpx.AsyncClient
     server: EppServer
-    ports: EppPorts
+    ports: EppSettings
 
     async def open(self) -> float:
         return await metric(self.direct, "router_open_requests")
@@ -76,13 +76,14 @@ async def behind(backends: list[StubBackend], tmp_path: Path) -> AsyncIterator[B
             tenancy: Tenancy = NO_TENANTS,
             shadows: ShadowPolicy = SOME_SHADOWS,
             secure: bool = True,
+            fallbacks: int = 2,
             **settings: Any,
         ) -> Gateway:
             of_server = ServerSettings(access_log=False, **settings)
             router = ServiceRouter(of_server, RouterPolicy(), hold=hold, tenancy=tenancy, shadows=shadows)
             direct = await running.enter_async_context(serving(router, {each.name: each.url for each in backends}, ready))
-            server = router.endpoint_picker()
-            ports = await server.start("127.0.0.1", EppPorts(0, 0, secure))
+            server = router.endpoint_picker(fallbacks)
+            ports = await server.start("127.0.0.1", EppSettings(0, 0, secure))
             running.push_async_callback(server.close, 0, asyncio.Event())
             before = await running.enter_async_context(envoy(tmp_path, ports, endpoints(backends), fail_open=fail_open))
             await before.sees(1)
@@ -100,15 +101,17 @@ def subset(allowed: Sequence[str]) -> dict[str, str]:
     return {SUBSET_HEADER: base64.b64encode(listed.SerializeToString()).decode()}
 
 
-@pytest.mark.parametrize("secure", [True, False])
-async def test_the_gateway_follows_the_pick(behind: Behind, backends: list[StubBackend], secure: bool) -> None:
-    gateway = await behind(secure=secure)
+@pytest.mark.parametrize(("secure", "fallbacks"), [(True, 0), (False, 2)])
+async def test_the_gateway_follows_the_pick(behind: Behind, backends: list[StubBackend], secure: bool, fallbacks: int) -> None:
+    """Some gateways read one endpoint alone."""
+    gateway = await behind(secure=secure, fallbacks=fallbacks)
     forged = {"X-Starling-Router": "forged", "X-Gateway-Destination-Endpoint": "192.0.2.1:80", "X-Mine": "1"}
     for session in ("a", "b"):  # each stays where it was first
         answers = [await gateway.client.post(CHAT, json=ASKED, headers={**forged, "X-Session-Token": session}) for _ in range(3)]
         seen = [answer.json()["headers"] for answer in answers]
         first, second = endpoints(backends) if session == "a" else endpoints(backends)[::-1]
-        assert [each["x-gateway-destination-endpoint"] for each in seen] == [f"{first},{second}"] * 3
+        named = f"{first},{second}" if fallbacks else first
+        assert [each["x-gateway-destination-endpoint"] for each in seen] == [named] * 3
         assert seen[0]["x-mine"] == "1" and "x-starling-router" not in seen[0] and json.loads(answers[0].json()["body"]) == ASKED
         assert not [name for name in answers[0].headers if name.startswith("x-gateway")]
     assert [len(each.paths) for each in backends] == [3, 3]
@@ -328,11 +331,24 @@ async def test_agents_behind_a_gateway_let_nobody_in_without_a_key(
 @pytest.mark.parametrize("fail_open", [True, False])
 async def test_a_picker_that_hangs_is_none(backends: list[StubBackend], tmp_path: Path, fail_open: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
-        ports = EppPorts(silent.getsockname()[1], silent.getsockname()[1])
+        ports = EppSettings(silent.getsockname()[1], silent.getsockname()[1])
         async with envoy(tmp_path, ports, endpoints(backends), fail_open=fail_open) as gateway:
             await gateway.sees(0)
             answers = [await gateway.client.post(CHAT, json=ASKED) for _ in range(4)]
     assert {answer.status_code for answer in answers} == {200 if fail_open else 503}
+
+
+async def test_models_are_listed_while_no_server_is_ready(behind: Behind, backends: list[StubBackend], tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of the routers")
+    for backend in backends:
+        backend.state = backend.state.model_copy(update={"ready": False})
+    gateway = await behind(ready=0, router_token=FileToken(tmp_path / "token"))
+    assert (await gateway.client.get("/v1/models")).status_code == 503
+    told = {"models": ["m", "big/m"]}
+    await gateway.direct.post("/router/report", json=told, headers={"x-starling-router": "of the routers"})
+    assert [card["id"] for card in (await gateway.client.get("/v1/models")).json()["data"]] == ["m", "big/m"]
+    assert (await gateway.client.get("/v1/models/other")).status_code == 404
+    assert (await gateway.client.post(CHAT, json=ASKED)).status_code == 503
 
 
 async def test_the_gateway_follows_the_canary(behind: Behind, backends: list[StubBackend], tmp_path: Path) -> None:

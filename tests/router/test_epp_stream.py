@@ -21,7 +21,8 @@ from google.protobuf.struct_pb2 import Struct
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starling_agent.settings import ServerSettings
 from starling_engine.errors import ConfigError
-from starling_router.epp import EppPorts
+from starling_router.epp import EppSettings
+from starling_router.epp import server as epp_server
 from starling_router.epp.messages import MOST_CHUNK_BYTES, chunks, subset_of
 from starling_router.epp.pick_app import endpoint_of
 from starling_router.epp.server import EXT_PROC, EppServer
@@ -74,7 +75,7 @@ class Picking:
 
     server: EppServer
     channel: "grpc.aio.Channel"
-    ports: EppPorts
+    ports: EppSettings
     direct: Any
 
 
@@ -83,7 +84,7 @@ async def picking(backends: list[StubBackend]) -> AsyncIterator[Picking]:
     router = ServiceRouter(ServerSettings(access_log=False), RouterPolicy())
     async with serving(router, {each.name: each.url for each in backends}, 2) as direct:
         server = router.endpoint_picker()
-        ports = await server.start("127.0.0.1", EppPorts(0, 0, secure=False))
+        ports = await server.start("127.0.0.1", EppSettings(0, 0, secure=False))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.gateways}") as channel:
             yield Picking(server, channel, ports, direct)
         await server.close(0, asyncio.Event())
@@ -144,6 +145,57 @@ async def test_a_call_that_ends_frees_its_endpoint(picking: Picking, ends: str) 
     assert await metric(picking.direct, "router_pending_tokens") == 0
 
 
+async def test_a_gateway_that_tells_no_modes_has_the_right_ones(picking: Picking) -> None:
+    call = ExternalProcessorStub(picking.channel).Process()
+    await call.write(ProcessingRequest(request_headers=begin().request_headers))
+    await call.write(ProcessingRequest(request_body=HttpBody(body=b"{}", end_of_stream=True)))
+    assert (await call.read()).HasField("request_headers")
+    call.cancel()
+
+
+async def test_a_gateway_whose_machine_vanished_is_noticed(backends: list[StubBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay stands for the network: it falls silent, and closes nothing."""
+    soon = [(name, 300 if name.endswith("_ms") else value) for name, value in epp_server._OPTIONS]
+    monkeypatch.setattr(epp_server, "_OPTIONS", soon)
+    router, is_there = ServiceRouter(ServerSettings(access_log=False), RouterPolicy()), asyncio.Event()
+    is_there.set()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            await is_there.wait()
+            writer.write(data)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", ports.gateways)
+        try:
+            await asyncio.gather(pass_on(reader, to_writer), pass_on(to_reader, writer))
+        except OSError:
+            pass
+        finally:
+            for each in (writer, to_writer):
+                each.close()
+
+    async with serving(router, {each.name: each.url for each in backends}, 2) as direct:
+        server = router.endpoint_picker()
+        ports = await server.start("127.0.0.1", EppSettings(0, 0, secure=False))
+        network = await asyncio.start_server(relay, "127.0.0.1", 0)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{network.sockets[0].getsockname()[1]}") as channel:
+            call = ExternalProcessorStub(channel).Process()
+            await call.write(begin())
+            await call.write(ProcessingRequest(request_body=HttpBody(body=b"{}", end_of_stream=True)))
+            assert (await call.read()).HasField("request_headers")
+            assert await metric(direct, "router_open_requests") == 1
+            is_there.clear()
+
+            async def none_is_open() -> bool:
+                return await metric(direct, "router_open_requests") == 0
+
+            await until(none_is_open, "the request to end", 20)
+            is_there.set()
+        network.close()
+        await server.close(0, asyncio.Event())
+
+
 @pytest.mark.parametrize("modes", [(ProcessingMode.BUFFERED, FULL), (FULL, ProcessingMode.STREAMED)])
 async def test_other_processing_modes_are_refused(picking: Picking, modes: tuple[int, int]) -> None:
     call = ExternalProcessorStub(picking.channel).Process()
@@ -155,7 +207,7 @@ async def test_other_processing_modes_are_refused(picking: Picking, modes: tuple
 
 async def test_a_port_that_is_taken_is_named(picking: Picking) -> None:
     with pytest.raises(ConfigError, match="cannot be listened on") as caught:
-        await EppServer(picking.server).start("127.0.0.1", EppPorts(picking.ports.gateways, 0))
+        await EppServer(picking.server).start("127.0.0.1", EppSettings(picking.ports.gateways, 0))
     assert caught.value.field == "epp_port"
 
 

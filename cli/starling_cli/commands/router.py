@@ -117,6 +117,15 @@ def router(
             help="With --epp-port: serve TLS there, as gateways expect, with a certificate of its own.",
         ),
     ] = True,
+    epp_fallbacks: Annotated[
+        int,
+        typer.Option(
+            "--epp-fallbacks",
+            min=0,
+            max=8,
+            help="With --epp-port: endpoints named behind the picked one, for gateways that read several.",
+        ),
+    ] = 0,
     accept_seconds: Annotated[
         float,
         typer.Option(
@@ -142,7 +151,7 @@ def router(
     from starling_engine.weights.hub import resolve_model
     from starling_router.canary_file import read_canary
     from starling_router.discovery import BackendsFile, BackendSources, BackendsService, backend_url
-    from starling_router.epp import EppPorts
+    from starling_router.epp import EppSettings
     from starling_router.exact import ExactPrompts
     from starling_router.hold_queue import HoldPolicy
     from starling_router.picker import RouterPolicy
@@ -198,11 +207,11 @@ def router(
             typer.echo(f"routing to {there} at http://{authority(host, bound)}/v1 (see /ui there)", err=True)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            epp_ports = None if epp_port is None else EppPorts(epp_port, epp_health_port, epp_secure_serving)
+            epp = None if epp_port is None else EppSettings(epp_port, epp_health_port, epp_secure_serving, epp_fallbacks)
             shadows = ShadowPolicy(shadow_share)
             canary = None if canary_file is None else read_canary(canary_file)
             make = partial(ServiceRouter, settings, policy, lambda: keys.first, exact, hold, tenancy, shadows, canary)
-            code = runner.run(run_router(settings, make, sources, serving, epp_ports))
+            code = runner.run(run_router(settings, make, sources, serving, epp))
     except StarlingError as error:
         fail(str(error), fix_for(error))
     raise typer.Exit(code)

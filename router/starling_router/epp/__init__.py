@@ -10,12 +10,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class EppPorts:
-    """Ports that the endpoint picker listens on: for gateways, and for probes of gRPC's health.
+class EppSettings:
+    """What an endpoint picker is told.
 
-    secure  the gateways' port has TLS, which most of them expect, with a certificate of its own that they do not verify
+    gateways   port that gateways ask
+    health     port for probes of gRPC's health
+    secure     the gateways' port has TLS, which most of them expect, with a certificate of its own that they do not verify
+    fallbacks  endpoints that are named behind the one that was picked, for retries; some gateways read one endpoint alone
     """
 
     gateways: int
     health: int
     secure: bool = True
+    fallbacks: int = 0

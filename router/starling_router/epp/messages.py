@@ -37,7 +37,9 @@ _FULL_DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 
 def wrong_modes(message: ProcessingRequest) -> str | None:
-    """Says what of a gateway's processing mode is none that can be answered; None: nothing is."""
+    """Says what of a gateway's processing mode is none that can be answered; None: nothing is, or the gateway does not tell it."""
+    if not message.HasField("protocol_config"):
+        return None
     given = message.protocol_config
     if given.request_body_mode != _FULL_DUPLEX:
         return f"request_body_mode has to be FULL_DUPLEX_STREAMED, not {ProcessingMode.BodySendMode.Name(given.request_body_mode)}"

@@ -24,12 +24,12 @@ from starling_router.epp.metrics import EppMetrics
 from starling_router.epp.stream import EXTENSION, ExtProcStream, GatewayAnswer
 from starling_router.exchange import Exchange
 from starling_router.hold import ELSEWHERE, BackendRefusal, HeldRequest
+from starling_router.model_list import is_model_list, models_answer
 from starling_router.picker import Pick
 from starling_router.routing import ClientRequest, RequestRouting
+from starling_router.service_state import ServiceState
 from starling_router.upstream import BackendAnswer, is_stream
 
-MOST_FALLBACKS = 2
-"""Endpoints that a gateway may try behind the one that was picked."""
 MOST_REFUSAL_BYTES = 1 << 16
 """Bytes of an endpoint's refusal that are read, for its code."""
 
@@ -48,9 +48,9 @@ class GatewayRequest:
 class PickApp:
     """An ASGI application whose requests are those of ExtProcStream, which is an extension of their scope."""
 
-    def __init__(self, routing: RequestRouting, epp_metrics: EppMetrics) -> None:
+    def __init__(self, routing: RequestRouting, epp_metrics: EppMetrics, state: ServiceState, fallbacks: int) -> None:
         self._routing, self._backends, self._metrics = routing, routing.backends, routing.metrics
-        self._epp_metrics = epp_metrics
+        self._epp_metrics, self._state, self._fallbacks = epp_metrics, state, fallbacks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream: ExtProcStream = scope["extensions"][EXTENSION]
@@ -59,6 +59,9 @@ class PickApp:
             check_request(scope)
             account = self._routing.accounts.of(scope)
             body = await Request(scope, receive).body()
+            if not self._backends.ready and self._state.models and is_model_list(scope):
+                await models_answer(scope, self._state.models)(scope, receive, send)
+                return
             await self._route(stream, scope, body, account, began, send)
         except (ClientDisconnect, ClientGone):
             return
@@ -98,7 +101,7 @@ class PickApp:
         """Has the gateway send the request, and counts it until its answer has ended. Returns a refusal of the endpoint."""
         stream, prompt, routing = request.stream, request.request.prompt, self._routing
         ready, order = self._ready(request, held), request.placed.order
-        others = routing.picker.fallbacks(pick, ready, prompt.tokens, MOST_FALLBACKS, order)
+        others = routing.picker.fallbacks(pick, ready, prompt.tokens, self._fallbacks, order)
         with ExitStack() as counts:
             computed = max(0, prompt.tokens - pick.cached)
             request.bill.sent(computed)

@@ -1,6 +1,7 @@
 """The gRPC servers of the endpoint picker: one for gateways, and one that says how it is without TLS."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import structlog
@@ -11,9 +12,10 @@ from starling_agent.contract.listening import authority
 from starling_agent.http.open_requests import ClientGone
 from starling_engine.errors import ConfigError
 
-from starling_router.epp import EppPorts
+from starling_router.epp import EppSettings
 from starling_router.epp.certificate import self_signed
 from starling_router.epp.stream import ExtProcStream, WrongMessage
+from starling_router.upstream import SILENT_SECONDS
 
 EXT_PROC = external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"].full_name
 NAME = "starling-router"
@@ -22,6 +24,11 @@ READY_SERVICES = ("readiness", EXT_PROC)
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that another process has is an error
     ("grpc.max_concurrent_streams", 1000),  # of one connection; a gateway opens another one
+    # A gateway whose machine vanished would have its requests counted for hours.
+    ("grpc.keepalive_time_ms", SILENT_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", SILENT_SECONDS * 500),
+    ("grpc.http2.ping_timeout_ms", SILENT_SECONDS * 500),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 log = structlog.get_logger("starling.router")
 
@@ -38,14 +45,11 @@ class EppServer:
         for server in (self._gateways, self._probes):  # a gateway asks where it is served, a kubelet without TLS
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
-    async def start(self, host: str, ports: EppPorts) -> EppPorts:
-        """Serves. Returns the ports, of which 0 takes a free one. Raises ConfigError for one that cannot be had."""
-        credentials = grpc.ssl_server_credentials([self_signed(NAME)]) if ports.secure else None
-        bound = EppPorts(
-            _bind(self._gateways, host, ports.gateways, "epp_port", credentials),
-            _bind(self._probes, host, ports.health, "epp_health_port"),
-            ports.secure,
-        )
+    async def start(self, host: str, settings: EppSettings) -> EppSettings:
+        """Serves. Returns the settings with the ports, of which 0 takes a free one. Raises ConfigError for one that is taken."""
+        credentials = grpc.ssl_server_credentials([self_signed(NAME)]) if settings.secure else None
+        gateways = _bind(self._gateways, host, settings.gateways, "epp_port", credentials)
+        bound = replace(settings, gateways=gateways, health=_bind(self._probes, host, settings.health, "epp_health_port"))
         await self._gateways.start()
         await self._probes.start()
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
