@@ -3,21 +3,31 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from starling_engine.errors import InvalidRequest
 
+
+class OwnName(NamedTuple):
+    """What a request calls fields: the name takes the place of `prefix` and of what the expression finds behind it."""
+
+    pattern: str
+    name: str
+    prefix: str = ""
+
+
 TOOL_NAMES = (
-    (r"^(tools\[\d+\])\.function\.", r"\1."),
-    (r"^tool_choice\.(function|custom)\.name$", "tool_choice.name"),
-    (r"^tool_choice\.allowed_tools\.tools.*", "tool_choice.tools"),
-    (r"^tool_choice\.allowed_tools", "tool_choice"),
+    OwnName(r"^(tools\[\d+\])\.function\.", r"\1."),
+    OwnName(r"^tool_choice\.(function|custom)\.name$", "tool_choice.name"),
+    OwnName(r"^tool_choice\.allowed_tools\.tools.*", "tool_choice.tools"),
+    OwnName(r"^tool_choice\.allowed_tools", "tool_choice"),
 )
 """Names of a chat's tools where an API has a function's fields in the tool itself."""
 
 
 @contextmanager
-def fields_named(names: Iterable[tuple[str, str]]) -> Iterator[None]:
-    """Renames the field of an InvalidRequest that is raised within: each name has an expression, and what takes its place.
+def fields_named(names: Iterable[OwnName]) -> Iterator[None]:
+    """Renames the field of an InvalidRequest that is raised within.
 
     The first expression that is found counts: a field's new name may be another one's old name.
     """
@@ -30,12 +40,13 @@ def fields_named(names: Iterable[tuple[str, str]]) -> Iterator[None]:
         raise _named(error, name) from None
 
 
-def own_name(field: str, names: Iterable[tuple[str, str]]) -> str | None:
+def own_name(field: str, names: Iterable[OwnName]) -> str | None:
     """Returns the other name of a field, as `fields_named` finds it; None where it has none."""
-    for pattern, name in names:
-        renamed, found = re.subn(pattern, name, field)
-        if found:
-            return renamed
+    for own in names:
+        if field.startswith(own.prefix):  # thousands of names are of items that the field is not in
+            renamed, found = re.subn(own.pattern, own.name, field.removeprefix(own.prefix))
+            if found:
+                return renamed
     return None
 
 

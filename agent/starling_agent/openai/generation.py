@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from starling_engine import BeamSearchParams, SamplingParams
 from starling_engine.outputs import DraftCount, StreamDelta
 
-from starling_agent.openai.field_names import own_name
+from starling_agent.openai.field_names import OwnName, own_name
 from starling_agent.openai.output_format import OutputReading
 from starling_agent.openai.stream_record import StreamRecord
 
@@ -49,7 +49,7 @@ class Generation:
     record: StreamRecord | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def with_names(self, names: Sequence[tuple[str, str]]) -> "Generation":
+    def with_names(self, names: Sequence[OwnName]) -> "Generation":
         """Returns it for a route that has other names of fields than its chat; `names` are as `fields_named` takes them."""
         return replace(self, renamed={known: own_name(name, names) or name for known, name in self.renamed.items()})
 

@@ -1,6 +1,7 @@
 """Checks a chat's messages and converts them for chat templates."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from starling_agent.openai.protocol.base import refuse_unknown, shown, text_in
 from starling_agent.parsers.json_text import whole_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+MOST_SHOWN = 8
+"""Ids that an error shows."""
 IGNORED_FIELDS = ("provider_specific_fields",)
 """Fields of gateways that send back what they themselves put into an answer."""
 EMPTY_FIELDS = ("refusal", "annotations", "audio", "function_call")
@@ -80,16 +83,20 @@ def _check_answers(messages: Sequence[dict[str, Any]], at: int, param: str) -> N
     calls = messages[at]["tool_calls"]
     end = next((k for k in range(at + 1, len(messages)) if messages[k]["role"] != "tool"), len(messages))
     ids, answers = [call.get("id") for call in calls], [message.get("tool_call_id") for message in messages[at + 1 : end]]
+    called, answered = Counter(ids), Counter(answers)
     for j, call in enumerate(calls):
-        if call.get("id") not in answers and len(answers) < len(calls):
+        if call.get("id") not in answered and len(answers) < len(calls):
             name = call.get("id") or call["function"]["name"]
             raise InvalidRequest(f"the call {shown(name)} has no answer right behind it", f"{param}[{at}].tool_calls[{j}]")
+    seen: Counter[str | None] = Counter()
     for j, answer in enumerate(answers):
         where = f"{param}[{at + 1 + j}].tool_call_id"
-        if answer is not None and None not in ids and answer not in ids:
-            raise InvalidRequest(f"no call before has the id {shown(answer)}; it has {', '.join(map(shown, ids))}", where)
-        if answer is not None and answers[:j].count(answer) >= max(1, ids.count(answer)):
+        if answer is not None and None not in called and answer not in called:
+            known = ", ".join(map(shown, ids[:MOST_SHOWN])) + (", ..." if len(ids) > MOST_SHOWN else "")
+            raise InvalidRequest(f"no call before has the id {shown(answer)}; it has {known}", where)
+        if answer is not None and seen[answer] >= max(1, called[answer]):
             raise InvalidRequest(f"the call {shown(answer)} has an answer already", where)
+        seen[answer] += 1
 
 
 def _role(message: dict[str, Any], param: str) -> str:

@@ -32,7 +32,7 @@ _QWEN_OFFERED = keyed_call(_QWEN_FORMAT, only_offered=True)
 GLM_CALL = keyed_call(
     KeyedFormat(
         parameter="<arg_key>",
-        key=r"\s*(?P<key>.*?)\s*</arg_key>\s*",
+        key=r"(?P<key>.*?)</arg_key>\s*",
         key_ends="<arg_value>",
         value_ends="</arg_value>",
         call_ends="</tool_call>",

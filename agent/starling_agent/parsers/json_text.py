@@ -3,7 +3,7 @@
 import json
 import re
 
-LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null")
+LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null", re.ASCII)
 PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 """Constants that models trained on Python write in JSON."""
 LONGEST_LITERAL = 1024

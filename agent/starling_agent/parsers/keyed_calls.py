@@ -74,7 +74,7 @@ class KeyedFormat:
         found = re.fullmatch(self.key, tag, re.DOTALL)
         if found is None:
             return None
-        key = html.unescape(found["key"]) if self.attributes else found["key"]
+        key = html.unescape(found["key"]) if self.attributes else found["key"].strip()
         schema, kind = schema_of(parameters, key), found.groupdict().get("type")
         return KeyedArgument(key, schema, is_text(schema) if kind is None else kind in TEXT_TYPES)
 

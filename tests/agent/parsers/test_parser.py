@@ -41,6 +41,8 @@ HOSTILE = {
     "lists": ("mistral", "[TOOL_CALLS]" + "[" * 200_000),
     "keys": ("qwen3_coder", "<tool_call><function=f>" + "<parameter=a>\n1\n</parameter>" * 7_000),
     "values": ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>" + "</tool_call>" * 16_000),
+    "space in a key": ("glm45", "<tool_call>f<arg_key>" + "\n" * 200_000),
+    "keys without values": ("glm45", "<tool_call>f<arg_key>" + "a</arg_key> " * 16_000),
     "sections": ("deepseek_v31", "<｜tool▁calls▁begin｜>" + "<｜tool▁call▁begin｜>f<｜tool▁sep｜>" * 5_000),
     "space": ("hermes", "a" + " " * 200_000),
     "beginnings": ("kimi_k3", "<|open|>tools<|se" * 12_000),
@@ -117,6 +119,7 @@ def test_a_marker_that_is_a_token_counts_only_as_that_token():
         ('{"a": {"b": [1', '{"a": {"b": [1]}}'),
         ('{"a": 1, "b"}', '{"a": 1, "b": null}'),
         ('{"a": 01}', '{"a": null}'),
+        ('{"a": 1\u0662}', '{"a": null}'),  # an Arabic two, which JSON does not have
         ('{"a": "\\ud83d\\ude00", "b": 1e5}', '{"a": "\\ud83d\\ude00", "b": 1e5}'),
     ],
 )

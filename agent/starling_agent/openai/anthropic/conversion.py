@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.anthropic.protocol import CountRequest, MessagesRequest
+from starling_agent.openai.field_names import OwnName
 from starling_agent.openai.protocol.base import shown, text_in
 
 HOSTED = (
@@ -33,7 +34,7 @@ class _Turn(NamedTuple):
     calls: Sequence[str] = ()
 
 
-def chat_fields(body: CountRequest) -> tuple[dict[str, Any], Iterator[tuple[str, str]]]:
+def chat_fields(body: CountRequest) -> tuple[dict[str, Any], Iterator[OwnName]]:
     """Returns the fields of the chat, but those that say how it is sampled, and the request's names for its messages.
 
     The names are as `fields_named` takes them. Raises InvalidRequest with the path of the fault.
@@ -56,12 +57,12 @@ def chat_fields(body: CountRequest) -> tuple[dict[str, Any], Iterator[tuple[str,
     return fields, _names_of_turns(turns)
 
 
-def _names_of_turns(turns: Sequence[_Turn]) -> Iterator[tuple[str, str]]:
+def _names_of_turns(turns: Sequence[_Turn]) -> Iterator[OwnName]:
     for i, turn in enumerate(turns):
         for j, path in enumerate(turn.calls):
-            yield rf"^messages\[{i}\]\.tool_calls\[{j}\](\.function)?", path
-        yield rf"^messages\[{i}\]\.tool_call_id$", f"{turn.path}.tool_use_id"
-        yield rf"^messages\[{i}\].*", turn.path
+            yield OwnName(r"^(\.function)?", path, f"messages[{i}].tool_calls[{j}]")
+        yield OwnName("^$", f"{turn.path}.tool_use_id", f"messages[{i}].tool_call_id")
+        yield OwnName("^.*", turn.path, f"messages[{i}]")
 
 
 def sampling_fields(body: MessagesRequest) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens"""
 
+import itertools
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -11,19 +12,19 @@ from starling_agent.openai.anthropic.protocol import CountRequest, MessagesReque
 from starling_agent.openai.chat_generation import chat_generation, chat_prompt
 from starling_agent.openai.collecting import collect
 from starling_agent.openai.endpoint import caller_of, endpoint_of
-from starling_agent.openai.field_names import TOOL_NAMES, fields_named
+from starling_agent.openai.field_names import TOOL_NAMES, OwnName, fields_named
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.request_body import body_of, body_schema
 
 router = APIRouter(tags=["Anthropic"])
 _OWN_NAMES = (
-    (r"^max_completion_tokens$", "max_tokens"),
-    (r"^stop$", "stop_sequences"),
-    (r"^(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
+    OwnName(r"^max_completion_tokens$", "max_tokens"),
+    OwnName(r"^stop$", "stop_sequences"),
+    OwnName(r"^(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
     *TOOL_NAMES,
-    (r"^response_format.*", "output_config.format.schema"),
-    (r"^reasoning_effort$", "thinking"),
-    (r"^thinking_token_budget$", "thinking.budget_tokens"),
+    OwnName(r"^response_format.*", "output_config.format.schema"),
+    OwnName(r"^reasoning_effort$", "thinking"),
+    OwnName(r"^thinking_token_budget$", "thinking.budget_tokens"),
 )
 """This API's names for a chat's fields, but for its messages."""
 
@@ -36,7 +37,7 @@ async def messages(
     endpoint, caller = endpoint_of(request), caller_of(request)
     chat, names_of_messages = chat_fields(body)
     fields = endpoint.output_format.without_hints(chat) | sampling_fields(body)
-    with fields_named((*names_of_messages, *_OWN_NAMES)):
+    with fields_named(itertools.chain(names_of_messages, _OWN_NAMES)):
         generation = await chat_generation(endpoint, ChatRequest.checked(fields), caller, kind="msg", lenient=True)
     generation = generation.with_names(_OWN_NAMES)
     log_request(endpoint, generation, bool(body.stream))
@@ -54,6 +55,6 @@ async def count_tokens(request: Request, body: Annotated[CountRequest, Depends(b
     endpoint = endpoint_of(request)
     chat, names_of_messages = chat_fields(body)
     fields = endpoint.output_format.without_hints(chat)
-    with fields_named((*names_of_messages, *_OWN_NAMES)):
+    with fields_named(itertools.chain(names_of_messages, _OWN_NAMES)):
         prompt = await chat_prompt(endpoint, ChatRequest.checked(fields), caller_of(request).request_id)
     return json_response(TokenCountAnswer(len(prompt)))

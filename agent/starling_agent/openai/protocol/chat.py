@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import WithJsonSchema
 from starling_engine.errors import InvalidRequest
 
+from starling_agent.openai.field_names import OwnName
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import Int, RequestModel
 from starling_agent.openai.protocol.refused import FieldRefusal
@@ -212,9 +213,9 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
         return self.model_copy(update={"reasoning": None, **{field: value for field, (_, value) in given.items()}})
 
     @property
-    def names_in_reasoning(self) -> list[tuple[str, str]]:
+    def names_in_reasoning(self) -> list[OwnName]:
         """The names of fields that `reasoning` has, for `fields_named`."""
-        return [(f"^{field}$", f"reasoning.{name}") for field, (name, _) in self._in_reasoning().items()]
+        return [OwnName(f"^{field}$", f"reasoning.{name}") for field, (name, _) in self._in_reasoning().items()]
 
     def _in_reasoning(self) -> dict[str, tuple[str, Any]]:
         return {} if self.reasoning is None else self.reasoning.fields()

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from starling_engine.errors import InvalidRequest
 
+from starling_agent.openai.field_names import OwnName
 from starling_agent.openai.protocol.base import shown, text_in
 from starling_agent.openai.responses.protocol import ResponsesRequest
 from starling_agent.openai.tools import KINDS, checked_name
@@ -47,6 +48,7 @@ class ChatItems:
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
+        self._instructions: list[str] = []
         self._reasoning: list[str] = []
         self._texts: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -55,10 +57,7 @@ class ChatItems:
 
     def instruct(self, text: str) -> None:
         """Adds to the message of the system at the beginning, of which templates take one."""
-        if self._messages and self._messages[0]["role"] == "system":
-            self._messages[0]["content"] += f"\n\n{text}"
-        else:
-            self._messages.insert(0, {"role": "system", "content": text})
+        self._instructions.append(text)
 
     def add(self, items: Iterable[Any], param: str) -> None:
         """Adds items. Raises InvalidRequest with the path of the fault."""
@@ -73,7 +72,8 @@ class ChatItems:
     def messages(self) -> list[dict[str, Any]]:
         """Returns the chat's messages."""
         self._end_turn()
-        return self._messages
+        system = [{"role": "system", "content": "\n\n".join(self._instructions)}] if self._instructions else []
+        return [*system, *self._messages]
 
     def _item(self, item: object, param: str) -> None:
         if not isinstance(item, dict):
@@ -145,7 +145,7 @@ def input_items(body: ResponsesRequest) -> list[Any]:
     return body.input
 
 
-def chat_fields(body: ResponsesRequest, earlier: Sequence[Any]) -> tuple[dict[str, Any], Iterator[tuple[str, str]]]:
+def chat_fields(body: ResponsesRequest, earlier: Sequence[Any]) -> tuple[dict[str, Any], Iterator[OwnName]]:
     """Returns the fields of the chat, and the items' names for its calls, as `fields_named` takes them.
 
     `earlier` are the items of the responses before. Raises InvalidRequest.
@@ -182,16 +182,16 @@ def chat_fields(body: ResponsesRequest, earlier: Sequence[Any]) -> tuple[dict[st
     return fields, itertools.chain(_names_of_calls(messages, chat.call_paths), _names_of_tools(tools))
 
 
-def _names_of_calls(messages: Sequence[dict[str, Any]], paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _names_of_calls(messages: Sequence[dict[str, Any]], paths: Sequence[str]) -> Iterator[OwnName]:
     calls = ((i, j) for i, message in enumerate(messages) for j, _ in enumerate(message.get("tool_calls", ())))
     for (i, j), path in zip(calls, paths, strict=True):
-        yield rf"^messages\[{i}\]\.tool_calls\[{j}\](\.(function|custom))?", path
+        yield OwnName(r"^(\.(function|custom))?", path, f"messages[{i}].tool_calls[{j}]")
 
 
-def _names_of_tools(tools: Sequence[_Tool]) -> Iterator[tuple[str, str]]:
+def _names_of_tools(tools: Sequence[_Tool]) -> Iterator[OwnName]:
     for i, tool in enumerate(tools):
-        yield rf"^tools\[{i}\]\.custom\.format\.grammar", f"{tool.param}.format"
-        yield rf"^tools\[{i}\]\.(function|custom)(?=\.|$)", tool.param
+        yield OwnName(r"^\.custom\.format\.grammar", f"{tool.param}.format", f"tools[{i}]")
+        yield OwnName(r"^\.(function|custom)(?=\.|$)", tool.param, f"tools[{i}]")
 
 
 def own_tools(body: ResponsesRequest) -> Mapping[str, OwnTool]:

@@ -14,7 +14,7 @@ from starling_agent.openai.answering import json_response, log_request, stream_o
 from starling_agent.openai.chat_generation import chat_generation
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
 from starling_agent.openai.event_stream import EventStream
-from starling_agent.openai.field_names import TOOL_NAMES, fields_named
+from starling_agent.openai.field_names import TOOL_NAMES, OwnName, fields_named
 from starling_agent.openai.protocol.chat import ChatRequest
 from starling_agent.openai.request_body import body_of, body_schema
 from starling_agent.openai.responses.conversion import chat_fields
@@ -25,12 +25,12 @@ from starling_agent.openai.responses.store import CONTINUABLE
 
 router = APIRouter(tags=["Responses"])
 _OWN_NAMES = (
-    (r"^max_completion_tokens$", "max_output_tokens"),
+    OwnName(r"^max_completion_tokens$", "max_output_tokens"),
     *TOOL_NAMES,
-    (r"^response_format\.json_schema", "text.format"),
-    (r"^response_format", "text.format"),
-    (r"^reasoning_effort$", "reasoning.effort"),
-    (r"^messages.*", "input"),
+    OwnName(r"^response_format\.json_schema", "text.format"),
+    OwnName(r"^response_format", "text.format"),
+    OwnName(r"^reasoning_effort$", "reasoning.effort"),
+    OwnName(r"^messages.*", "input"),
 )
 """This API's names for a chat's fields, but for its calls. Of other messages nothing is refused that was an item before."""
 
