@@ -129,6 +129,20 @@ async def test_the_least_recently_used_gives_way_in_memory():
     assert store.bytes == 0
 
 
+async def test_the_owner_with_the_most_bytes_gives_way_and_what_runs_stays() -> None:
+    """So nobody's key empties the store of the others."""
+    store = MemoryStore(LIMITS)
+    await store.put(A, response(20_000, "quiet"))
+    await store.put(B, response(20_000, "running", "in_progress"))
+    for number in range(20):
+        await store.put(f"resp_{number:032}", response(25_000, "busy"))
+    assert await store.get(A, "quiet") and await store.get(B, "running") and await store.get(f"resp_{19:032}", "busy")
+    await missing(store, f"resp_{17:032}", "busy")
+    for name in (A, B, f"resp_{18:032}", f"resp_{19:032}"):
+        await store.delete(name, (await store._find(name)).owner)
+    assert store.bytes == 0 and not store._bytes and not store._ids
+
+
 async def test_pods_share_a_folder(tmp_path):
     one, two = (FolderStore(tmp_path, LIMITS, f"chat-1a2b3c4-0-{node}") for node in (0, 1))
     await one.put(A, response(10, "digest", "in_progress"))
