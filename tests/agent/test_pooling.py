@@ -62,7 +62,7 @@ def messages(folder: Path, start_server: StartServer) -> LiveServer:
 
 @pytest.fixture(scope="module")
 def reranker(folder: Path, start_server: StartServer) -> LiveServer:
-    return start_server(*FLAGS, model=str(folder / "reranker"))
+    return start_server(*FLAGS, "--max-num-waiting-tokens=4096", model=str(folder / "reranker"))
 
 
 @functools.cache
@@ -281,6 +281,12 @@ def test_the_first_checkpoints_of_a_reranker_need_an_argument(folder: Path, expe
             llm.score(QUERY, ["a", "b " * 600])
         assert refusal.value.param == "documents[1]"
         assert llm.chat(CHAT["messages"], use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_a_long_query_counts_for_each_document(reranker: LiveServer) -> None:
+    refused = reranker.http.post("/rerank", json={"query": QUERY * 10, "documents": ["a"] * 100})
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "documents" and "more than 4096 tokens" in error["message"]
 
 
 def test_documents_are_cut_at_their_end(reranker: LiveServer) -> None:

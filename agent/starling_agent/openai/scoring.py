@@ -102,10 +102,12 @@ async def _judge(
     if truncation is not None and truncation.side == "left":
         raise InvalidRequest("a reranker's prompt is cut at its document's end; possible: right", "truncation_side")
     pairs = zip(first.of(len(second.texts)), second.texts, strict=True)
-    prompts = [
-        await reranker.prompt(query, document, body.instruction, truncation, second.name(i))
-        for i, (query, document) in enumerate(pairs)
-    ]
+    most, total, prompts = endpoint.engine.config.scheduler.max_num_waiting_tokens, 0, list[list[int]]()
+    for i, (query, document) in enumerate(pairs):
+        prompts.append(await reranker.prompt(query, document, body.instruction, truncation, second.name(i)))
+        total += len(prompts[-1])
+        if i and total > most:  # a long query is a part of each
+            raise InvalidRequest(f"more than {most} tokens were sent (each prompt has the query); send fewer texts", second.field)
     tokens = list(endpoint.engine.model_config.pooler.classifier_tokens)
     found = await pool(request, endpoint, {second.field: prompts}, PoolingParams(logit_token_ids=tokens), answer_id)
     return ScoredPairs(answer_scores(found.vectors, body.use_activation), found.usage)
