@@ -46,6 +46,17 @@ def test_reasoning_text_and_calls_are_blocks_in_their_order(client):
     assert message.usage.output_tokens > 0
 
 
+def test_thinking_may_be_left_out(client):
+    asked = settings(ALL, thinking={"type": "enabled", "budget_tokens": 1024, "display": "omitted"})
+    asked["max_tokens"] = 2000
+    whole = client.messages.create(**asked)
+    assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
+    assert whole.content[0].thinking == "" and whole.content[0].signature
+    with client.messages.stream(**asked) as stream:
+        assert not [event for event in stream if event.type == "thinking"]
+        assert plain(stream.get_final_message()) == plain(whole)
+
+
 @pytest.mark.parametrize("raw", [ALL, TWO, "Hello."], ids=["all", "two", "text"])
 def test_the_clients_own_stream_adds_up_to_the_whole_message(client, raw):
     whole = client.messages.create(**settings(raw))

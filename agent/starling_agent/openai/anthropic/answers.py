@@ -50,8 +50,11 @@ class TokenCountAnswer(msgspec.Struct):
     input_tokens: int
 
 
-def whole_message(generation: Generation, collected: Collected, *, ends_with_context: bool) -> Message:
-    """Makes the answer. `ends_with_context` says that the model's context ends before the tokens that the request allows."""
+def whole_message(generation: Generation, collected: Collected, *, ends_with_context: bool, omits_thinking: bool) -> Message:
+    """Makes the answer. `ends_with_context` says that the model's context ends before the tokens that the request allows.
+
+    With `omits_thinking` the blocks of thinking are there, without their text.
+    """
     choice = collected.choices[0]
     usage = collected.usage
     cached = usage.prompt_tokens_details.cached_tokens
@@ -59,7 +62,7 @@ def whole_message(generation: Generation, collected: Collected, *, ends_with_con
     return Message(
         id=generation.answer_id,
         model=generation.model,
-        content=[_block(part) for part in choice.parts.blocks],
+        content=[_block(part, omits_thinking) for part in choice.parts.blocks],
         stop_reason=reason,
         stop_sequence=sequence,
         usage=MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached),
@@ -69,10 +72,12 @@ def whole_message(generation: Generation, collected: Collected, *, ends_with_con
 class MessageStream:
     """Makes the events of an answer's deltas."""
 
-    def __init__(self, generation: Generation, batcher: StreamBatcher, *, ends_with_context: bool) -> None:
+    def __init__(self, generation: Generation, batcher: StreamBatcher, *, ends_with_context: bool, omits_thinking: bool) -> None:
+        """Takes what `whole_message` does."""
         self._generation = generation
         self._batcher = batcher
         self._ends_with_context = ends_with_context
+        self._omits_thinking = omits_thinking
         self._reader = AnswerReader(generation.reading)
         self._count = generation.token_count()
         self._open: str | int | None = None
@@ -114,7 +119,7 @@ class MessageStream:
             case Reasoning(text):
                 self._thinking.update(text.encode(errors="replace"))
                 begun = self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                return [*begun, self._delta({"type": "thinking_delta", "thinking": text})]
+                return begun if self._omits_thinking else [*begun, self._delta({"type": "thinking_delta", "thinking": text})]
             case CallPiece(index, arguments, call_id, name):
                 begun = self._begin(index, _call_block(call_id, name, {}))
                 return begun + ([self._delta({"type": "input_json_delta", "partial_json": arguments})] if arguments else [])
@@ -142,13 +147,13 @@ class MessageStream:
         return events
 
 
-def _block(part: Content | Reasoning | ToolCall) -> dict[str, object]:
+def _block(part: Content | Reasoning | ToolCall, omits_thinking: bool) -> dict[str, object]:
     match part:
         case Content(text):
             return _text_block(text)
         case Reasoning(text):
             signature = hashlib.sha256(text.encode(errors="replace")).hexdigest()
-            return {"type": "thinking", "thinking": text, "signature": signature}
+            return {"type": "thinking", "thinking": "" if omits_thinking else text, "signature": signature}
         case ToolCall():
             # Of a call that was cut there are no arguments.
             arguments = msgspec.Raw(part.arguments.encode()) if is_whole_json(part.arguments) else {}

@@ -45,7 +45,7 @@ REFUSALS: Mapping[str, FieldRefusal] = {
 
 
 class Thinking(RequestModel):
-    """`budget_tokens` ends the reasoning of models whose tokenizer has tokens for its marks."""
+    """`budget_tokens` ends the reasoning of models whose tokenizer has tokens for its marks. All of it is shown, or nothing."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Int | None = None
@@ -90,3 +90,7 @@ class MessagesRequest(CountRequest, FormFields):
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
     speculative: bool | None = None
+
+    @property
+    def omits_thinking(self) -> bool:
+        return self.thinking is not None and self.thinking.display == "omitted"

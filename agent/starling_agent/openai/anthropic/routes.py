@@ -42,11 +42,12 @@ async def messages(
     generation = generation.with_names(_OWN_NAMES)
     log_request(endpoint, generation, bool(body.stream))
     ends_with_context = generation.prompt_tokens + body.max_tokens > endpoint.max_model_len
+    shown = {"ends_with_context": ends_with_context, "omits_thinking": body.omits_thinking}
     if body.stream:
-        stream = MessageStream(generation, endpoint.batcher, ends_with_context=ends_with_context)
+        stream = MessageStream(generation, endpoint.batcher, **shown)
         return await stream_generation(request, endpoint, generation, stream.chunks)
     collected = await endpoint.open_requests.run(request.receive, collect(generation, endpoint.deltas(generation)))
-    return json_response(whole_message(generation, collected, ends_with_context=ends_with_context))
+    return json_response(whole_message(generation, collected, **shown))
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountRequest))
