@@ -9,7 +9,7 @@ from starling_engine.errors import InvalidRequest
 
 
 class OwnName(NamedTuple):
-    """What a request calls fields: the name takes the place of `prefix` and of what the expression finds behind it."""
+    """A request's name of fields: it takes the place of `prefix` and of what the expression finds behind it."""
 
     pattern: str
     name: str

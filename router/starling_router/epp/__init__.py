@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EppSettings:
-    """What an endpoint picker is told.
+    """Settings of an endpoint picker.
 
     gateways   port that gateways ask
     health     port for probes of gRPC's health

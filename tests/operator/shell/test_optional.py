@@ -167,7 +167,7 @@ async def test_a_route_leads_to_a_pool_where_the_cluster_has_them(
         "failureMode": "FailClose",
     }
     (port,) = children["Service", "chat-router"]["spec"]["ports"]
-    assert (port["port"], port["appProtocol"]) == (9002, "kubernetes.io/h2c")
+    assert (port["port"], port["name"], port.get("appProtocol")) == (9002, "grpc-ext-proc", None)
     (pods,) = [
         peer["podSelector"]["matchLabels"] for peer in children["NetworkPolicy", "chat-router"]["spec"]["ingress"][1]["from"]
     ]
