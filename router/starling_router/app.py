@@ -28,7 +28,7 @@ from starling_router.client_requests import check_request
 from starling_router.exchange import Exchange
 from starling_router.hold import ELSEWHERE, BackendRefusal, HeldRequest
 from starling_router.metrics import CONTENT_TYPE
-from starling_router.model_list import is_model_list, models_answer
+from starling_router.model_list import models_without_servers
 from starling_router.noted_stream import NotedStream
 from starling_router.operator_polls import PATH, OperatorPolls
 from starling_router.picker import Pick
@@ -122,8 +122,8 @@ class RouterApp:
             accounts = self._routing.accounts
             account = accounts.of(scope) if pod is None else accounts.everybody
             body, began = await _read(receive), time.perf_counter()
-            if not self._backends.ready and self._state.models and is_model_list(scope):
-                await models_answer(scope, self._state.models)(scope, receive, send)
+            if (listed := models_without_servers(scope, self._backends, self._state.models)) is not None:
+                await listed(scope, receive, send)
                 return
             request = await self._routing.read(scope, body, account, "/{routed}", pod)
             routed = Routed(request, self._routing.place(request), self._notes(request))

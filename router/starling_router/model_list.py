@@ -11,15 +11,24 @@ from starlette.types import Scope
 from starling_agent.http.error_forms import is_anthropic
 from starling_agent.http.errors import ApiError
 
+from starling_router.backend import Backends
+
 MODELS = "/v1/models"
 _STARTED_AT = int(time.time())
 
 
-def is_model_list(scope: Scope) -> bool:
+def models_without_servers(scope: Scope, backends: Backends, names: Sequence[str]) -> Response | None:
+    """Answers a request for models while no server is ready, if it is one and they are known. Raises as `_models_answer` does."""
+    if backends.ready or not names or not _is_model_list(scope):
+        return None
+    return _models_answer(scope, names)
+
+
+def _is_model_list(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") and (scope["path"] == MODELS or scope["path"].startswith(f"{MODELS}/"))
 
 
-def models_answer(scope: Scope, names: Sequence[str]) -> Response:
+def _models_answer(scope: Scope, names: Sequence[str]) -> Response:
     """Answers with the list, or with the one that the path names, in the client's form. Raises ApiError for a name that is none."""
     card = _anthropic_card if is_anthropic(scope) else _card
     name = scope["path"].removeprefix(MODELS).removeprefix("/")

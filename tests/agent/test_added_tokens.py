@@ -36,7 +36,7 @@ def test_a_request_with_a_token_that_has_no_embedding_is_refused_and_others_are_
 
 
 def test_a_prediction_ends_before_a_token_that_has_no_embedding(extended: Path, start_server: StartServer) -> None:
-    """As a draft it would be looked up, and end the step of all requests in it."""
+    """Such a token, as a draft, would be looked up, and end the step of all requests in it."""
     server = start_server(model=str(extended))
     model = server.http.get("/v1/models").json()["data"][0]["id"]
     body = {"model": model, "messages": [{"role": "user", "content": "go on"}], "max_tokens": 12, "temperature": 0}

@@ -119,7 +119,7 @@ def test_responses_and_messages_have_their_own_field_and_vllms(http, path, field
 
 @pytest.mark.parametrize("path", PROMPTS)
 def test_a_request_does_without_drafts_on_every_route(server, path):
-    """Of a choice most tokens are forced: they are jump-forward, and the same without."""
+    """Most tokens of a choice are forced: they are jump-forward, and the same without."""
     chosen = "of this text the first token says all that comes behind it"
     jumps = []
     for fields in ({}, {"speculative": False}):

@@ -83,7 +83,7 @@ def _check_answers(messages: Sequence[dict[str, Any]], at: int, param: str) -> N
     calls = messages[at]["tool_calls"]
     end = next((k for k in range(at + 1, len(messages)) if messages[k]["role"] != "tool"), len(messages))
     ids, answers = [call.get("id") for call in calls], [message.get("tool_call_id") for message in messages[at + 1 : end]]
-    called, answered = Counter(ids), Counter(answers)
+    called, answered = Counter(ids), set(answers)
     for j, call in enumerate(calls):
         if call.get("id") not in answered and len(answers) < len(calls):
             name = call.get("id") or call["function"]["name"]

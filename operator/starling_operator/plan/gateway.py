@@ -43,9 +43,10 @@ def gateway_children(observed: Observed, spec: InferenceServiceSpec) -> tuple[Ma
         return ()
     if route is None:
         return _left_pool(observed, spec)
-    of_pool = _left_pool(observed, spec)
     if spec.has_pool:
-        of_pool = picker_service(service, pick_port(observed, spec)), inference_pool(service, route)
+        of_pool: tuple[Manifest, ...] = picker_service(service, pick_port(observed, spec)), inference_pool(service, route)
+    else:
+        of_pool = _left_pool(observed, spec)
     return (*of_pool, http_route(service, spec, route, to_pool=leads_to_pool(observed)))
 
 

@@ -24,7 +24,7 @@ from starling_router.epp.metrics import EppMetrics
 from starling_router.epp.stream import EXTENSION, ExtProcStream, GatewayAnswer
 from starling_router.exchange import Exchange
 from starling_router.hold import ELSEWHERE, BackendRefusal, HeldRequest
-from starling_router.model_list import is_model_list, models_answer
+from starling_router.model_list import models_without_servers
 from starling_router.picker import Pick
 from starling_router.routing import ClientRequest, RequestRouting
 from starling_router.service_state import ServiceState
@@ -59,8 +59,8 @@ class PickApp:
             check_request(scope)
             account = self._routing.accounts.of(scope)
             body = await Request(scope, receive).body()
-            if not self._backends.ready and self._state.models and is_model_list(scope):
-                await models_answer(scope, self._state.models)(scope, receive, send)
+            if (listed := models_without_servers(scope, self._backends, self._state.models)) is not None:
+                await listed(scope, receive, send)
                 return
             await self._route(stream, scope, body, account, began, send)
         except (ClientDisconnect, ClientGone):

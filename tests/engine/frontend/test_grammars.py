@@ -225,14 +225,14 @@ def children(pid: int) -> list[int]:
 
 
 def processor_seconds(pid: int) -> float:
-    """Of a process and its children, those too that it has waited for."""
+    """Returns those of a process and its children, which it may have waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(map(processor_seconds, children(pid)))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_form_is_answered_or_refused(name: str, shared: GrammarCompiler) -> None:
-    """It takes half a second of a processor at most, and leaves nothing but the one copy that the next form finds."""
+    """A form takes half a second of a processor at most, and leaves nothing but the one copy that the next one finds."""
     await grammar(shared, choice=["before"])
     before = shared.pid
     assert before is not None

@@ -79,7 +79,7 @@ def test_there_are_no_drafts_where_each_takes_as_long_as_a_step(own: bool, monke
 
 @pytest.mark.parametrize("own", [False, True])
 def test_drafts_that_are_refused_end_at_once(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of twelve tokens at random a guess is always found, and seldom right. Two seconds are some 80 of these steps."""
+    """Twelve tokens at random always have a guess, which is seldom right. Two seconds are some 80 of these steps."""
     text = random.Random(2).choices(range(12), k=564)
     monkeypatch.setattr("tests.engine.toy_engine.token_after", lambda tokens, _: text[len(tokens)])
     engine = speculating(own=own)
