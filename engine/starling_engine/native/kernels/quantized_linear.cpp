@@ -85,9 +85,15 @@ inline IReg quad(const uint8_t* group, int q, int part, IReg table) {
   return L::kTable ? look_up_bytes(table, codes) : codes;
 }
 
+// Few rows wait for memory, and are computed sooner than the hardware fetches ahead: on EPYC 7003 (AVX2) one row takes 5 to 20 % less
+// time so. More rows are bound by their instructions.
+constexpr int kFetchingRows = 2, kFetchAhead = 1024;
+
 // Adds the products of a block of columns: 16 rows of codes, and ROWS of a tile of x.
 template <typename L, int ROWS>
 inline void add_block(const uint8_t* codes, const int8_t* a, IReg table, IReg (&sums)[ROWS][kParts]) {
+  if constexpr (ROWS <= kFetchingRows)
+    for (int at = 0; at < L::kBytes; at += 64) fetch(codes + kFetchAhead + at);
   Quads<L::kProductBits> sum[ROWS][kParts];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
