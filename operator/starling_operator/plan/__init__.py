@@ -41,7 +41,8 @@ Formulas, with R = replicas (0 if suspended), S = maxSurge, U = maxUnavailable. 
                  while another one has a pod without a node
     remove       draining groups, but for old ones while the target revision is broken; current groups beyond R + E; old groups as
                  follows, or all if R = 0
-    old, idle    not ready: all of them; if the target revision is broken, only those beyond R
+    old, idle    not ready: all of them; if the target revision is broken, only those beyond R. While fewer than R - U are ready,
+                 not those that served 30 s ago, or whose other pods serve on
     old, ready   ready groups - (R - U), where S = U = 0 counts as U = 1; ready groups - R if the target revision is broken
     spare        ready groups - keep(R); in pods, with keep(R * nodes), where pods drain one by one; 1 if a group is on a cordoned
                  node and none is coming up

@@ -1,5 +1,6 @@
 """Finds a group's failures in its pods, their reports and its last status: rules for single pods first, then for the gang."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ _STALLED_AFTER_RESTARTS = 2
 """Restarts after which a group that never served counts as broken even while it starts. Otherwise Stalled would flap."""
 _CRASH_LOOP_RESTARTS = 3
 """Restarts after which a container that is not ready counts as in a crash loop, even while it briefly runs."""
+_RETURN_SECONDS = 30.0
+"""Seconds for which an old group that served is waited for. Its probes fail for less where a node is only busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,19 @@ def has_served(group: Group) -> bool:
     """True if the group has ever generated a token. From then on, no failure is blamed on its revision."""
     known = group.previous is not None and group.previous.served
     return known or any(pod.report is not None and pod.report.token_seen for pod in group.remaining_pods)
+
+
+def seconds_to_return(group: Group, now: float) -> float:
+    """Returns for how long a group that is not ready may still be waited for, though it is old: it served a moment ago.
+
+    Infinite while some of its pods serve on without the others; 0 once nothing speaks for it.
+    """
+    if not group.drains_as_one and any(pod.ready for pod in group.needed_pods):
+        return math.inf
+    if not has_served(group) or len(group.needed_pods) != group.needed_nodes:
+        return 0.0
+    since = min((pod.unready_since for pod in group.needed_pods if pod.unready_since is not None), default=now)
+    return max(0.0, since + _RETURN_SECONDS - now)
 
 
 def silence_limit(progress_timeout: float) -> float:

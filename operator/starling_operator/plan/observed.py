@@ -61,6 +61,7 @@ class Pod:
     phase           Kubernetes' own: Pending, Running, Succeeded, Failed
     scheduled       it is bound to a cluster node
     ready           the Ready condition
+    unready_since   since when that is False; None: it is True, or unknown
     unlabelled      it lost a label by which its Service or its revision selects it
     deleted_at      when its deletion was requested: deletionTimestamp minus the grace period; None: it is not being deleted
     grace_ends_at   when its grace period ends and it is killed: deletionTimestamp; None: it is not being deleted
@@ -91,6 +92,7 @@ class Pod:
     phase: str = "Pending"
     scheduled: bool = False
     ready: bool = False
+    unready_since: float | None = None
     unlabelled: bool = False
     created_at: float = 0.0
     deleted_at: float | None = None

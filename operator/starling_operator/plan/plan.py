@@ -14,7 +14,7 @@ from starling_operator.plan.disruption import disruption_budget, min_available
 from starling_operator.plan.elastic.next_step import elastic_steps
 from starling_operator.plan.elastic.parallelism_scale import desired_size, scale_status
 from starling_operator.plan.events import condition_of, events
-from starling_operator.plan.failure import broken_cause
+from starling_operator.plan.failure import broken_cause, seconds_to_return
 from starling_operator.plan.gangs import gang_release
 from starling_operator.plan.gateway import seconds_of_pool
 from starling_operator.plan.group import Group, read_groups
@@ -72,7 +72,13 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         sees_cordons=observed.cordoned is not None,
     )
     named = partial(names.group, service.name, aim.id)
-    rollout = rollout_step(groups, wanted, ready=lambda group: not unready[group.name], name=named)
+    rollout = rollout_step(
+        groups,
+        wanted,
+        ready=lambda group: not unready[group.name],
+        returning=lambda group: seconds_to_return(group, observed.now) > 0,
+        name=named,
+    )
     trial = canary_decision(canary, observed, groups, scale.groups, unready, broken) if canary is not None else None
     if trial is not None and tried is not None:
         of_tried = partial(names.group, service.name, tried.id)

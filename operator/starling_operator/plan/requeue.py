@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from starling_operator.plan.disruption import SCHEDULING_SECONDS
-from starling_operator.plan.failure import has_served, silence_limit
+from starling_operator.plan.failure import has_served, seconds_to_return, silence_limit
 from starling_operator.plan.recovery import restart_times
 from starling_operator.plan.status_inputs import StatusInputs
 
@@ -41,6 +41,9 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
         decision = inputs.recoveries.get(group.name)
         if decision is not None and decision.wait > 0:
             yield decision.wait
+        if not group.target and not group.is_canary and not inputs.is_ready(group):
+            returns = seconds_to_return(group, inputs.now)
+            yield from (returns,) if 0 < returns < math.inf else ()
         due = group.progressed_at + spec.rollout.progress_deadline_seconds - inputs.now
         if (group.target or group.is_canary) and due >= 0 and not inputs.is_ready(group):
             yield due

@@ -78,15 +78,18 @@ class RolloutStep:
 Ready = Callable[[Group], bool]
 
 
-def rollout_step(groups: Groups, wanted: WantedGroups, ready: Ready, name: Callable[[int], str]) -> RolloutStep:
-    """Returns the groups to create and to remove, but for those of a canary. `name` names one of the target revision."""
+def rollout_step(groups: Groups, wanted: WantedGroups, ready: Ready, returning: Ready, name: Callable[[int], str]) -> RolloutStep:
+    """Returns the groups to create and to remove, but for those of a canary. `name` names one of the target revision.
+
+    `returning`: whether an old group that is not ready is still waited for.
+    """
     groups = groups.without(groups.canary)
     # An old group stays while the target revision is broken: its pods are recreated under its name, or nobody would serve.
     draining = tuple(group for group in groups.all if group.draining and (group.target or not wanted.broken))
     staying = groups.without(draining)
     eviction_surge = _eviction_surge(staying, wanted)
     surplus = _surplus(staying, wanted, ready, eviction_surge)
-    remove = draining + surplus + _outdated(staying, wanted, ready, surplus)
+    remove = draining + surplus + _outdated(staying, wanted, ready, returning, surplus)
     count, wait_reason = _creatable(groups, len(staying.current), wanted, remove, eviction_surge)
     return RolloutStep(
         create=_free_numbers(groups, count, name), remove=remove, wait_reason=wait_reason, eviction_surge=eviction_surge
@@ -145,18 +148,22 @@ def _removal_order(group: Group, ready: Ready) -> tuple[float, ...]:
     return (ready(group), not group.cordoned, group.open_streams, -group.created_at, -group.index)
 
 
-def _outdated(groups: Groups, wanted: WantedGroups, ready: Ready, surplus: tuple[Group, ...]) -> tuple[Group, ...]:
+def _outdated(
+    groups: Groups, wanted: WantedGroups, ready: Ready, returning: Ready, surplus: tuple[Group, ...]
+) -> tuple[Group, ...]:
     """Old groups that may go now.
 
-    Groups that are not ready go at once: they may hold the devices that new ones wait for. While the target revision is broken they
-    stay, since they may come back. Ready groups go while `min_serving` are left.
+    Groups that are not ready go at once: they may hold the devices that new ones wait for. Those that return stay until enough
+    others serve. While the target revision is broken all stay, since they may come back.
+    Ready groups go while `min_serving` are left.
     """
     if wanted.replicas == 0:
         return groups.old
     serving = [group for group in groups.old if ready(group)]
-    idle = [group for group in groups.old if not ready(group)]
     available = len(serving) + sum(ready(group) for group in groups.current if group not in surplus)
     spare = max(0, available - wanted.min_serving)
+    waits = not wanted.broken and available < wanted.min_serving
+    idle = [group for group in groups.old if not ready(group) and not (waits and returning(group))]
     beyond = max(0, len(groups.old) - wanted.replicas) if wanted.broken else len(idle)
     gone = sorted(idle, key=lambda group: _removal_order(group, ready))[:beyond]
     return (*gone, *sorted(serving, key=lambda group: _removal_order(group, ready))[:spare])

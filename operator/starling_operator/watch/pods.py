@@ -27,6 +27,7 @@ def read_pod(body: Manifest) -> Pod:
         phase=status.get("phase", "Pending"),
         scheduled=bool(spec.get("nodeName")),
         ready=_condition(body, "Ready").get("status") == "True",
+        unready_since=_unready_since(body),
         unlabelled=any(f"{GROUP}/{name}" not in labels for name in _REQUIRED_LABELS),
         created_at=read_time(metadata["creationTimestamp"]),
         deleted_at=_deleted_at(metadata),
@@ -100,11 +101,15 @@ def _is_evicted_by_taint(body: Manifest) -> bool:
     return disrupted.get("status") == "True" and disrupted.get("reason") == "DeletionByTaintManager"
 
 
+def _unready_since(body: Manifest) -> float | None:
+    ready = _condition(body, "Ready")
+    return read_time(ready["lastTransitionTime"]) if ready.get("status") == "False" and "lastTransitionTime" in ready else None
+
+
 def _unreported_since(body: Manifest) -> float | None:
     """Returns since when the node controller has set Ready to False. It gives no reason, and leaves ContainersReady True."""
-    ready, containers = _condition(body, "Ready"), _condition(body, "ContainersReady")
-    marked = ready.get("status") == "False" and not ready.get("reason") and containers.get("status") == "True"
-    return read_time(ready["lastTransitionTime"]) if marked and "lastTransitionTime" in ready else None
+    marked = not _condition(body, "Ready").get("reason") and _condition(body, "ContainersReady").get("status") == "True"
+    return _unready_since(body) if marked else None
 
 
 def _toleration_seconds(tolerations: Iterable[Manifest]) -> float:

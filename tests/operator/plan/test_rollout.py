@@ -3,6 +3,8 @@
 Groups are drawn as letters in the order of their numbers: R serves, s has a node and starts, p waits for a node.
 """
 
+from collections.abc import Container
+
 import pytest
 from starling_crds.v1alpha1.lifecycle import RolloutSpec
 from starling_operator.plan import names
@@ -11,6 +13,7 @@ from starling_operator.plan.observed import Pod
 from starling_operator.plan.rollout import RolloutStep, WantedGroups, rollout_step
 
 from tests.operator.plan.building import NOW, make_group, make_pod, make_report, pending
+from tests.operator.plan.world import settled
 
 NEW, OLD = "nnnnnnn", "ooooooo"
 
@@ -38,11 +41,18 @@ def change(
     nodes: int = 1,
     broken: bool = False,
     leaving: tuple[Pod, ...] = (),
+    returning: Container[str] = (),
 ) -> RolloutStep:
     groups = Groups(current=draw(new, NEW, nodes), old=draw(old, OLD, nodes), leaving=leaving, orphans=())
     rollout = RolloutSpec(max_surge=surge, max_unavailable=unavailable)
     wanted = WantedGroups(replicas=replicas, nodes=nodes, rollout=rollout, broken=broken)
-    return rollout_step(groups, wanted, lambda group: group.available, lambda index: names.group("chat", NEW, index))
+    return rollout_step(
+        groups,
+        wanted,
+        ready=lambda group: group.available,
+        returning=lambda group: group.name in returning,
+        name=lambda index: names.group("chat", NEW, index),
+    )
 
 
 def shown(decided: RolloutStep) -> tuple[list[int], list[str]]:
@@ -101,7 +111,7 @@ def test_scaling_down_takes_the_least_busy_group_then_the_youngest(fields: list[
     ]
     groups = Groups(current=tuple(make_group(pod.group, [pod]) for pod in pods), old=(), leaving=(), orphans=())
     wanted = WantedGroups(replicas=2, nodes=1, rollout=RolloutSpec())
-    assert shown(rollout_step(groups, wanted, lambda _: True, str)) == ([], gone)
+    assert shown(rollout_step(groups, wanted, lambda _: True, lambda _: False, str)) == ([], gone)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +247,61 @@ def test_a_broken_revision_stops_the_rollout(
 )
 def test_a_rollout_of_several_nodes_waits_for_places(old: str, new: str, create: list[int], remove: list[str]) -> None:
     assert shown(change(old, new, 2, nodes=2)) == (create, remove)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "unavailable", "remove"),
+    [
+        ("s", "", 0, []),
+        ("s", "p", 0, []),
+        ("s", "s", 0, []),
+        ("s", "R", 0, ["o0"]),
+        ("s", "", 1, ["o0"]),
+        ("ss", "", 0, ["o1"]),
+        ("sR", "", 0, ["o0"]),
+    ],
+)
+def test_an_old_group_that_may_return_stays_while_too_few_serve(old: str, new: str, unavailable: int, remove: list[str]) -> None:
+    first = names.group("chat", OLD, 0)
+    assert shown(change(old, new, 1, unavailable=unavailable, returning={first}))[1] == remove
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_pods_that_serve_by_themselves_outlive_one_that_restarts_in_a_rollout(replicas: int) -> None:
+    world = settled({"parallelism": {"data": 4}, "replicas": replicas})
+    old = world.sets()[0]["metadata"]["name"]
+    world.edit({"image": "new:2"})
+    world.reconcile()
+    world.tick()
+    world.crash_container(world.members(old)[3])
+    world.tick()
+    assert [deletion.name for deletion in world.decide().delete if deletion.kind == "StatefulSet"] == []
+    world.settle()
+    assert len(world.available()) == replicas
+    assert all(old not in name for name in world.available())
+
+
+def test_a_group_whose_probes_fail_for_a_moment_outlives_it_and_one_that_stays_away_goes() -> None:
+    world = settled({})
+    world.node_slots = 1
+    world.edit({"image": "new:2"})
+    world.reconcile()
+    world.tick()
+    old = world.sets()[0]["metadata"]["name"]
+    world.crash_container(world.members(old)[0])
+
+    def gone() -> list[str]:
+        return [deletion.name for deletion in world.decide().delete if deletion.kind == "StatefulSet"]
+
+    world.now += 1
+    world.members(old)[0].unready_since = world.now
+    assert gone() == []
+    left = world.decide().requeue_after
+    assert left is not None and left <= 31
+    world.now += 29
+    assert gone() == []
+    world.now += 2
+    assert gone() == [old], "the new group waits for its node"
 
 
 @pytest.mark.parametrize(("replicas", "create"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 4])])

@@ -62,6 +62,7 @@ class Member:
     broken: str = ""
     passing: bool = False
     silent_since: float | None = None
+    unready_since: float | None = None
     phase: str = "Pending"
     peers: frozenset[tuple[str, int]] = frozenset()
 
@@ -184,6 +185,8 @@ class World:
         for member in self.pods:
             if member.scheduled and not member.lost and member.silent_since is None and not member.broken:
                 self._advance(member)
+        for member in self.pods:
+            member.unready_since = None if self._ready(member) else (member.unready_since or self.now)
 
     def settle(self, ticks: int = 400) -> int:
         """Ticks until nothing is left to do, and returns the ticks. Jumps in time where only time can help."""
@@ -404,6 +407,7 @@ class World:
             phase=member.phase,
             scheduled=member.scheduled,
             ready=self._ready(member),
+            unready_since=member.unready_since,
             created_at=member.created_at,
             deleted_at=member.deleted_at,
             drains=member.drains,
