@@ -42,7 +42,7 @@ KEPT = {
     "fp8 by 16": Format(8, group=16, floats=True),
 }
 every_format = pytest.mark.parametrize("form", KEPT.values(), ids=KEPT)
-SIZES = [(0, 48, 64), (1, 16, 32), (1, 100, 1024), (3, 50, 96), (5, 33, 64), (8, 48, 4096), (21, 130, 320)]
+SIZES = [(0, 48, 64), (1, 16, 32), (1, 100, 1024), (3, 50, 96), (5, 33, 64), (8, 48, 4096), (37, 130, 320)]
 
 
 @pytest.fixture(autouse=True, scope="module", params=every_set())

@@ -59,7 +59,7 @@ void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const in
   scratch.reset(QuantizedRuns::bytes(runs, weights));
   const QuantizedRuns rows(runs, weights, scratch);
   rows.quantize(weights.begin(), threads, [&](int64_t pair) { return x + tokens[pair] * x_stride; });
-  const RunTile* tiles = weights.tiles();
+  const QuantizedTiles& tiles = weights.tiles();
   const int64_t width = gated ? n / 2 : n;
   runs.each_span(weights.pairs(), weights.bytes(), threads, [&](int64_t e, Span mine) {
     const StoreSums<bf16> store_sums{runs.bias_of(biases, e, n), n, gated != 0, out + starts[e] * width, width, {alpha, limit}};
@@ -81,7 +81,7 @@ void starling_grouped_quantized_sum(const bf16* x, const int64_t* tokens, const 
   const QuantizedRuns rows(runs, weights, scratch);
   float* totals = scratch.take<float>(num_tokens * stride);
   rows.quantize(weights.begin(), threads, [&](int64_t pair) { return x + pair * k; });
-  const RunTile* tiles = weights.tiles();
+  const QuantizedTiles& tiles = weights.tiles();
   // A thread has columns of its own, of all experts, so that no two add to the same total.
   in_parallel(threads_for(weights.pairs(), runs.active() * weights.bytes(), threads), [&](Part part) {
     const Span mine = part.of(weights.pairs());

@@ -11,6 +11,8 @@ namespace starling {
 
 constexpr float kNothing = 1e-30f;
 constexpr int kQuantizedRows = kLanes == 16 ? 8 : 4;
+// Rows from which on codes are unpacked once for all of them, of layouts where that is worth it.
+constexpr int64_t kUnpackRows = 32;
 
 // How columns are cut: a block has as many as a line of codes is made for, some blocks of x are rounded by one scale (a group), and
 // some groups of a row of the weight share a scale.
@@ -85,8 +87,16 @@ struct QuantizedRows {
 };
 
 struct QuantizedWeight;
-// c[rows][16] of some rows, from `row` on, and one block of the weight.
-using RunTile = void (*)(const QuantizedRows&, int64_t row, const QuantizedWeight&, int64_t block, float* c, ptrdiff_t c_stride);
+// c[rows][16] of some rows, from `row` on, and one block of the weight, whose codes are at `codes`.
+using RunTile = void (*)(const QuantizedRows&, int64_t row, const QuantizedWeight&, int64_t block, const uint8_t* codes, float* c,
+                         ptrdiff_t c_stride);
+
+// The kernels of a layout of codes.
+struct QuantizedTiles {
+  const RunTile* run;           // for 1 to kQuantizedRows rows
+  const RunTile* run_unpacked;  // the same, by unpacked codes
+  void (*unpack)(const QuantizedWeight&, const uint8_t* codes, uint8_t* out);  // of a block: one a byte; null: not worth it
+};
 
 struct QuantizedWeight {
   const uint8_t* codes;    // [ceil(n / 16)][blocks of columns][bytes of one, of 16 rows]
@@ -113,18 +123,30 @@ struct QuantizedWeight {
 
   // What a sum of products with a row begins with, for each 1 that the row's codes add up to.
   int32_t begin() const;
-  // The kernels for 1 to kQuantizedRows rows.
-  const RunTile* tiles() const;
+  const QuantizedTiles& tiles() const;
 };
 
 // Two blocks, which make 16 columns of a gated layer together, with all rows: they stay in the second-level cache.
 template <typename Finish>
-void run_pair(const QuantizedRows& x, const QuantizedWeight& w, const RunTile* tiles, int64_t pair, const Finish& finish) {
+void run_pair(const QuantizedRows& x, const QuantizedWeight& w, const QuantizedTiles& tiles, int64_t pair, const Finish& finish) {
   alignas(64) float sums[kQuantizedRows][2 * kBlockCols];
   const int64_t here = std::min<int64_t>(2, w.blocks() - pair * 2), col = pair * 2 * kBlockCols;
+  const int64_t numbers = w.columns.k * kBlockCols, packed = numbers * w.bits / 8;
+  const bool unpacks = x.m >= kUnpackRows && tiles.unpack != nullptr;
+  const uint8_t* codes = w.codes + pair * 2 * packed;
+  if (unpacks) {
+    static thread_local Scratch scratch;
+    scratch.reset(2 * numbers);
+    uint8_t* memory = scratch.take<uint8_t>(2 * numbers);
+    for (int64_t b = 0; b < here; ++b) tiles.unpack(w, codes + b * packed, memory + b * numbers);
+    codes = memory;
+  }
+  const RunTile* run = unpacks ? tiles.run_unpacked : tiles.run;
+  const int64_t each = unpacks ? numbers : packed;
   for (int64_t row = 0; row < x.m; row += x.step) {
     const int64_t rows = std::min(x.step, x.m - row);
-    for (int64_t b = 0; b < here; ++b) tiles[rows - 1](x, row, w, pair * 2 + b, sums[0] + b * kBlockCols, 2 * kBlockCols);
+    for (int64_t b = 0; b < here; ++b)
+      run[rows - 1](x, row, w, pair * 2 + b, codes + b * each, sums[0] + b * kBlockCols, 2 * kBlockCols);
     finish(sums[0], 2 * kBlockCols, row, rows, col, std::min(here * kBlockCols, w.n - col));
   }
 }
