@@ -201,6 +201,21 @@ LAYOUT = [
     ),
     bad("accelerators.perNode", 8, "must divide the ranks of a group", parallelism__tensor=2, parallelism__data=3),
     bad("accelerators.perNode", 4, "must divide the ranks of a group", parallelism__expert=6),
+    bad("parallelism", {"tensor": 1024, "pipeline": 5}, "at most 4096"),
+    bad("parallelism", {"tensor": 2, "data": 4096}, "at most 4096"),
+    bad("parallelism", {"tensor": 2, "expert": 4096, "pipeline": 3}, "at most 4096"),
+    bad(
+        "parallelism",
+        {"pipeline": 2, "data": 1, "elastic": {"min": 1, "max": 2049}},
+        "at most 4096, got 2049",
+        at="parallelism.elastic.max",
+    ),
+    bad(
+        "parallelism",
+        {"tensor": 2, "pipeline": 3, "expert": 2, "elastic": {"min": 2, "max": 4000}},
+        "at most 4096, got 4000",
+        at="parallelism.elastic.max",
+    ),
     bad("accelerators.type", "gpu", "must be cpu or an extended resource"),
     bad("accelerators.type", "", "at least 1 char"),
 ]
