@@ -67,7 +67,8 @@ def _broken(inputs: StatusInputs) -> Verdict | None:
         cause = inputs.broken.get(group.name)
         if cause and not has_served(group) and not _first_restart(inputs, group):
             if inputs.old:
-                return Verdict("stalled", "RolloutStalled", f"revision {group.revision} does not come up: {cause}")
+                failure = f"revision {group.revision} does not come up: {cause}"
+                return Verdict("stalled", "RolloutStalled", f"{_count(inputs)} serve; {failure}")
             return Verdict("stalled", "GroupFailed", cause)
     return None
 
