@@ -97,7 +97,7 @@ def _container(
     return {
         "name": CONTAINER,
         "image": settings.router_image or settings.agent_image,
-        "imagePullPolicy": settings.image_pull_policy,
+        "imagePullPolicy": settings.router_image_pull_policy or settings.image_pull_policy,
         "command": ["starling", "router", *_arguments(service, spec, router, settings, pick=pick)],
         # Whatever folder the image names may be closed to this user.
         "workingDir": "/",

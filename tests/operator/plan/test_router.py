@@ -240,10 +240,13 @@ def test_agents_and_routers_are_scraped() -> None:
 
 
 def test_pods_are_restricted_small_and_spread() -> None:
-    settings = replace(SETTINGS, router_image="starling-operator:1")
+    settings = replace(SETTINGS, router_image="starling-operator:1", router_image_pull_policy="Always")
     pod = of_router(ROUTER, "Deployment", settings)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["image"] == "starling-operator:1" and pod["securityContext"]["runAsNonRoot"] is True
+    assert (container["image"], container["imagePullPolicy"]) == ("starling-operator:1", "Always")
+    (usual,) = of_router(ROUTER, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert usual["imagePullPolicy"] == SETTINGS.image_pull_policy
+    assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["automountServiceAccountToken"] is False and pod["terminationGracePeriodSeconds"] == 140
     assert container["securityContext"]["readOnlyRootFilesystem"] and container["securityContext"]["capabilities"] == {
         "drop": ["ALL"]
