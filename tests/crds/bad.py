@@ -353,8 +353,20 @@ ROUTER = [
     bad("router.hold.bytes", "0", "must be above 0"),
     bad("router.hold.seconds", -1, "greater than or equal to 0", "at least 0"),
     bad("router.resources.requests", {"cpu": "half"}, "must be a quantity", at="router.resources.requests[cpu]"),
+    bad("router.nodeSelector", {"a b": "c"}, "must have labels' keys"),
+    bad("router.nodeSelector", {"arch": "a b"}, "must be a label's value", at="router.nodeSelector[arch]"),
+    bad("router.priorityClassName", "High", NAME),
+    *(
+        bad("router.tolerations", [toleration], says, at=f"router.tolerations[0].{at}")
+        for toleration, at, says in (
+            ({"effect": "NoSchedule"}, "key", "must be set; without it operator must be Exists"),
+            ({"key": "", "operator": "Equal"}, "key", "must be set; without it operator must be Exists"),
+            ({"key": "gpu", "operator": "Exists", "value": "a"}, "value", "is not possible with operator Exists"),
+            ({"key": "gpu", "effect": "NoSchedule", "tolerationSeconds": 5}, "tolerationSeconds", "needs effect NoExecute"),
+        )
+    ),
     bad("router", {}, ROUTER_TLS, at="endpoint.tlsSecret", endpoint__tlsSecret="tls"),
-    unknown("router.image", "r:1", "replicas, policy, hold, tenants, tenantKeysSecret, resources"),
+    unknown("router.image", "r:1", "replicas, policy, hold, tenants, tenantKeysSecret, resources, nodeSelector"),
     *(
         bad("router", {"tenants": [{"name": "a"} | wrong], **TENANT_KEYS}, *says, at=f"router.tenants[0].{next(iter(wrong))}")
         for wrong, says in (

@@ -65,6 +65,19 @@ GOOD: dict[str, dict[str, Any]] = {
     "responses in a folder on nodes": service({"endpoint.responseStore": {"path": "/var/lib/starling/responses"}}),
     "routers": service({"router": {}}),
     "zero": service({"replicas": 0, "router": {}, "scaling": {"idleSeconds": 10}}),
+    "routers on some nodes": service(
+        {
+            "router": {
+                "nodeSelector": {"kubernetes.io/arch": "amd64"},
+                "tolerations": [
+                    {"operator": "Exists"},
+                    {"key": "dedicated", "value": "ai"},
+                    {"key": "spot", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
+                ],
+                "priorityClassName": "high",
+            }
+        }
+    ),
     "routers of all kinds": service(
         {
             "router": {

@@ -62,11 +62,18 @@ def router_template(
     }
     if spec.model.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in spec.model.pull_secrets]
+    pod |= _placement(router)
     metadata: dict[str, Any] = {"labels": labels.of_routers(service)}
     if router.tenants:
         tenants = [tenant.model_dump(mode="json", by_alias=True, exclude_defaults=True) for tenant in router.tenants]
         metadata["annotations"] = {TENANTS: json.dumps(tenants)}
     return {"metadata": metadata, "spec": pod}
+
+
+def _placement(router: RouterSpec) -> dict[str, Any]:
+    """Fields of a pod's spec that have the same names in the router's."""
+    fields = {"node_selector", "tolerations", "priority_class_name"}
+    return router.model_dump(mode="json", by_alias=True, include=fields, exclude_none=True, exclude_defaults=True)
 
 
 def _tenants(router: RouterSpec) -> list[Volume]:

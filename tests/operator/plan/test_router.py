@@ -287,6 +287,18 @@ def test_the_command_knows_all_flags() -> None:
     assert {re.split("=", flag)[0] for flag in given} <= known
 
 
+def test_routers_run_where_the_spec_says() -> None:
+    placed = {
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "ai", "effect": "NoSchedule"}],
+        "priorityClassName": "high",
+    }
+    pod = of_router({"router": placed}, "Deployment")["spec"]["template"]["spec"]
+    assert {name: pod[name] for name in placed} == placed
+    assert not placed.keys() & of_router(ROUTER, "Deployment")["spec"]["template"]["spec"].keys()
+    assert spec_hash(make_spec({"router": placed})) == spec_hash(make_spec()), "no group restarts"
+
+
 def test_tenants_and_their_keys_are_files_of_routers(tmp_path: Path) -> None:
     template = of_router(SHARED, "Deployment")["spec"]["template"]
     assert {"--tenants-file=/etc/starling-tenants/tenants.yaml", "--routers=2"} <= set(arguments(SHARED))
