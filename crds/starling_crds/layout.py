@@ -6,6 +6,9 @@ The CRD's CEL rules enforce the same in the API server, and the engine checks ag
 import math
 from dataclasses import dataclass, replace
 
+MOST_NODES = 4096
+"""Pods of one group. More are a slip of the pen, and each reconcile would count them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLayout:

@@ -17,7 +17,7 @@ from starling_operator.agents.routers import RouterReports
 from starling_operator.apply.applier import Applier
 from starling_operator.apply.events import post_events
 from starling_operator.apply.secret_changes import SecretChanges
-from starling_operator.apply.status import StatusThrottle, refusal_events, with_refusals, write_child_status, write_status
+from starling_operator.apply.status import StatusThrottle, events_of, with_refusals, write_child_status, write_status
 from starling_operator.cluster.kinds import INFERENCE_SERVICE, WATCHED, Kind
 from starling_operator.cluster.kube import Kube, connect
 from starling_operator.cluster.lease import Lease, run_in_thread
@@ -176,7 +176,7 @@ class Operator:
         self._gauges.show(key, status)
         metrics.observe_operations(service.status, status)
         if pause == 0.0:  # they are of what the status did not have
-            events = decision.events + refusal_events(service, outcome.errors)
+            events = events_of(service, decision, outcome.errors)
             await post_events(self._kube, service, events, self.settings.identity)
         if outcome.wrote or wrote_status:
             # The cache has what was written; reconciles end when there is nothing left to write.

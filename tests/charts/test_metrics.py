@@ -94,6 +94,14 @@ def test_each_metric_of_the_alerts_is_exported(helm: Helm) -> None:
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] in ("critical", "warning", "info") for rule in rules)
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_an_operator_whose_metrics_nobody_reads_is_not_called_gone(helm: Helm, is_read: bool) -> None:
+    values = {"prometheusRule": {"enabled": True}, "serviceMonitor": {"enabled": is_read}}
+    groups = the(helm.objects(values), "PrometheusRule")["spec"]["groups"]
+    named = {rule["alert"] for group in groups for rule in group["rules"]}
+    assert "StarlingOperatorFails" in named and ("StarlingOperatorGone" in named) is is_read
+
+
 def test_a_tier_that_is_slow_is_an_alert_of_its_own(helm: Helm) -> None:
     """It is passed by, not out of order."""
     rules = {r["alert"]: r for r in the(helm.objects(EVERYTHING), "PrometheusRule")["spec"]["groups"][0]["rules"]}

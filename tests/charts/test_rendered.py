@@ -220,6 +220,8 @@ def test_the_operator_understands_its_arguments(helm: Helm, name: str) -> None:
     assert list(parsed["namespace"] or []) == SETS[name].get("watchNamespaces", [])
     assert list(parsed["api_key_secret"] or []) == SETS[name].get("apiKeySecrets", ["starling-api-keys"])
     assert parsed["agent_image"].partition("@")[0].partition(":")[0].endswith("starling-agent")
+    image = SETS[name].get("image", {})
+    assert parsed["router_image_pull_policy"] == image.get("pullPolicy", "IfNotPresent")
     assert parsed["http_address"].rpartition(":")[2] == str(container["ports"][0]["containerPort"])
 
 

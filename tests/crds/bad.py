@@ -201,6 +201,21 @@ LAYOUT = [
     ),
     bad("accelerators.perNode", 8, "must divide the ranks of a group", parallelism__tensor=2, parallelism__data=3),
     bad("accelerators.perNode", 4, "must divide the ranks of a group", parallelism__expert=6),
+    bad("parallelism", {"tensor": 1024, "pipeline": 5}, "at most 4096"),
+    bad("parallelism", {"tensor": 2, "data": 4096}, "at most 4096"),
+    bad("parallelism", {"tensor": 2, "expert": 4096, "pipeline": 3}, "at most 4096"),
+    bad(
+        "parallelism",
+        {"pipeline": 2, "data": 1, "elastic": {"min": 1, "max": 2049}},
+        "at most 4096, got 2049",
+        at="parallelism.elastic.max",
+    ),
+    bad(
+        "parallelism",
+        {"tensor": 2, "pipeline": 3, "expert": 2, "elastic": {"min": 2, "max": 4000}},
+        "at most 4096, got 4000",
+        at="parallelism.elastic.max",
+    ),
     bad("accelerators.type", "gpu", "must be cpu or an extended resource"),
     bad("accelerators.type", "", "at least 1 char"),
 ]
@@ -338,8 +353,20 @@ ROUTER = [
     bad("router.hold.bytes", "0", "must be above 0"),
     bad("router.hold.seconds", -1, "greater than or equal to 0", "at least 0"),
     bad("router.resources.requests", {"cpu": "half"}, "must be a quantity", at="router.resources.requests[cpu]"),
+    bad("router.nodeSelector", {"a b": "c"}, "must have labels' keys"),
+    bad("router.nodeSelector", {"arch": "a b"}, "must be a label's value", at="router.nodeSelector[arch]"),
+    bad("router.priorityClassName", "High", NAME),
+    *(
+        bad("router.tolerations", [toleration], says, at=f"router.tolerations[0].{at}")
+        for toleration, at, says in (
+            ({"effect": "NoSchedule"}, "key", "must be set; without it operator must be Exists"),
+            ({"key": "", "operator": "Equal"}, "key", "must be set; without it operator must be Exists"),
+            ({"key": "gpu", "operator": "Exists", "value": "a"}, "value", "is not possible with operator Exists"),
+            ({"key": "gpu", "effect": "NoSchedule", "tolerationSeconds": 5}, "tolerationSeconds", "needs effect NoExecute"),
+        )
+    ),
     bad("router", {}, ROUTER_TLS, at="endpoint.tlsSecret", endpoint__tlsSecret="tls"),
-    unknown("router.image", "r:1", "replicas, policy, hold, tenants, tenantKeysSecret, resources"),
+    unknown("router.image", "r:1", "replicas, policy, hold, tenants, tenantKeysSecret, resources, nodeSelector"),
     *(
         bad("router", {"tenants": [{"name": "a"} | wrong], **TENANT_KEYS}, *says, at=f"router.tenants[0].{next(iter(wrong))}")
         for wrong, says in (

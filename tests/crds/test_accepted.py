@@ -40,6 +40,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "a node's ranks are no multiple of tensor": service({"parallelism": {"tensor": 2, "pipeline": 3}, "accelerators.perNode": 3}),
     "data over nodes": service({"parallelism": {"tensor": 2, "pipeline": 2, "data": 4}, "accelerators.perNode": 8}),
     "expert": service({"parallelism": {"tensor": 2, "expert": 8}, "accelerators.perNode": 4}),
+    "as many pods as are possible": service({"parallelism": {"tensor": 8, "data": 4096}, "accelerators.perNode": 8}),
     "elastic expert": service({"parallelism": {"expert": 4, "elastic": {"min": 1, "max": 8}}}),
     "elastic data": service({"parallelism": {"data": 1, "elastic": {"min": 1, "max": 1}}}),
     "engine": service(
@@ -64,6 +65,19 @@ GOOD: dict[str, dict[str, Any]] = {
     "responses in a folder on nodes": service({"endpoint.responseStore": {"path": "/var/lib/starling/responses"}}),
     "routers": service({"router": {}}),
     "zero": service({"replicas": 0, "router": {}, "scaling": {"idleSeconds": 10}}),
+    "routers on some nodes": service(
+        {
+            "router": {
+                "nodeSelector": {"kubernetes.io/arch": "amd64"},
+                "tolerations": [
+                    {"operator": "Exists"},
+                    {"key": "dedicated", "value": "ai"},
+                    {"key": "spot", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
+                ],
+                "priorityClassName": "high",
+            }
+        }
+    ),
     "routers of all kinds": service(
         {
             "router": {

@@ -41,6 +41,9 @@ def operator(
             help="Image for routers, such as the operator's own. Default: the agents'.",
         ),
     ] = "",
+    router_image_pull_policy: Annotated[
+        PullPolicy | None, typer.Option("--router-image-pull-policy", help="When nodes pull that image. Default: as the agents'.")
+    ] = None,
     namespace: Annotated[
         list[str] | None, typer.Option("--namespace", "-n", help="Serve only this namespace; may be repeated. Default: all.")
     ] = None,
@@ -92,6 +95,7 @@ def operator(
         agent_image=agent_image,
         router_image=router_image,
         image_pull_policy=agent_image_pull_policy.value,
+        router_image_pull_policy=router_image_pull_policy.value if router_image_pull_policy is not None else "",
         cluster_domain=cluster_domain,
         operator_namespace=own_namespace or pods_namespace(),
         fixed_user=fixed_user,

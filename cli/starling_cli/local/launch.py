@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic.alias_generators import to_camel
 from starling_agent.contract.config import CONFIG_PATH, AgentConfig
 from starling_agent.contract.identity import LEADER
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
@@ -189,6 +190,8 @@ _IN_POD_SPEC = {
 }  # fmt: skip
 _IN_CONTAINER = {"image", "resources", "securityContext", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"}
 
+_IN_ROUTER = ("replicas", "resources", "nodeSelector", "tolerations", "priorityClassName")
+
 
 def unused_here(spec: InferenceServiceSpec) -> list[str]:
     """Fields that the user wrote and that mean nothing to a process of this machine. One router serves in place of several."""
@@ -207,6 +210,6 @@ def unused_here(spec: InferenceServiceSpec) -> list[str]:
     if spec.rollout.canary is not None:
         found.append("spec.rollout.canary")
     if router is not None:
-        wanted = {"replicas": router.replicas > 1, "resources": True}
-        found += [f"spec.router.{name}" for name, unused in wanted.items() if unused and name in router.model_fields_set]
+        written = {to_camel(name) for name in router.model_fields_set} - ({"replicas"} if router.replicas == 1 else set())
+        found += [f"spec.router.{name}" for name in _IN_ROUTER if name in written]
     return found

@@ -1,11 +1,11 @@
 """`spec.router`: routers in front of all groups, and the tenants that they serve."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from starling_crds.rules import Rule
 from starling_crds.v1alpha1.base import ApiModel, map_by
-from starling_crds.v1alpha1.strings import Amount, ObjectName, Size, TenantName
+from starling_crds.v1alpha1.strings import LABEL_KEYS, Amount, LabelValue, ObjectName, Size, TenantName
 
 Weight = Annotated[
     float,
@@ -35,6 +35,39 @@ class RouterResources(ApiModel):
 
     requests: dict[str, Amount] | None = Field(default=None, max_length=16, description="Default: cpu 250m, memory 512Mi.")
     limits: dict[str, Amount] | None = Field(default=None, max_length=16, description="Default: none.")
+
+
+class Toleration(ApiModel):
+    """A taint of nodes that pods may run on all the same, as in a pod's spec."""
+
+    RULES = (
+        Rule(
+            field="key",
+            cel="(has(self.key) && self.key != '') || (has(self.operator) && self.operator == 'Exists')",
+            holds=lambda toleration: bool(toleration.key) or toleration.operator == "Exists",
+            message="must be set; without it operator must be Exists, and all taints are tolerated",
+        ),
+        Rule(
+            field="value",
+            cel="!has(self.value) || self.value == '' || !has(self.operator) || self.operator != 'Exists'",
+            holds=lambda toleration: not toleration.value or toleration.operator != "Exists",
+            message="is not possible with operator Exists, which takes any value",
+        ),
+        Rule(
+            field="tolerationSeconds",
+            cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            holds=lambda toleration: toleration.toleration_seconds is None or toleration.effect == "NoExecute",
+            message="needs effect NoExecute: other taints end no pod",
+        ),
+    )
+
+    key: str | None = Field(default=None, max_length=317, description="Key of the taint.")
+    operator: Literal["Exists", "Equal"] | None = Field(default=None, description="Exists takes any value. Default: Equal.")
+    value: LabelValue | None = Field(default=None, description="Value of the taint.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Effect of the taint. Default: any."
+    )
+    toleration_seconds: int | None = Field(default=None, description="A pod stays so long on a node with it. Default: for ever.")
 
 
 class TenantSpec(ApiModel):
@@ -82,3 +115,10 @@ class RouterSpec(ApiModel):
         default=None, description="Name of a Secret with a data key for each tenant, named as it: its API keys, one a line."
     )
     resources: RouterResources = Field(default_factory=RouterResources, description="Resources of each router's container.")
+    node_selector: Annotated[dict[str, LabelValue], Field(max_length=16), LABEL_KEYS] | None = Field(
+        default=None, description="Labels of the nodes that routers may run on, such as kubernetes.io/arch. Default: all nodes."
+    )
+    tolerations: list[Toleration] = Field(
+        default_factory=list, max_length=16, description="Taints of nodes that routers may run on all the same."
+    )
+    priority_class_name: ObjectName | None = Field(default=None, description="PriorityClass of routers. Default: the cluster's.")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field
-from starling_crds.layout import GroupLayout
+from starling_crds.layout import MOST_NODES, GroupLayout
 from starling_crds.rules import Rule
 from starling_crds.spec_layout import data_size, layout_at
 from starling_crds.v1alpha1.base import ApiModel, ShapedBy
@@ -23,6 +23,7 @@ _DATA = (
     "(has(self.parallelism.data) ? self.parallelism.data"
     " : has(self.parallelism.expert) ? self.parallelism.expert / self.parallelism.tensor : 1)"
 )
+_NODES = "pods of a group (data * pipeline * tensor / accelerators.perNode, where data is expert / tensor) are"
 _GOES_TO_ZERO = "has(self.scaling) && has(self.scaling.idleSeconds)"
 _HAS_POOL = "has(self.endpoint.route) && self.endpoint.route.backend == 'InferencePool'"
 _HAS_CANARY = "has(self.rollout) && has(self.rollout.canary)"
@@ -31,6 +32,10 @@ _TIERS = "has(self.kvCache.tiers) && (has(self.kvCache.tiers.cpu) || has(self.kv
 
 def _whole_nodes(data: str) -> str:
     return f"{data} * {_CORE_RANKS} % {_PER_NODE} == 0"
+
+
+def _few_nodes(data: str) -> str:
+    return f"{data} * {_CORE_RANKS} <= {MOST_NODES} * {_PER_NODE}"
 
 
 def _layout(spec: "InferenceServiceSpec", size: int | None = None) -> GroupLayout:
@@ -52,6 +57,17 @@ def _elastic_fills_nodes(bound: str) -> Rule:
             "must be a size whose ranks (data * pipeline * tensor) fill whole nodes of accelerators.perNode"
             f" ({{accelerators.perNode}}), got {{parallelism.elastic.{bound}}}"
         ),
+    )
+
+
+def _elastic_has_few_nodes() -> Rule:
+    size = "self.parallelism.elastic.max"
+    data = f"(has(self.parallelism.expert) ? {size} / self.parallelism.tensor : {size})"
+    return Rule(
+        field="parallelism.elastic.max",
+        cel=f"!has(self.parallelism.elastic) || {_few_nodes(data)}",
+        holds=lambda spec: spec.parallelism.elastic is None or _layout(spec, spec.parallelism.elastic.max).nodes <= MOST_NODES,
+        message=f"{_NODES} at most {MOST_NODES}, got {{parallelism.elastic.max}}",
     )
 
 
@@ -93,6 +109,13 @@ class InferenceServiceSpec(ApiModel):
         ),
         _elastic_fills_nodes("min"),
         _elastic_fills_nodes("max"),
+        Rule(
+            field="parallelism",
+            cel=_few_nodes(_DATA),
+            holds=lambda spec: _layout(spec).nodes <= MOST_NODES,
+            message=f"{_NODES} at most {MOST_NODES}",
+        ),
+        _elastic_has_few_nodes(),
         Rule(
             field="kvCache",
             cel=f"self.engine.prefixCaching || !has(self.kvCache) || !(has(self.kvCache.store) || {_TIERS})",
@@ -155,7 +178,9 @@ class InferenceServiceSpec(ApiModel):
     model: ModelSpec = Field(description="The model to serve.")
     replicas: int = Field(default=1, ge=0, le=1000, description="Groups, each with a whole copy of the model.")
     image: Image | None = Field(default=None, description="Image of the agent. Default: the operator's own release of it.")
-    parallelism: Parallelism = Field(default_factory=Parallelism, description="How one group's work is split.")
+    parallelism: Parallelism = Field(
+        default_factory=Parallelism, description=f"How one group's work is split, over at most {MOST_NODES} pods."
+    )
     accelerators: Accelerators = Field(default_factory=Accelerators, description="The devices of one pod.")
     engine: EngineSpec = Field(default_factory=EngineSpec, description="Memory and scheduling of the engine.")
     kv_cache: KVCacheSpec = Field(

@@ -84,8 +84,10 @@ class GroupStatus(ApiModel):
     restarts: int = Field(default=0, description="Restarts of its pods within spec.recovery.windowSeconds.")
     restarted_at: list[str] = Field(default_factory=list, description="When its pods were restarted, RFC 3339.")
     nodes: list[GroupNode] = Field(
-        default_factory=list, description="Its pods. Of a service with more than 128 pods, only those of groups that do not serve."
+        default_factory=list,
+        description="Its pods. Of a service with more than 128 pods, only so many: of groups that do not serve, small ones first.",
     )
+    progress: str = Field(default="", description="How far its pods are, by which the operator notices that it goes on.")
     progressed_at: str = Field(default="", description="When it last made progress while it was not ready, RFC 3339.")
     message: str = Field(default="", description="What it waits for, or its last error.")
 

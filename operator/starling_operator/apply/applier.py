@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starling_operator.apply.foreign_fields import foreign_paths, lacks_foreign_fields
-from starling_operator.apply.refusals import WriteRefusals
+from starling_operator.apply.refusals import WriteRefusal, WriteRefusals
 from starling_operator.cluster.kinds import BY_NAME, MANAGER, SECRET, SERVICE_MONITOR, Kind
 from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key, about
@@ -39,13 +39,14 @@ class Applier:
         self._cache = cache
         self._applied = AppliedObjects()
         self._ownership = Ownership()
-        self._refusals = WriteRefusals()
+        self._refusals, self._undeleted = WriteRefusals(), WriteRefusals()
         self._created: dict[Key, dict[str, float]] = {}
 
     async def carry_out(self, service: Service, decision: Decision) -> Outcome:
-        """Writes the other children even where one is refused; other failures raise."""
+        """Writes and deletes the other children even where one is refused; other failures raise."""
         outcome = Outcome()
         self._refusals.retain((service.namespace, service.name), (*decision.create, *decision.apply))
+        self._undeleted.retain((service.namespace, service.name), map(_request, decision.delete))
         for manifest in decision.create:
             if BY_NAME[manifest["kind"]] is SECRET:
                 await self._create_secret(service, manifest, outcome)
@@ -55,8 +56,7 @@ class Applier:
             if not self._is_as_wanted(self._live(service, manifest), manifest):
                 await self._try_write(service, manifest, outcome, create_only=False)
         for deletion in decision.delete:
-            await self._delete(service, deletion)
-            outcome.wrote = True
+            await self._try_delete(service, deletion, outcome)
         return outcome
 
     def refused(self, key: Key) -> frozenset[str]:
@@ -65,6 +65,7 @@ class Applier:
 
     def forget(self, key: Key) -> None:
         self._refusals.forget(key)
+        self._undeleted.forget(key)
         self._created.pop(key, None)
 
     def _live(self, service: Service, manifest: Manifest) -> Manifest | None:
@@ -113,10 +114,27 @@ class Applier:
                     error = KubeError(404, error.reason, f"the cluster has no {manifest['kind']}: its CRD is not installed")
                 refused = self._refusals.add(key, manifest, error.message, transient=not error.is_permanent)
                 log.warning("%s %s is refused: %s", *_kind_and_name(manifest), error, extra=about(key))
-        if refused.is_reported and not is_notice(manifest):
-            outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
-        outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
+        _report(outcome, manifest, refused, shown=not is_notice(manifest))
         return False
+
+    async def _try_delete(self, service: Service, deletion: Delete, outcome: Outcome) -> None:
+        """Tries a refused deletion again when its backoff is over, as a webhook may refuse it for good."""
+        key, request = (service.namespace, service.name), _request(deletion)
+        refused = self._undeleted.in_backoff(key, request)
+        if refused is None:
+            try:
+                await self._delete(service, deletion)
+            except KubeError as error:
+                if not error.is_permanent and error.status != 500:
+                    raise
+                message = f"cannot be deleted: {error.message}"
+                refused = self._undeleted.add(key, request, message, transient=not error.is_permanent)
+                log.warning("the deletion of %s %s is refused: %s", deletion.kind, deletion.name, error, extra=about(key))
+            else:
+                outcome.wrote = True
+                self._undeleted.clear(key, request)
+                return
+        _report(outcome, request, refused)
 
     async def _write(self, service: Service, manifest: Manifest, create_only: bool) -> None:
         kind, live = BY_NAME[manifest["kind"]], self._live(service, manifest)
@@ -215,6 +233,17 @@ class Applier:
             self._cache.drop(deletion.uid)
         self._applied.forget(deletion.uid)
         self._ownership.forget(deletion.uid)
+
+
+def _request(deletion: Delete) -> Manifest:
+    """Returns what tells a deletion from another one of the same object."""
+    return {"kind": deletion.kind, "metadata": {"name": deletion.name, "uid": deletion.uid}, "grace": deletion.grace_seconds}
+
+
+def _report(outcome: Outcome, manifest: Manifest, refused: WriteRefusal, *, shown: bool = True) -> None:
+    if refused.is_reported and shown:
+        outcome.errors.append(f"{manifest['kind']} {manifest['metadata']['name']}: {refused.message}")
+    outcome.retry_after = min(outcome.retry_after or refused.seconds_left, refused.seconds_left)
 
 
 def _kind_and_name(manifest: Manifest) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from starling_operator.cluster.kube import Kube, KubeError
 from starling_operator.logs import Key
 from starling_operator.plan.conditions import SETTLED
 from starling_operator.plan.decision import Decision, Event
-from starling_operator.plan.events import CREATED
+from starling_operator.plan.events import CREATED, condition_events
 from starling_operator.plan.observed import Manifest, Service
 from starling_operator.plan.timestamps import rfc3339
 from starling_operator.watch.cache import Cache
@@ -139,11 +139,19 @@ def with_refusals(service: Service, status: InferenceServiceStatus, errors: Sequ
     return status.model_copy(update={"conditions": conditions})
 
 
-def refusal_events(service: Service, errors: Sequence[str]) -> tuple[Event, ...]:
+def events_of(service: Service, decision: Decision, errors: Sequence[str]) -> tuple[Event, ...]:
+    """Returns the events of the status that is written: the conditions that refusals replace have none."""
+    if not errors:
+        return decision.events
+    replaced = condition_events(service.status, decision.status)
+    return (*(event for event in decision.events if event not in replaced), *_refusal_events(service, errors))
+
+
+def _refusal_events(service: Service, errors: Sequence[str]) -> tuple[Event, ...]:
     """Returns one event for each new message."""
     message = "; ".join(errors)[:_LONGEST]
     stalled = next((condition for condition in service.status.conditions if condition.type == "Stalled"), None)
-    if not errors or (stalled is not None and (stalled.reason, stalled.message) == (REFUSED, message)):
+    if stalled is not None and (stalled.reason, stalled.message) == (REFUSED, message):
         return ()
     return (Event("Warning", REFUSED, message),)
 

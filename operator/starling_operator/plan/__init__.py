@@ -38,7 +38,7 @@ Formulas, with R = replicas (0 if suspended), S = maxSurge, U = maxUnavailable. 
     E            groups created ahead of an eviction: min(S, max(0, cordoned + keep(R) - R)); 0 if R = 0 or old groups exist
     create       min(R + E - current, R + S - all); `all` counts groups that are being removed, `current` leaves out those that
                  drain. 0 if the target revision is broken and old groups exist. Groups of several nodes: one at a time, and none
-                 while another one has a pod without a node
+                 while another one has a pod without a node that it needs to serve
     remove       draining groups, but for old ones while the target revision is broken; current groups beyond R + E; old groups as
                  follows, or all if R = 0
     old, idle    not ready: all of them; if the target revision is broken, only those beyond R. While fewer than R - U are ready,

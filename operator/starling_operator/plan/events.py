@@ -22,7 +22,7 @@ def events(inputs: StatusInputs, status: InferenceServiceStatus) -> tuple[Event,
         *_restarted(inputs),
         *_drained(inputs),
         *_resized(inputs),
-        *_conditions_changed(inputs.service.status, status),
+        *condition_events(inputs.service.status, status),
         *_rollout_finished(inputs.service.status, status),
     )
 
@@ -113,7 +113,8 @@ def _resized(inputs: StatusInputs) -> tuple[Event, ...]:
     return tuple(found)
 
 
-def _conditions_changed(old: InferenceServiceStatus, new: InferenceServiceStatus) -> tuple[Event, ...]:
+def condition_events(old: InferenceServiceStatus, new: InferenceServiceStatus) -> tuple[Event, ...]:
+    """Returns the events of conditions: those that a refusal of the API server replaces are not sent."""
     found = []
     ready = condition_of(new, "Ready")
     if ready.status == "True" and _status(old, "Ready") != "True":

@@ -120,8 +120,8 @@ def _restart_set(group: Group, pod: Pod) -> tuple[Pod, ...]:
 
 
 def restarted_in_place(group: Group, pod: Pod) -> bool:
-    """True if a container of the pod was restarted since the last status was written; False if that lists no pods of the group."""
-    if group.previous is None or not group.previous.nodes:
+    """True if a container of the pod was restarted since the last status was written; False if that lists no pods from it on."""
+    if group.previous is None or all(node.number < pod.number for node in group.previous.nodes):
         return False
     seen = {node.uid: node.restarts for node in group.previous.nodes}
     return pod.restarts > seen.get(pod.uid, 0)

@@ -111,8 +111,8 @@ class Group:
 
     @property
     def scheduled(self) -> bool:
-        """True if all its pods have a node: it cannot wait any more for one that another waiting group holds."""
-        return len(self.remaining_pods) == self.nodes and all(pod.scheduled for pod in self.remaining_pods)
+        """True if all pods that it needs have a node: it serves whatever other waiting groups hold, even if it cannot grow."""
+        return len(self.needed_pods) == self.needed_nodes and all(pod.scheduled for pod in self.needed_pods)
 
     @property
     def available(self) -> bool:

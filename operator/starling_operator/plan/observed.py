@@ -18,6 +18,7 @@ class Settings:
 
     agent_image        image for new revisions of services that name none
     router_image       image of routers, which need no torch; "": agent_image
+    image_pull_policy, router_image_pull_policy   when nodes pull the one and the other; "" for routers: as for agents
     cluster_domain     last part of DNS names inside the cluster
     operator_namespace, operator_labels   select the operator's pods, the only ones that may reach the admin endpoints
     service_monitors   the cluster has the ServiceMonitor CRD
@@ -29,6 +30,7 @@ class Settings:
     agent_image: str
     router_image: str = ""
     image_pull_policy: str = "IfNotPresent"
+    router_image_pull_policy: str = ""
     cluster_domain: str = "cluster.local"
     operator_namespace: str = "starling-system"
     operator_labels: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "starling-operator"})

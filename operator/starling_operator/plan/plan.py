@@ -35,7 +35,7 @@ from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_re
 from starling_operator.plan.requeue import requeue_after
 from starling_operator.plan.revision import Revision, read_revisions, stored_revisions
 from starling_operator.plan.rollout import RolloutStep, WantedGroups, rollout_step, with_canary, with_gang_release, without_refused
-from starling_operator.plan.router import router_state, seconds_to_stay
+from starling_operator.plan.router import router_rollout, router_state, seconds_to_stay
 from starling_operator.plan.scaling import remembered_scale, wanted_scale
 from starling_operator.plan.status import make_status
 from starling_operator.plan.status_inputs import StatusInputs
@@ -116,7 +116,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         elastic_steps=steps,
         min_available=min_available(groups, coming, wanted, lambda group: not unready[group.name], broken, observed.now),
         token_secret=secret_name(service.name, observed.token),
-        router=router_state(observed),
+        router=router_rollout(observed, spec),
         router_stays=seconds_to_stay(observed),
         pool_stays=seconds_of_pool(observed),
     )

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from starling_crds.quantity import parse_quantity
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_engine.kv_offload.secondary.store.address import parse_address
 from starling_engine.kv_offload.sizes import most_staging_bytes
 
+_T = TypeVar("_T", dict[str, Any], list[Any])
 MIB = 2**20
 _BASE = 64 * MIB
 _EACH_RANK = 256 * MIB
@@ -62,12 +63,24 @@ def requests(spec: InferenceServiceSpec) -> dict[str, str]:
 def check_quantities(template: Mapping[str, Any]) -> None:
     """Raises ValueError naming the first resource that is no quantity: the API server names no field."""
     for name in ("containers", "initContainers"):
-        for container in template.get("spec", {}).get(name) or ():
+        path = f"template.spec.{name}"
+        for place, container in enumerate(_typed(template["spec"].get(name), list, path)):
+            title = _typed(container, dict, f"{path}[{place}]").get("name", place)
+            resources = _typed(container.get("resources"), dict, f"{path}[{title}].resources")
             for part in ("requests", "limits"):
-                for resource, value in ((container.get("resources") or {}).get(part) or {}).items():
+                field = f"{path}[{title}].resources.{part}"
+                for resource, value in _typed(resources.get(part), dict, field).items():
                     if not _QUANTITY.fullmatch(str(value)):
-                        field = f"template.spec.{name}[{container['name']}].resources.{part}.{resource}"
-                        raise ValueError(f"{field}: must be a quantity such as 500m, 2 or 4Gi, got {value!r}")
+                        raise ValueError(f"{field}.{resource}: must be a quantity such as 500m, 2 or 4Gi, got {value!r}")
+
+
+def _typed(value: Any, kind: type[_T], field: str) -> _T:
+    """Returns the value, or an empty one for null. CRDs keep what is below `template` as it is written."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise ValueError(f"{field}: must be a {'map' if kind is dict else 'list'}, got {value!r}")
+    return value
 
 
 def _kept_by_a_rank(spec: InferenceServiceSpec) -> dict[str, int]:

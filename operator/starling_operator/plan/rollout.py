@@ -188,7 +188,8 @@ def _creatable(
         return room, ""
     waiting = [group.name for group in groups.all if not group.scheduled and group not in remove]
     if waiting:
-        return 0, f"waits until all pods of {waiting[0]} are scheduled: two partly scheduled groups could wait for each other"
+        why = "two partly scheduled groups could wait for each other"
+        return 0, f"waits until all pods that {waiting[0]} needs are scheduled: {why}"
     return 1, "" if missing == 1 else "groups of several nodes are created one after the other"
 
 

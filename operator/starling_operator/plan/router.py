@@ -4,9 +4,11 @@ Routers are no part of a revision: they come, change and go without new groups. 
 ready, and back before they go. So no client is refused.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starling_agent.contract.config import ENDPOINT_PORT
 from starling_agent.contract.router import router_token
@@ -27,15 +29,26 @@ HANDOVER_SECONDS = 5.0
 """Routers that held requests until a group served have so long to send them on, before they may go."""
 _ROUTER = ("Deployment", "PodDisruptionBudget", "NetworkPolicy")
 """Kinds of children that are named as the routers' Deployment."""
+_PROBLEMS = (("ReplicaFailure", "True"), ("Progressing", "False"))
+"""Conditions of a Deployment, with the status that says that its pods do not come."""
+_SPEC = "serving.starling.dev/spec"
+"""Annotation of the Deployment: digest of the spec that was applied. Its generation alone does not say which one it is of."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """Routers as observed. `problem`: Kubernetes' message why it does not create their pods, or ""."""
+    """Routers as observed.
+
+    updated   those of the present spec; counted by `router_rollout` alone
+    old       others, which are to go
+    problem   Kubernetes' message why it does not create their pods, or why they do not come; ""
+    """
 
     replicas: int
     ready: int
     problem: str = ""
+    updated: int = 0
+    old: int = 0
 
 
 def router_state(observed: Observed) -> RouterState | None:
@@ -44,11 +57,23 @@ def router_state(observed: Observed) -> RouterState | None:
     if spec is None:
         return None
     live = _deployment(observed) or {}
-    status = live.get("status") or {}
-    refusals = (
-        entry for entry in status.get("conditions") or () if entry["type"] == "ReplicaFailure" and entry["status"] == "True"
-    )
-    return RouterState(spec.replicas, _ready(live), next((str(one["message"]) for one in refusals), ""))
+    conditions = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or ()}
+    found = (one for kind, bad in _PROBLEMS if (one := conditions.get(kind)) is not None and one["status"] == bad)
+    return RouterState(spec.replicas, _ready(live), next((str(one["message"]) for one in found), ""))
+
+
+def router_rollout(observed: Observed, spec: InferenceServiceSpec) -> RouterState | None:
+    """Returns the same with how many routers run the present spec, as `kubectl rollout status` counts them."""
+    state, live = router_state(observed), _deployment(observed)
+    if state is None or live is None or spec.router is None:
+        return state
+    status, metadata = live.get("status") or {}, live["metadata"]
+    count, updated = int(status.get("replicas", 0)), int(status.get("updatedReplicas", 0))
+    wanted = _deployment_of(observed, spec, spec.router)["metadata"]["annotations"]
+    is_applied = wanted.items() <= (metadata.get("annotations") or {}).items()
+    if not is_applied or status.get("observedGeneration") != metadata.get("generation"):
+        updated = 0
+    return replace(state, updated=updated, old=max(0, count - updated))
 
 
 def leads_to_routers(observed: Observed) -> bool:
@@ -147,7 +172,7 @@ def _deployment_of(observed: Observed, spec: InferenceServiceSpec, router: Route
     """A router that is to go does so when another one is ready."""
     service = observed.service
     token = mounted_token(_secret(observed)[0])
-    return child(service, "apps/v1", "Deployment", names.router(service.name)) | {
+    made = child(service, "apps/v1", "Deployment", names.router(service.name)) | {
         "spec": {
             "replicas": router.replicas,
             "revisionHistoryLimit": 1,
@@ -158,6 +183,8 @@ def _deployment_of(observed: Observed, spec: InferenceServiceSpec, router: Route
             ),
         }
     }
+    made["metadata"]["annotations"] = {_SPEC: hashlib.sha256(json.dumps(made["spec"]).encode()).hexdigest()}
+    return made
 
 
 def _secret(observed: Observed) -> tuple[str, str]:

@@ -62,11 +62,18 @@ def router_template(
     }
     if spec.model.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in spec.model.pull_secrets]
+    pod |= _placement(router)
     metadata: dict[str, Any] = {"labels": labels.of_routers(service)}
     if router.tenants:
         tenants = [tenant.model_dump(mode="json", by_alias=True, exclude_defaults=True) for tenant in router.tenants]
         metadata["annotations"] = {TENANTS: json.dumps(tenants)}
     return {"metadata": metadata, "spec": pod}
+
+
+def _placement(router: RouterSpec) -> dict[str, Any]:
+    """Fields of a pod's spec that have the same names in the router's."""
+    fields = {"node_selector", "tolerations", "priority_class_name"}
+    return router.model_dump(mode="json", by_alias=True, include=fields, exclude_none=True, exclude_defaults=True)
 
 
 def _tenants(router: RouterSpec) -> list[Volume]:
@@ -97,7 +104,7 @@ def _container(
     return {
         "name": CONTAINER,
         "image": settings.router_image or settings.agent_image,
-        "imagePullPolicy": settings.image_pull_policy,
+        "imagePullPolicy": settings.router_image_pull_policy or settings.image_pull_policy,
         "command": ["starling", "router", *_arguments(service, spec, router, settings, pick=pick)],
         # Whatever folder the image names may be closed to this user.
         "workingDir": "/",

@@ -13,14 +13,14 @@ from starling_operator.plan.elastic.elastic_state import ended
 from starling_operator.plan.elastic.messages import operation_text
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
-from starling_operator.plan.progress import progress_text
+from starling_operator.plan.progress import progress_mark, progress_text
 from starling_operator.plan.recovery import restart_times
 from starling_operator.plan.status_inputs import StatusInputs
 from starling_operator.plan.timestamps import rfc3339
 
 _KEPT_TIMES = 20
 DETAILED_PODS = 128
-"""Pods that are shown one by one; those of groups that do not serve come first."""
+"""Pods that are shown one by one; those of groups that do not serve come first, and of these those of small groups."""
 MOST_ENDPOINTS = 256
 _LONGEST_MESSAGE = 1000
 
@@ -111,6 +111,7 @@ def _group(inputs: StatusInputs, group: Group) -> GroupStatus:
         restarted_at=restarts,
         **_sizes(inputs, group),
         nodes=_nodes(inputs, group),
+        progress="" if ready else _progress(inputs, group),
         progressed_at="" if ready else rfc3339(group.progressed_at),
         message=inputs.unready.get(group.name, "") or _resize_text(inputs, group),
     )
@@ -157,11 +158,27 @@ def _restarted_at(inputs: StatusInputs, group: Group) -> list[str]:
 
 def _nodes(inputs: StatusInputs, group: Group) -> list[GroupNode]:
     """The record of a group's pods. While a restart waits for its time, it stays: it shows the failure."""
-    decision = inputs.recoveries.get(group.name)
-    if decision is not None and decision.wait > 0 and group.previous is not None:
+    if group.previous is not None and _restart_waits(inputs, group):
         return list(group.previous.nodes)
+    return [_node(pod) for pod in _recorded(inputs, group)]
+
+
+def _progress(inputs: StatusInputs, group: Group) -> str:
+    if group.previous is not None and _restart_waits(inputs, group):
+        return group.previous.progress
+    return progress_mark(_recorded(inputs, group))
+
+
+def _restart_waits(inputs: StatusInputs, group: Group) -> bool:
+    decision = inputs.recoveries.get(group.name)
+    return decision is not None and decision.wait > 0
+
+
+def _recorded(inputs: StatusInputs, group: Group) -> list[Pod]:
+    """Pods that stay after this decision."""
+    decision = inputs.recoveries.get(group.name)
     deleted = {pod.uid for pod in decision.delete} if decision is not None else set()
-    return [_node(pod) for pod in group.remaining_pods if pod.uid not in deleted]
+    return [pod for pod in group.remaining_pods if pod.uid not in deleted]
 
 
 def _node(pod: Pod) -> GroupNode:
@@ -178,18 +195,17 @@ def _node(pod: Pod) -> GroupNode:
 
 
 def summarised(groups: Sequence[GroupStatus]) -> list[GroupStatus]:
-    """Keeps a status small, since etcd refuses a large object. Groups beyond the limit lose their pods and their message."""
-    left, detailed = DETAILED_PODS, set()
-    for group in sorted(groups, key=lambda group: group.ready):
-        left -= max(1, len(group.nodes))
-        if left >= 0:
-            detailed.add(group.name)
-    return [_shortened(group) if group.name in detailed else _without_pods(group) for group in groups]
+    """Keeps a status small, since etcd refuses a large object. Small groups come first, so one large group hides no other.
+
+    Pods beyond the limit are left out, from the last of a group on. A group without any loses its message too.
+    """
+    left, shown = DETAILED_PODS, {}
+    for group in sorted(groups, key=lambda group: (group.ready, len(group.nodes))):
+        shown[group.name] = left
+        left = max(0, left - max(1, len(group.nodes)))
+    return [_shortened(group, shown[group.name]) for group in groups]
 
 
-def _shortened(group: GroupStatus) -> GroupStatus:
-    return group.model_copy(update={"message": group.message[:_LONGEST_MESSAGE]})
-
-
-def _without_pods(group: GroupStatus) -> GroupStatus:
-    return group.model_copy(update={"nodes": [], "message": ""})
+def _shortened(group: GroupStatus, pods: int) -> GroupStatus:
+    message = group.message[:_LONGEST_MESSAGE] if pods else ""
+    return group.model_copy(update={"nodes": group.nodes[:pods], "message": message})

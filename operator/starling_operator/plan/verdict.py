@@ -40,6 +40,7 @@ def verdict(inputs: StatusInputs) -> Verdict:
         _resizing,
         _starting,
         _router_starting,
+        _routers_rolling,
     )
     found = next(filter(None, (rule(inputs) for rule in rules)), None)
     return found if found is not None else Verdict("ready", "Serving", _serving(inputs))
@@ -66,7 +67,8 @@ def _broken(inputs: StatusInputs) -> Verdict | None:
         cause = inputs.broken.get(group.name)
         if cause and not has_served(group) and not _first_restart(inputs, group):
             if inputs.old:
-                return Verdict("stalled", "RolloutStalled", f"revision {group.revision} does not come up: {cause}")
+                failure = f"revision {group.revision} does not come up: {cause}"
+                return Verdict("stalled", "RolloutStalled", f"{_count(inputs)} serve; {failure}")
             return Verdict("stalled", "GroupFailed", cause)
     return None
 
@@ -231,6 +233,14 @@ def _router_starting(inputs: StatusInputs) -> Verdict | None:
     return Verdict(
         "reconciling", "Progressing", _with(f"{_count(inputs)} serve; none of {state.replicas} routers is ready", state.problem)
     )
+
+
+def _routers_rolling(inputs: StatusInputs) -> Verdict | None:
+    state = inputs.router
+    if state is None or (state.updated >= state.replicas and not state.old):
+        return None
+    text = f"{state.updated} of {state.replicas} routers run the present spec, {state.old} older ones remain"
+    return Verdict("reconciling", "RollingOut", _with(f"{_count(inputs)} serve; {text}", state.problem))
 
 
 def _serving(inputs: StatusInputs) -> str:

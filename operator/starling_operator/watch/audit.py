@@ -31,7 +31,7 @@ class Audit:
     async def run(self, kube: Kube) -> None:
         """Runs until it is cancelled. At first it lists often, but only kinds of which objects are missing."""
         while not self.synced.is_set():
-            missing = [each for each in self._lists if await self._check(kube, *each)]
+            missing = [each for each in self._lists if await self._check(kube, *each) != set()]
             if not missing:
                 break
             await self._wait_for(missing)
@@ -52,23 +52,28 @@ class Audit:
 
     def _still_unseen(self, each: tuple[Kind, str | None]) -> bool:
         seen = self._cache.seen(*each)
-        return any(seen.get(uid, -1) < version and not self._cache.is_gone(uid) for uid, version in self._unseen[each])
+        unseen = self._unseen.get(each, set())
+        return any(seen.get(uid, -1) < version and not self._cache.is_gone(uid) for uid, version in unseen)
 
     async def _check_watch(self, kube: Kube, kind: Kind, scope: str | None) -> None:
         before = self._unseen.get((kind, scope), set())
         unseen = await self._check(kube, kind, scope)
-        if before & unseen:
+        if unseen is not None and before & unseen:
             self.behind = f"the watch of {kind.plural} has shown nothing of {len(before & unseen)} changes for {PERIOD:.0f} s"
             log.error("%s", self.behind)
 
-    async def _check(self, kube: Kube, kind: Kind, scope: str | None) -> set[tuple[str, int]]:
-        """Returns UIDs and versions that only the list has. Drops objects that it no longer has."""
+    async def _check(self, kube: Kube, kind: Kind, scope: str | None) -> set[tuple[str, int]] | None:
+        """Returns UIDs and versions that only the list has. Drops objects that it no longer has.
+
+        None: it cannot be listed. A watch can show nothing then either, so what it had yet to show counts no more.
+        """
         try:
             listed, at = await self._list(kube, kind, scope)
         except KubeError as error:
             log.warning("%s cannot be listed: %s", kind.plural, error)
             await asyncio.sleep(1.0)
-            return self._unseen.setdefault((kind, scope), set()) or {("", 0)}
+            self._unseen.pop((kind, scope), None)
+            return None
         seen = self._cache.seen(kind, scope)
         for key in self._cache.drop_unlisted(kind, scope, listed, at):
             log.info("the watches missed that a %s was deleted", kind.name)

@@ -98,7 +98,12 @@ def test_a_machine_has_no_gateway():
 
 @pytest.mark.parametrize(
     ("spec", "unused"),
-    [({}, []), ({"replicas": 1}, []), ({"replicas": 2, "resources": {}}, ["spec.router.replicas", "spec.router.resources"])],
+    [
+        ({}, []),
+        ({"replicas": 1}, []),
+        ({"replicas": 2, "resources": {}}, ["spec.router.replicas", "spec.router.resources"]),
+        ({"tolerations": [], "nodeSelector": {"a": "b"}}, ["spec.router.nodeSelector", "spec.router.tolerations"]),
+    ],
 )
 def test_what_a_process_does_not_need_is_named_where_it_was_written(spec, unused):
     assert unused_here(service(router=spec).spec) == unused

@@ -190,7 +190,8 @@ def test_containers_that_a_webhook_adds_are_none_of_ours() -> None:
         world.reconcile()
     live = world.children["Deployment", "chat-router"]
     live["spec"]["template"]["spec"]["containers"] += [{"name": "proxy", "ports": [{"containerPort": 15090}]}, {"name": "bare"}]
-    live["status"] = {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 2}
+    seen = {"observedGeneration": live["metadata"]["generation"]}
+    live["status"] = seen | {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 2}
     world.reconcile()
     assert backends(world) == TO_POOL
 

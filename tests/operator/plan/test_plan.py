@@ -205,6 +205,16 @@ def test_from_a_bad_revision_back_or_forward(cure: dict[str, Any]) -> None:
     assert (names(world) == old) == (cure["model"]["source"] == "hf://org/name"), "going back needs no new group"
 
 
+def test_scaling_up_while_a_rollout_is_stalled_says_how_many_serve() -> None:
+    world = settled({"replicas": 2})
+    world.edit({"model": {"source": BAD}})
+    world.settle()
+    world.edit({"replicas": 6})
+    world.settle()
+    assert world.condition("Stalled") == ("True", "RolloutStalled")
+    assert world.message().startswith("2 of 6 groups serve; revision ") and "does not come up: " in world.message()
+
+
 def test_scaling_down_while_a_rollout_is_stalled() -> None:
     world = settled({"replicas": 3})
     old = names(world)

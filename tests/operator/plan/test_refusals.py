@@ -167,6 +167,18 @@ def stored(**fields: Any) -> InferenceServiceSpec:
             stored(template={"spec": {"containers": [{"name": "agent", "resources": {"limits": {"memory": "much"}}}]}}),
             "spec.template.spec.containers[agent].resources.limits.memory: 'much' is not a size",
         ),
+        *(
+            (stored(template={"spec": part}), f"spec.template.spec.{field}: must be a {kind}")
+            for part, field, kind in (
+                ({"initContainers": "x"}, "initContainers", "list"),
+                ({"initContainers": 7}, "initContainers", "list"),
+                ({"initContainers": {"a": "b"}}, "initContainers", "list"),
+                ({"initContainers": [{"name": "i", "resources": ["a"]}]}, "initContainers[i].resources", "map"),
+                ({"containers": [{"name": "side", "resources": True}]}, "containers[side].resources", "map"),
+                ({"containers": [{"name": "side", "resources": {"limits": "x"}}]}, "containers[side].resources.limits", "map"),
+                ({"containers": [{"name": "agent", "resources": {"requests": 7}}]}, "containers[agent].resources.requests", "map"),
+            )
+        ),
         (
             stored(template={"spec": {"containers": [{"name": "agent", "resources": {"limits": ["x"]}}]}}),
             "spec.template.spec.containers[agent].resources.limits: must be a map",

@@ -92,12 +92,62 @@ def test_a_service_that_serves_leads_to_routers_when_one_is_ready_and_not_before
     assert selected(world) == AGENTS and world.children.keys() >= OF_ROUTER
     assert world.condition("Ready") == ("False", "Progressing")
     assert world.message() == "1 of 1 groups serve; none of 2 routers is ready"
-    world.children["Deployment", "chat-router"]["status"] = {"readyReplicas": 1}
+    world.children["Deployment", "chat-router"]["status"] = {
+        "observedGeneration": 1,
+        "replicas": 2,
+        "updatedReplicas": 2,
+        "readyReplicas": 1,
+    }
     world.reconcile()
     assert selected(world) == ROUTERS and world.condition("Ready") == ("True", "Serving")
     world.children["Deployment", "chat-router"]["status"] = {}
     world.reconcile()
     assert selected(world) == ROUTERS and world.condition("Ready") == ("False", "Progressing")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({}, "0 of 2 routers run the present spec, 2 older ones remain"),
+        (
+            {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1},
+            "1 of 2 routers run the present spec, 2 older ones remain",
+        ),
+        (
+            {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 2},
+            "2 of 2 routers run the present spec, 1 older ones remain",
+        ),
+        ({"observedGeneration": 2, "updatedReplicas": 2}, ""),
+        ({"observedGeneration": 2, "replicas": 5, "updatedReplicas": 5}, ""),  # scaled by hand
+    ],
+)
+def test_a_service_is_ready_when_all_routers_run_its_spec(status: dict[str, Any], said: str) -> None:
+    world = settled(ROUTER)
+    world.edit({"router": {"hold": {"seconds": 7}}})
+    assert conditions_of(world.decide().status)["Ready"] == ("False", "RollingOut"), "before it is applied"
+    world.reconcile()
+    live = world.children["Deployment", "chat-router"]
+    live["status"] |= status
+    world.reconcile()
+    assert world.condition("Ready") == (("False", "RollingOut") if said else ("True", "Serving"))
+    assert world.condition("Available")[0] == "True"
+    assert said in world.message()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: pods"},
+        {"type": "Progressing", "status": "False", "message": "ReplicaSet has timed out progressing"},
+    ],
+)
+def test_routers_that_do_not_come_are_named_with_the_cause(condition: dict[str, str]) -> None:
+    world = settled(ROUTER)
+    world.edit({"router": {"replicas": 3}})
+    world.reconcile()
+    world.children["Deployment", "chat-router"]["status"]["conditions"] = [condition]
+    world.reconcile()
+    assert world.condition("Ready") == ("False", "RollingOut") and world.message().endswith(condition["message"])
 
 
 def test_without_routers_again_the_service_leads_back_before_they_go() -> None:
@@ -190,10 +240,13 @@ def test_agents_and_routers_are_scraped() -> None:
 
 
 def test_pods_are_restricted_small_and_spread() -> None:
-    settings = replace(SETTINGS, router_image="starling-operator:1")
+    settings = replace(SETTINGS, router_image="starling-operator:1", router_image_pull_policy="Always")
     pod = of_router(ROUTER, "Deployment", settings)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["image"] == "starling-operator:1" and pod["securityContext"]["runAsNonRoot"] is True
+    assert (container["image"], container["imagePullPolicy"]) == ("starling-operator:1", "Always")
+    (usual,) = of_router(ROUTER, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert usual["imagePullPolicy"] == SETTINGS.image_pull_policy
+    assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["automountServiceAccountToken"] is False and pod["terminationGracePeriodSeconds"] == 140
     assert container["securityContext"]["readOnlyRootFilesystem"] and container["securityContext"]["capabilities"] == {
         "drop": ["ALL"]
@@ -232,6 +285,18 @@ def test_the_command_knows_all_flags() -> None:
     secret = {"apiKeySecret": {"name": "s", "key": "k"}}
     given = [*arguments(ROUTER | {"endpoint": {"allowedHosts": ["a.b"], "allowedOrigins": ["*"], **secret}}), *arguments(SHARED)]
     assert {re.split("=", flag)[0] for flag in given} <= known
+
+
+def test_routers_run_where_the_spec_says() -> None:
+    placed = {
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "ai", "effect": "NoSchedule"}],
+        "priorityClassName": "high",
+    }
+    pod = of_router({"router": placed}, "Deployment")["spec"]["template"]["spec"]
+    assert {name: pod[name] for name in placed} == placed
+    assert not placed.keys() & of_router(ROUTER, "Deployment")["spec"]["template"]["spec"].keys()
+    assert spec_hash(make_spec({"router": placed})) == spec_hash(make_spec()), "no group restarts"
 
 
 def test_tenants_and_their_keys_are_files_of_routers(tmp_path: Path) -> None:

@@ -287,6 +287,7 @@ class World:
             self.refused.add(key[1])
             return
         self.refused.discard(key[1])
+        old, generation = (known := self.children.get(key, {})).get("spec"), known.get("metadata", {}).get("generation", 0)
         if key not in self.children:
             self.made += 1
             uid = f"uid-{self.made}"
@@ -295,6 +296,8 @@ class World:
             uid, status = self.children[key]["metadata"]["uid"], self.children[key].get("status", {})
             self.children[key] = json.loads(json.dumps(manifest)) | ({"status": status} if status else {})
         self.children[key]["metadata"]["uid"] = uid
+        if key[0] == "Deployment":
+            self.children[key]["metadata"]["generation"] = generation + (self.children[key]["spec"] != old)
 
     def _delete(self, kind: str, name: str, uid: str, grace: int | None) -> None:
         if kind != "Pod":
@@ -311,7 +314,9 @@ class World:
     def _start_routers(self) -> None:
         for (kind, _), live in self.children.items():
             if kind == "Deployment":
-                live["status"] = {"readyReplicas": live["spec"]["replicas"]}
+                count, generation = live["spec"]["replicas"], live["metadata"]["generation"]
+                counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), count)
+                live["status"] = {"observedGeneration": generation} | counts
 
     def _routers(self) -> Iterator[RouterPod]:
         live = self.children.get(("Deployment", "chat-router"), {})

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,14 +14,16 @@ from starling_crds.v1alpha1.status import (
     InferenceServiceStatus,
     RevisionStatus,
 )
-from starling_operator.apply.status import StatusThrottle, write_status
+from starling_operator.apply.status import StatusThrottle, events_of, with_refusals, write_status
 from starling_operator.cluster.kinds import INFERENCE_SERVICE
 from starling_operator.cluster.kube import Kube
 from starling_operator.plan.decision import Decision, Delete, Event
+from starling_operator.plan.plan import plan
 from starling_operator.plan.status import summarised
 from starling_operator.watch.cache import Cache
 from starling_operator.watch.observe import read_service
 
+from tests.operator.plan.world import settled
 from tests.operator.shell.cluster import Cluster, manifest
 
 
@@ -136,3 +139,15 @@ def test_what_is_waited_for_or_remembered_is_written_at_once(changes: dict[str, 
     throttle.record(key)
     new = LOADING.model_copy(update=changes)
     assert throttle.wait(key, LOADING, Decision(status=new, **decided), new) == 0
+
+
+def test_a_refusal_has_one_event_and_hides_those_of_what_it_replaces() -> None:
+    world = settled()
+    observed, seen = world.observe(), []
+    for _ in range(3):
+        decision = plan(observed)
+        seen += [event.reason for event in events_of(observed.service, decision, ["HTTPRoute chat: no"])]
+        status = with_refusals(observed.service, decision.status, ["HTTPRoute chat: no"])
+        observed = replace(observed, service=replace(observed.service, status=status))
+    assert seen == ["ApplyFailed"]
+    assert [event.reason for event in events_of(observed.service, plan(observed), [])] == ["Ready"]

@@ -30,7 +30,7 @@ FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 300.0
 class ElasticInput:
     """Wanted size of one group, and what it may do now.
 
-    desired          wanted size in data parallel ranks; None: it keeps its size, and only finishes the operation in progress
+    desired          wanted size in data parallel ranks; None: it keeps its size, and only finishes an operation that has its pods
     resizes          it may begin a resize now: groups take turns. To get its first size, a group needs no turn
     serves           all pods of its current size serve
     at_wanted_size   all pods of the wanted size serve, and their reports show that size
@@ -77,7 +77,7 @@ def elastic_steps(
     serves: Callable[[Group], bool],
     at_wanted_size: Callable[[Group], bool],
 ) -> Mapping[str, ElasticDecision]:
-    """Returns steps by name, of elastic groups that stay. Groups of an old revision keep their size until they are replaced."""
+    """Returns steps by name, of elastic groups that stay. Groups of an old revision begin no operation."""
     groups = [group for group in kept if group.elastic is not None]
     data = desired.data if desired is not None else None
     has_turn = _whose_turn(groups, data)
@@ -122,9 +122,17 @@ def next_step(group: Group, turn: ElasticInput) -> ElasticDecision:
         )
     answer = turn.answers.get(state.stored.id) if state.stored is not None else None
     operation = follow(state, answer, closed=_is_closed(group, state, turn), now=turn.now)
+    if turn.desired is None and _may_go_back(operation):
+        # 0: it has yet to get its first size.
+        turn = replace(turn, desired=state.effective or None)
     if operation is not None and not ended(operation):
         return _running(group, state, operation, turn)
     return _idle(group, state, operation, turn)
+
+
+def _may_go_back(operation: OperationStatus | None) -> bool:
+    """True if pods beyond the present size may go. A growth that found no nodes would hold up the groups that replace this one."""
+    return operation is None or ended(operation) or operation.phase == "waiting"
 
 
 def _is_closed(group: Group, state: ElasticState, turn: ElasticInput) -> bool:

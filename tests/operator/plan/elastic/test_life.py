@@ -320,6 +320,37 @@ def test_a_rolling_update_in_the_middle_makes_groups_of_the_new_size() -> None:
     assert names(world) != old
 
 
+@pytest.mark.parametrize("edit", [{"image": "new:2"}, {"parallelism": {"elastic": {"min": 1, "max": 4}}}])
+def test_a_growth_without_nodes_holds_up_no_rollout(edit: dict[str, Any]) -> None:
+    world = running(2)
+    world.node_slots = 7
+    resize(world, 8)
+    for _ in range(20):
+        world.reconcile()
+        world.tick()
+    assert world.condition("Ready") == ("False", "Unschedulable")
+    old = names(world)
+    world.edit(edit | {"parallelism": {"expert": 2, **edit.get("parallelism", {})}})
+    world.settle()
+    assert (world.sizes(), world.condition("Ready")) == ([2], ("True", "Serving"))
+    assert names(world) != old
+
+
+def test_a_growth_without_nodes_holds_up_no_other_group() -> None:
+    world = running(2, high=4)
+    world.node_slots = 3
+    resize(world, 4)
+    for _ in range(20):
+        world.reconcile()
+        world.tick()
+    world.edit({"replicas": 2})
+    world.reconcile()
+    assert len(names(world)) == 2
+    world.node_slots = 8
+    world.settle()
+    assert (world.sizes(), world.condition("Ready")) == ([4, 4], ("True", "Serving"))
+
+
 def test_a_refused_edit_keeps_the_operation_in_the_status() -> None:
     world = running(2)
     resize(world, 4)

@@ -152,7 +152,21 @@ CASES: list[tuple[str, Group, dict[str, Any], tuple[int, str, str]]] = [
     ),
     ("the leader was restarted: called again", group_of(4, 0, None, stored("preparing")), {"desired": 4}, (4, "preparing", "to 4")),
     ("and after it was done", group_of(4, 0, None, stored("done")), {"desired": 4, "serves": False}, (4, "waiting", "")),
-    ("an older revision ends what it began", group_of(4, 2, None, stored("waiting")), {"desired": None}, (4, "waiting", "to 4")),
+    ("an older revision cancels what waits", group_of(4, 2, None, stored("waiting")), {"desired": None}, (4, "waiting", "cancel")),
+    ("its joiners go", group_of(4, 2, reported("cancelled"), stored("waiting")), {"desired": None}, (2, "cancelled", "")),
+    (
+        "an older revision ends what has its pods",
+        group_of(4, 2, reported("preparing"), stored("preparing")),
+        {"desired": None},
+        (4, "preparing", ""),
+    ),
+    (
+        "and keeps the size that it got",
+        group_of(4, 4, reported("done"), stored("releasing")),
+        {"desired": None},
+        (4, "done", ""),
+    ),
+    ("without a size it begins none", group_of(2, 0), {"desired": None, "serves": False}, (2, "none", "")),
     # what others did to the StatefulSet
     ("pods of the serving epoch are put back", group_of(1, 4), {"desired": 4}, (4, "none", "")),
     ("pods of an operation are put back", group_of(3, 2, None, stored("waiting")), {"desired": 4}, (4, "waiting", "")),
