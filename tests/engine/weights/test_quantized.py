@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -178,6 +179,35 @@ def test_columns_of_compressed_tensors_in_another_order_are_gathered(written: Ch
     edit_json(tmp_path / "config.json", {"quantization_config": config})
     check_gathered(tmp_path, f"{name}.weight", expected[f"{name}.weight"][:, mixed], Format(4, 128, 8, gathered=384))
     assert (loaded(tmp_path) - loaded(folder)).abs().max() > 0  # this matrix alone has its columns elsewhere
+
+
+@pytest.mark.parametrize("kind", ["gptq asymmetric", "gptq in 3 bits", "gptq", "gptq in 8 bits"])
+def test_any_zero_point_is_read_in_both_versions(kind: str, written: Checkpoints, tmp_path: Path) -> None:
+    """Version 1 is written as GPTQModel does: 1 is taken off all zeros of a word at once, so that 0 borrows; in 3 bits off each."""
+    shutil.copytree(written[kind][0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    tensors, bits = load_file(tmp_path / "model.safetensors"), config["bits"]
+    zeros = torch.randint(0, 1 << bits, tensors[f"{UP}.scales"].shape)
+    zeros[:, :17] = (1 << bits) - 1
+    zeros[:, 1:17:3] = 0
+    constants = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+    first = packed((zeros - 1) % 8, 3) if bits == 3 else packed(zeros, bits) - constants[bits]
+    numbers = []
+    for version, words in (("gptq_v2", packed(zeros, bits)), ("gptq", first)):
+        save_file({**tensors, f"{UP}.qzeros": words}, tmp_path / "model.safetensors")
+        edit_json(tmp_path / "config.json", {"quantization_config": {**config, "sym": False, "checkpoint_format": version}})
+        with open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file:
+            numbers.append(file.read(f"{UP}.weight", ()))
+    scales = tensors[f"{UP}.scales"].float().T
+    codes = (numbers[0].unflatten(1, (scales.shape[1], -1)) / scales[:, :, None]).round() + zeros.T[:, :, None]
+    assert codes.min() == 0 and codes.max() == (1 << bits) - 1
+    assert torch.equal(numbers[1], numbers[0])
+
+
+def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """[R, N] -> [R, N bits / 32] int32: one behind the other, the lowest bits first."""
+    raw = (codes[:, :, None] >> torch.arange(bits) & 1).flatten(1).to(torch.uint8).numpy()
+    return torch.from_numpy(np.packbits(raw, axis=1, bitorder="little")).view(torch.int32)
 
 
 def test_columns_in_an_order_that_the_config_denies_are_an_error(written: Checkpoints, tmp_path: Path) -> None:
