@@ -82,7 +82,13 @@ def read_quantization(config: Fields) -> QuantizationConfig | None:
             f"{fields.source}: quant_method {method!r} is not supported; supported: {', '.join(_METHODS)}. "
             "Or take another checkpoint of the model"
         )
+    if rotation := next((each for each in _ROTATIONS if fields.get(each)), None):
+        raise UnsupportedModel(f"{fields.source}: {rotation} (rotations at run time) is not supported")
     return _METHODS[method](fields)
+
+
+_ROTATIONS = ("rotation", "rotation_config", "spinquant_config", "transform_config")
+"""Names that GPTQModel, AutoRound and compressed-tensors have for rotations of activations while the model runs."""
 
 
 def _pattern(fields: Fields, name: str, pattern: str) -> re.Pattern[str]:
@@ -198,8 +204,6 @@ def _modelopt(fields: Fields) -> QuantizationConfig:
 
 def _compressed_tensors(fields: Fields) -> QuantizationConfig | None:
     _refuse_cache(fields)
-    if fields.get("transform_config"):
-        raise UnsupportedModel(f"{fields.source}: transform_config (rotations at run time) is not supported")
     sparsity = fields.child("sparsity_config")
     if sparsity.text("format", "dense") != "dense":
         raise UnsupportedModel(

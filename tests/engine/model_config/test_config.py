@@ -379,6 +379,11 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
             {"quantization_config": {**KV_ONLY, "transform_config": {"config_groups": {"R3": {"type": "hadamard"}}}}},
             ["config.json: quantization_config: transform_config"],
         ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}}, ["rotation (", "at run time"]),
+        *(
+            ({"quantization_config": {"quant_method": "auto-round", "bits": 4, name: {"hadamard_type": "quarot"}}}, [f"{name} ("])
+            for name in ("rotation_config", "spinquant_config", "transform_config")
+        ),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"] * 4},
             ["layer_types", "linear_attention"],
