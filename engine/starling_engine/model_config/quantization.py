@@ -60,7 +60,7 @@ def read_config_json(folder: Path) -> Fields:
     Older checkpoints of ModelOpt say in a file of its own how they are quantized: that becomes part of the config.
     """
     config, beside = Fields.read(folder / CONFIG), folder / "hf_quant_config.json"
-    if config.has(FIELD) or not beside.exists():
+    if config.get(FIELD) or not beside.exists():
         return config
     found = Fields.read(beside).child("quantization")
     return Fields({**config.values, FIELD: dict(found.values)}, f"{config.source} and {beside.name}")
@@ -69,14 +69,14 @@ def read_config_json(folder: Path) -> Fields:
 def read_quantization(config: Fields) -> QuantizationConfig | None:
     """Returns how weights are quantized; None where they are not.
 
-    llm-compressor writes a quantization_config also where it has only measured scales of a cache in fp8: that is None.
+    llm-compressor and ModelOpt write a quantization_config also where they have only measured scales of a cache: that is None.
     Raises UnsupportedModel naming a method, or a part of one, that cannot be read.
     """
-    name = next((each for each in (FIELD, "compression_config") if config.has(each)), None)
-    if name is None:
+    fields = _section(config)
+    if not fields.names():
         return None
-    fields = config.child(name)
-    method = fields.text("quant_method", "modelopt" if fields.has("quant_algo") else "")
+    of_modelopt = fields.has("quant_algo") or fields.has(_CACHE_ALGORITHM)
+    method = fields.text("quant_method", "modelopt" if of_modelopt else "")
     if method not in _METHODS:
         raise UnsupportedModel(
             f"{fields.source}: quant_method {method!r} is not supported; supported: {', '.join(_METHODS)}. "
@@ -86,6 +86,21 @@ def read_quantization(config: Fields) -> QuantizationConfig | None:
         raise UnsupportedModel(f"{fields.source}: {rotation} (rotations at run time) is not supported")
     return _METHODS[method](fields)
 
+
+def has_fp8_cache_scales(config: Fields) -> bool:
+    """Says if scales of keys and values, where the checkpoint has some, are of fp8. ModelOpt writes such of other types, too."""
+    fields = _section(config)
+    scheme = fields.child("kv_cache_scheme")
+    is_fp8 = (scheme.get("type") or "float", scheme.get("num_bits") or 8) == ("float", 8)
+    return is_fp8 and fields.text(_CACHE_ALGORITHM, "FP8").upper() == "FP8"
+
+
+def _section(config: Fields) -> Fields:
+    """Returns what a config says of quantization; empty where it says nothing."""
+    return config.child(next((each for each in (FIELD, "compression_config") if config.get(each)), FIELD))
+
+
+_CACHE_ALGORITHM = "kv_cache_quant_algo"
 
 _ROTATIONS = ("rotation", "rotation_config", "spinquant_config", "transform_config")
 """Names that GPTQModel, AutoRound and compressed-tensors have for rotations of activations while the model runs."""
@@ -197,7 +212,9 @@ def _bitsandbytes(fields: Fields) -> QuantizationConfig:
     return QuantizationConfig("bitsandbytes", WeightScheme(4 if fields.boolean("load_in_4bit", False) else 8))
 
 
-def _modelopt(fields: Fields) -> QuantizationConfig:
+def _modelopt(fields: Fields) -> QuantizationConfig | None:
+    if not fields.has("quant_algo"):
+        return None
     kind = _refuse_other(fields, "quant_algo", ("fp8", "nvfp4"), "")
     return QuantizationConfig("modelopt", WeightScheme(8 if kind == "fp8" else 4))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from starling_engine.errors import WeightError
+from starling_engine.model_config.quantization import CONFIG, has_fp8_cache_scales, read_config_json
 from starling_engine.weights.checkpoint import open_checkpoint
 from starling_engine.weights.source import WeightFiles
 
@@ -28,10 +29,13 @@ class Scaled(Protocol):
 
 
 def load_kv_scales(layers: Mapping[str, Scaled], path: Path, *, pickles: bool = False) -> None:
-    """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1.
+    """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1, as do all where its are not of fp8.
 
     Raises WeightError naming a scale that is not one positive number.
     """
+    if (path / CONFIG).exists() and not has_fp8_cache_scales(read_config_json(path)):
+        logger.warning("KV cache in float8_e4m3fn: the checkpoint's scales are of another type, and not taken; all are 1")
+        return
     files, count = open_checkpoint(path, pickles=pickles), 0
     for prefix, layer in layers.items():
         for field, names in NAMES.items():

@@ -399,6 +399,17 @@ def test_an_unknown_feature_is_named_with_what_is_known(changes: dict[str, Any],
 def test_scales_of_a_cache_alone_are_no_quantized_weights() -> None:
     assert parse(quantization_config=KV_ONLY) == parse()
     assert parse(quantization_config={**KV_ONLY, "transform_config": {}}) == parse()
+    for of_modelopt in ({"quant_method": "modelopt"}, {"quant_algo": None}):
+        assert parse(quantization_config={**of_modelopt, "kv_cache_quant_algo": "FP8"}) == parse()
+
+
+@pytest.mark.parametrize("config", [{}, {"quant_algo": None, "kv_cache_quant_algo": None}])
+def test_a_quantization_config_that_says_nothing_is_none(config: dict[str, Any], tmp_path: Path) -> None:
+    assert parse(quantization_config=config) == parse()
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "quantization_config": config}))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    beside = load_model_config(tmp_path).quantization
+    assert (beside is None) == bool(config)
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "holds no config.json"), ("{", "cannot be read"), ("[1]", "JSON object")])

@@ -50,6 +50,24 @@ def test_they_change_nothing_where_the_cache_is_of_the_model_s_dtype(folder: Pat
 
 
 @pytest.mark.parametrize(
+    ("config", "taken"),
+    [
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, True),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, False),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, True),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 4, "type": "float"}}, False),
+    ],
+)
+def test_scales_of_another_type_are_not_taken(
+    config: dict[str, object], taken: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_json(folder / "config.json", {"quantization_config": config})
+    add_scales(folder, scale_tensors(SCALES))
+    assert scales_of(folder) == (ONES if not taken else [pytest.approx(both) for both in SCALES])
+    assert ("of another type" in caplog.text) == (not taken)
+
+
+@pytest.mark.parametrize(
     ("tensor", "words"),
     [
         (torch.ones(2), r"k_scale \[2\] has the wrong shape \(expected one number"),
