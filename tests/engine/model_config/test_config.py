@@ -292,6 +292,10 @@ def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
         ({"rope_scaling": {"type": "linear", "factor": 1e6}}, ["max_position_embeddings", "at most 16777216 tokens", "scaling"]),
         ({"architectures": ["CohereForCausalLM"], "model_max_length": 10**30}, ["model_max_length", "at most 16777216 tokens"]),
         ({**QWEN3_MOE, "num_experts": 10**9}, ["num_experts", "at most 10000"]),
+        (
+            {**QWEN3_MOE, "num_experts": 10_000, "num_hidden_layers": 21},
+            ["num_hidden_layers must leave at most 200000 experts in all", "21 layers have 10000 each"],
+        ),
         ({**PHI3, "partial_rotary_factor": 1.5}, ["partial_rotary_factor", "at most 1", "1.5"]),
         ({**PHI3, "partial_rotary_factor": 0.2}, ["partial_rotary_factor", "16 elements", "got 3"]),
         ({**PHI3, "rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, ["long_factor", "8 numbers", "got 1"]),
