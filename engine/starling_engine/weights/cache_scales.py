@@ -11,12 +11,13 @@ from starling_engine.model_config.quantization import CONFIG, has_fp8_cache_scal
 from starling_engine.weights.checkpoint import open_checkpoint
 from starling_engine.weights.source import WeightFiles
 
-ENDINGS = (".k_scale", ".v_scale")
 NAMES = {
-    "key_scale": ("k_scale", "attn.k_scale", "k_proj.k_scale"),
-    "value_scale": ("v_scale", "attn.v_scale", "v_proj.v_scale"),
+    "key_scale": ("k_scale", "attn.k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale"),
+    "value_scale": ("v_scale", "attn.v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale"),
 }
-"""Names below the attention of a layer, as llm-compressor, vLLM and ModelOpt write them (vLLM's `maybe_remap_kv_scale_name`)."""
+"""Names below the attention of a layer, as llm-compressor, vLLM and ModelOpt write them, and as older tools did: early
+compressed-tensors, and AutoFP8 with one scale for both (vLLM's `maybe_remap_kv_scale_name` and `get_cache_scale`)."""
+ENDINGS = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 logger = logging.getLogger("starling.weights")
 

@@ -37,6 +37,13 @@ def test_a_layer_without_one_has_1(folder: Path) -> None:
     assert scales_of(folder) == [(1, 1), (1, 0.5), (1, 1)]
 
 
+def test_names_of_older_tools_are_read(folder: Path) -> None:
+    early = {f"model.layers.0.self_attn.{kind}_proj.output_scale": torch.tensor([scale]) for kind, scale in (("k", 0.5), ("v", 2.0))}
+    add_scales(folder, {**early, f"{LAYER}.kv_scale": torch.tensor(0.25)})
+    assert scales_of(folder) == [(0.5, 2), (0.25, 0.25), (1, 1)]
+    loaded(folder)
+
+
 def test_they_change_nothing_where_the_cache_is_of_the_model_s_dtype(folder: Path) -> None:
     """Also where the config says that keys and values, and nothing else, are meant to be quantized."""
     before = loaded(folder)
