@@ -30,7 +30,7 @@ class Scaled(Protocol):
 
 
 def load_kv_scales(layers: Mapping[str, Scaled], path: Path, *, pickles: bool = False) -> None:
-    """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1, as do all where its are not of fp8.
+    """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1; all do where they are not of fp8.
 
     Raises WeightError naming a scale that is not one positive number.
     """

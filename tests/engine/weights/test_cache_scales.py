@@ -38,7 +38,8 @@ def test_a_layer_without_one_has_1(folder: Path) -> None:
 
 
 def test_names_of_older_tools_are_read(folder: Path) -> None:
-    early = {f"model.layers.0.self_attn.{kind}_proj.output_scale": torch.tensor([scale]) for kind, scale in (("k", 0.5), ("v", 2.0))}
+    of_projections = (("k", 0.5), ("v", 2.0))
+    early = {f"model.layers.0.self_attn.{kind}_proj.output_scale": torch.tensor([scale]) for kind, scale in of_projections}
     add_scales(folder, {**early, f"{LAYER}.kv_scale": torch.tensor(0.25)})
     assert scales_of(folder) == [(0.5, 2), (0.25, 0.25), (1, 1)]
     loaded(folder)

@@ -52,8 +52,9 @@ class GptqMatrix(IntegerMatrix):
     def _zeros(self, read: Read) -> Tensor:
         """Returns the zero points [G, N] uint8.
 
-        Version 1 has them less 1. A tool takes 1 off all zeros of a word at once, so one of 0 borrows from its neighbour (GPTQModel's
-        `convert_gptq_v2_to_v1_format_module`): adding 1 to all gives it back. With 3 bits it is taken off each zero by itself.
+        Version 1 has them less 1. A tool takes 1 off all zeros of a word at once, so one of 0 borrows from its neighbour
+        (GPTQModel's `convert_gptq_v2_to_v1_format_module`): adding 1 to all gives it back. With 3 bits it is taken
+        off each zero by itself.
         """
         bits, words = self.scheme.bits, read("qzeros", ())
         if not self.scheme.zero_shift:
