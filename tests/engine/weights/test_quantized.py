@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from starling_engine.errors import WeightError
+from starling_engine.model_config.config import load_model_config
 from starling_engine.native.group_quantized import Format
 from starling_engine.weights.checkpoint import open_checkpoint, stored_formats
 from transformers import AutoModelForCausalLM
@@ -309,6 +310,7 @@ def test_a_matrix_may_lie_in_two_files(written: Checkpoints, tmp_path: Path) -> 
 
 
 UP = "model.layers.1.mlp.up_proj"
+STATE_NAME = "weight.quant_state.bitsandbytes__nf4"
 
 
 def state(**changes: object) -> torch.Tensor:
@@ -319,6 +321,16 @@ def state(**changes: object) -> torch.Tensor:
 
 def cut(tensors: Tensors, ending: str) -> None:
     tensors[f"{UP}.{ending}"] = tensors[f"{UP}.{ending}"][:-1].contiguous()
+
+
+def test_a_config_that_merged_adapters_left_behind_is_passed_over(written: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(written["nf4"][0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert load_model_config(tmp_path).quantization is not None
+    shutil.copytree(written["nf4"][0].parent / "plain", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model_config(tmp_path).quantization is None
+    assert torch.equal(loaded(tmp_path), loaded(written["nf4"][0].parent / "plain"))
 
 
 @pytest.mark.parametrize(
@@ -366,6 +378,17 @@ def cut(tensors: Tensors, ending: str) -> None:
         ("fp4 twice", lambda t: t.pop(f"{UP}.weight.nested_quant_map"), "nested_quant_map is missing"),
         ("fp4 twice", lambda t: cut(t, "weight.nested_quant_map"), r"nested_quant_map \[255\] has the wrong shape"),
         ("nf4", lambda t: t.update({f"{UP}.weight.quant_state.bitsandbytes__nf4": state(blocksize=float("inf"))}), "quant_state"),
+        (
+            "nf4",
+            lambda t: t.update({f"{UP}.{STATE_NAME}": torch.tensor(list(b"[" * 60_000), dtype=torch.uint8)}),
+            "quant_state that cannot be read",
+        ),
+        (
+            "nf4",
+            lambda t: t.update({f"{UP}.{STATE_NAME}": torch.zeros(1 << 17, dtype=torch.uint8)}),
+            "no U8 of at most 65536 bytes",
+        ),
+        ("nf4", lambda t: t.update({f"{UP}.{STATE_NAME}": torch.zeros(9)}), "no U8 of at most 65536 bytes"),
         ("torchao int4", lambda t: cut(t, "_weight_zero_point"), r"weight_zero_point \[1, 384\] has the wrong shape"),
         ("torchao intx", lambda t: t.pop(f"{UP}._weight_scale"), "up_proj._weight_scale is missing"),
     ],
