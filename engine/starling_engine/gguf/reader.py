@@ -6,7 +6,7 @@ Everything is checked against the size of the file before memory is taken for it
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -158,17 +158,19 @@ class GgufFile:
         value = self._values.get(name)
         return self._read_array(name, value) if isinstance(value, _Array) else value
 
-    def texts_at(self, name: str, indexes: Iterable[int]) -> list[str]:
-        """Returns some strings of an array, by ascending index, without making all of them."""
-        array = self._values.get(name)
+    def places_of(self, name: str, texts: Collection[str]) -> list[int]:
+        """Returns where in an array of strings one of `texts` is, by ascending index, without making all of them."""
+        array, wanted = self._values.get(name), {text.encode() for text in texts}
         if not isinstance(array, _Array) or array.kind != _STRING:
             return []
-        cursor, last = _Cursor(self._data, self.path), 0
-        cursor.at, found = array.start, []
-        for index in indexes:
-            cursor.skip_texts(index - last, name)
-            found.append(cursor.text(name))
-            last = index + 1
+        # Their lengths were checked when the header was read.
+        unpack, data, at, found = struct.Struct("<Q").unpack_from, self._data, array.start, []
+        lengths = {len(each) for each in wanted}
+        for index in range(array.count):
+            (length,) = unpack(data, at)
+            at += 8 + length
+            if length in lengths and data[at - length : at] in wanted:
+                found.append(index)
         return found
 
     def count_of(self, name: str) -> int:

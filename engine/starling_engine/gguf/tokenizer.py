@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.reader import GgufFile
-from starling_engine.gguf.vocabulary import CONTROL, NORMAL, USER_DEFINED, token_id, token_types, tokenizer_field
+from starling_engine.gguf.vocabulary import CONTROL, ENDS, NORMAL, USER_DEFINED, token_id, token_types, tokenizer_field
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -122,7 +122,7 @@ def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> Iterator[
 
 def _add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
     """Marks the tokens that are found as they are in a text, before it is split."""
-    typed = list(zip(tokens, types, strict=False))
+    typed = [(token, CONTROL if token in ENDS else type_) for token, type_ in zip(tokens, types, strict=False)]
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token, type_ in typed if type_ == CONTROL])
     backend.add_tokens([AddedToken(token, normalized=False) for token, type_ in typed if type_ == USER_DEFINED])
 

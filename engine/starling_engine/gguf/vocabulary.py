@@ -7,18 +7,20 @@ from starling_engine.gguf.reader import GgufFile
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 """Types of tokens."""
 
-_ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<｜end▁of▁sentence｜>")
-"""Control tokens that end an answer, whichever of them the file names as its end."""
+ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+    )
+)
+"""Tokens that end an answer, whichever of them the file names as its end, and whatever type it gives them (src/llama-vocab.cpp)."""
 
 
 def end_token_ids(file: GgufFile) -> list[int]:
-    """Returns the ids of the tokens that end an answer: those that the file names, and the usual ones among its control tokens."""
+    """Returns the ids of the tokens that end an answer: those that the file names, and the usual ones."""
     count = file.count_of("tokenizer.ggml.tokens")
-    control = [id_ for id_, type_ in enumerate(token_types(file)[:count]) if type_ == CONTROL]
-    spelled = zip(control, file.texts_at("tokenizer.ggml.tokens", control), strict=False)
-    usual = [id_ for id_, token in spelled if token in _ENDS_OF_TURNS]
     named = [token_id(file, key, count) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    return list(dict.fromkeys([id_ for id_ in named if id_ is not None] + usual))
+    return list(dict.fromkeys([id_ for id_ in named if id_ is not None] + file.places_of("tokenizer.ggml.tokens", ENDS)))
 
 
 def tokenizer_field(file: GgufFile, name: str) -> Any:

@@ -13,7 +13,7 @@ from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinitio
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.mla_shape import MlaShape
-from starling_engine.model_config.moe import MoeConfig
+from starling_engine.model_config.moe import MoeConfig, check_experts
 from starling_engine.model_config.pooler import PoolerConfig, pooler_of, read_pooler
 from starling_engine.model_config.quantization import QuantizationConfig, read_config_json, read_quantization
 from starling_engine.model_config.registry import find_definition
@@ -139,6 +139,8 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     ropes = definition.ropes(config, definition.rope_theta)
     mla = definition.mla(config, num_heads)
     moe = definition.moe(config, num_layers)
+    if moe:
+        check_experts(config, moe)
     head_dim = mla.key_dim if mla else _read_head_dim(config, num_heads, definition)
     _check_ropes(config, ropes, mla.rope_dim if mla else head_dim)
     length_field = definition.length_field if config.has(definition.length_field) else LENGTH_FIELD

@@ -25,7 +25,7 @@ class Fields:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ModelError(f"{path.parent} holds no {path.name}: not a model folder") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
         if not isinstance(values, dict):
             raise ModelError(f"{path} must hold a JSON object, not a {type(values).__name__}")

@@ -7,6 +7,8 @@ from starling_engine.model_config.fields import Fields
 
 MAX_EXPERTS = 10_000
 """More than a layer of any model has; a config with more is damaged."""
+_MAX_EXPERTS_IN_ALL = 200_000
+"""More than all layers of any model have together (Kimi K2's have 23,040), whose slots are made before tensors are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,14 @@ def checked(config: Fields, routing: Routing) -> Routing:
     if top_k > eligible:
         raise config.error("num_experts_per_tok", f"must be at most {eligible}, the experts that a token can choose from")
     return routing
+
+
+def check_experts(config: Fields, moe: MoeConfig) -> None:
+    """Raises ModelError for more experts in all layers than any model has."""
+    layers, experts = len(moe.layers), moe.num_experts
+    if layers * experts > _MAX_EXPERTS_IN_ALL:
+        rule = f"must leave at most {_MAX_EXPERTS_IN_ALL} experts in all: {layers} layers have {experts} each"
+        raise config.error("num_hidden_layers", rule)
 
 
 def no_experts(_config: Fields, _num_layers: int) -> MoeConfig | None:

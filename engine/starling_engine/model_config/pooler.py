@@ -114,7 +114,7 @@ def _modules(folder: Path) -> dict[str, str]:
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
         return {_class_of(module["type"]): module["path"] for module in modules}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error!r}") from error
 
 

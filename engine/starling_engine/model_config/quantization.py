@@ -10,6 +10,8 @@ from pathlib import Path
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.module_pattern import compile_pattern
+from starling_engine.model_config.stored_names import stored_names
 
 CONFIG = "config.json"
 FIELD = "quantization_config"
@@ -35,6 +37,10 @@ class WeightScheme:
     block: tuple[int, int] | None = None
 
 
+_LONGEST_NAME = 200
+"""No model has a longer one; patterns may take long for such."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
     """Schemes by a module's name: one of `exact`, the first of `patterns` that fits its beginning, or the default.
@@ -51,46 +57,76 @@ class QuantizationConfig:
         """Returns the scheme of a module with quantized weights; None where nothing names it."""
         if module in self.exact:
             return self.exact[module]
+        if len(module) > _LONGEST_NAME:
+            return self.default
         return next((scheme for pattern, scheme in self.patterns if pattern.match(module)), self.default)
 
 
 def read_config_json(folder: Path) -> Fields:
     """Reads a model's config.json. Raises ModelError.
 
-    Older checkpoints of ModelOpt say in a file of its own how they are quantized: that becomes part of the config.
+    Older checkpoints of ModelOpt say in a file of its own how they are quantized: that becomes part of the config. The
+    part of bitsandbytes is left out where no tensor is of its kind: adapters that were merged leave it behind.
     """
     config, beside = Fields.read(folder / CONFIG), folder / "hf_quant_config.json"
-    if config.has(FIELD) or not beside.exists():
-        return config
+    if config.get(FIELD) or not beside.exists():
+        is_stale = _section(config).get("quant_method") == "bitsandbytes" and _has_no_codes_of_bitsandbytes(folder)
+        return Fields({**config.values, FIELD: None}, config.source) if is_stale else config
     found = Fields.read(beside).child("quantization")
     return Fields({**config.values, FIELD: dict(found.values)}, f"{config.source} and {beside.name}")
+
+
+def _has_no_codes_of_bitsandbytes(folder: Path) -> bool:
+    names = stored_names(folder)
+    return bool(names) and not any(name.endswith((".SCB", ".absmax")) for name in names)
 
 
 def read_quantization(config: Fields) -> QuantizationConfig | None:
     """Returns how weights are quantized; None where they are not.
 
-    llm-compressor writes a quantization_config also where it has only measured scales of a cache in fp8: that is None.
+    llm-compressor and ModelOpt write a quantization_config also where they have only measured scales of a cache: that is None.
     Raises UnsupportedModel naming a method, or a part of one, that cannot be read.
     """
-    name = next((each for each in (FIELD, "compression_config") if config.has(each)), None)
-    if name is None:
+    fields = _section(config)
+    if not fields.names():
         return None
-    fields = config.child(name)
-    method = fields.text("quant_method", "modelopt" if fields.has("quant_algo") else "")
+    of_modelopt = fields.has("quant_algo") or fields.has(_CACHE_ALGORITHM)
+    method = fields.text("quant_method", "modelopt" if of_modelopt else "")
     if method not in _METHODS:
         raise UnsupportedModel(
             f"{fields.source}: quant_method {method!r} is not supported; supported: {', '.join(_METHODS)}. "
             "Or take another checkpoint of the model"
         )
+    if rotation := next((each for each in _ROTATIONS if fields.get(each)), None):
+        raise UnsupportedModel(f"{fields.source}: {rotation} (rotations at run time) is not supported")
     return _METHODS[method](fields)
+
+
+def has_fp8_cache_scales(config: Fields) -> bool:
+    """Says if scales of keys and values, where the checkpoint has some, are of fp8. ModelOpt writes such of other types, too."""
+    fields = _section(config)
+    scheme = fields.child("kv_cache_scheme")
+    is_fp8 = (scheme.get("type") or "float", scheme.get("num_bits") or 8) == ("float", 8)
+    return is_fp8 and fields.text(_CACHE_ALGORITHM, "FP8").upper() == "FP8"
+
+
+def _section(config: Fields) -> Fields:
+    """Returns what a config says of quantization; empty where it says nothing."""
+    return config.child(next((each for each in (FIELD, "compression_config") if config.get(each)), FIELD))
+
+
+_CACHE_ALGORITHM = "kv_cache_quant_algo"
+
+_ROTATIONS = ("rotation", "rotation_config", "spinquant_config", "transform_config")
+"""Names that GPTQModel, AutoRound and compressed-tensors have for rotations of activations while the model runs."""
 
 
 def _pattern(fields: Fields, name: str, pattern: str) -> re.Pattern[str]:
     """Raises ModelError where it is no regular expression."""
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise fields.error(name, f"must hold regular expressions ({pattern!r}: {error})") from error
+        return compile_pattern(pattern)
+    except ValueError as error:
+        raise fields.error(name, f"must hold regular expressions ({pattern[:100]!r}: {error})") from error
 
 
 def _bits(fields: Fields, name: str, possible: tuple[int, ...]) -> int:
@@ -117,13 +153,14 @@ def _group(fields: Fields, name: str) -> int | None:
 
 
 def _changed(scheme: WeightScheme, changes: Fields, module: str) -> WeightScheme | None:
-    """Returns the scheme of a module that has bits, a group and zero points of its own; None where it is not quantized."""
+    """Returns the scheme of a module that has bits, a group, zero points or an order of its own; None where it is not quantized."""
     own = changes.child(module)
     bits = _bits(own, "bits", (*_GPTQ_BITS, _UNQUANTIZED_BITS)) if own.has("bits") else scheme.bits
     if bits == _UNQUANTIZED_BITS:
         return None
     group = _group(own, "group_size") if own.has("group_size") else scheme.group
-    return replace(scheme, bits=bits, group=group, symmetric=own.boolean("sym", scheme.symmetric))
+    symmetric, ordered = own.boolean("sym", scheme.symmetric), own.boolean("desc_act", scheme.ordered)
+    return replace(scheme, bits=bits, group=group, symmetric=symmetric, ordered=ordered)
 
 
 def _gptq(fields: Fields) -> QuantizationConfig:
@@ -191,15 +228,15 @@ def _bitsandbytes(fields: Fields) -> QuantizationConfig:
     return QuantizationConfig("bitsandbytes", WeightScheme(4 if fields.boolean("load_in_4bit", False) else 8))
 
 
-def _modelopt(fields: Fields) -> QuantizationConfig:
+def _modelopt(fields: Fields) -> QuantizationConfig | None:
+    if not fields.has("quant_algo"):
+        return None
     kind = _refuse_other(fields, "quant_algo", ("fp8", "nvfp4"), "")
     return QuantizationConfig("modelopt", WeightScheme(8 if kind == "fp8" else 4))
 
 
 def _compressed_tensors(fields: Fields) -> QuantizationConfig | None:
     _refuse_cache(fields)
-    if fields.get("transform_config"):
-        raise UnsupportedModel(f"{fields.source}: transform_config (rotations at run time) is not supported")
     sparsity = fields.child("sparsity_config")
     if sparsity.text("format", "dense") != "dense":
         raise UnsupportedModel(
@@ -251,7 +288,10 @@ def _group_scheme(group: Fields) -> WeightScheme:
         raise UnsupportedModel(f"{weights.source}: symmetric false is not supported for floats")
     strategy = weights.text("strategy", "channel")
     if strategy == "block":
-        block = weights.integers("block_structure")
+        # Older tools write a text: "128x128".
+        written = weights.get("block_structure")
+        is_text = isinstance(written, str) and re.fullmatch("[0-9]{1,6}x[0-9]{1,6}", written)
+        block = tuple(map(int, written.split("x"))) if is_text else weights.integers("block_structure")
         if len(block) != 2 or 0 in block:
             raise weights.error("block_structure", "must be two integers above 0")
         return WeightScheme(bits, block=(block[0], block[1]))

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Protocol
 
 from starling_engine.errors import WeightError
+from starling_engine.model_config.quantization import CONFIG, has_fp8_cache_scales, read_config_json
 from starling_engine.weights.checkpoint import open_checkpoint
 from starling_engine.weights.source import WeightFiles
 
-ENDINGS = (".k_scale", ".v_scale")
 NAMES = {
-    "key_scale": ("k_scale", "attn.k_scale", "k_proj.k_scale"),
-    "value_scale": ("v_scale", "attn.v_scale", "v_proj.v_scale"),
+    "key_scale": ("k_scale", "attn.k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale"),
+    "value_scale": ("v_scale", "attn.v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale"),
 }
-"""Names below the attention of a layer, as llm-compressor, vLLM and ModelOpt write them (vLLM's `maybe_remap_kv_scale_name`)."""
+"""Names below the attention of a layer, as llm-compressor, vLLM and ModelOpt write them, and as older tools did: early
+compressed-tensors, and AutoFP8 with one scale for both (vLLM's `maybe_remap_kv_scale_name` and `get_cache_scale`)."""
+ENDINGS = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 logger = logging.getLogger("starling.weights")
 
@@ -28,10 +30,13 @@ class Scaled(Protocol):
 
 
 def load_kv_scales(layers: Mapping[str, Scaled], path: Path, *, pickles: bool = False) -> None:
-    """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1.
+    """Sets the scales that the checkpoint has, by the name of a layer's attention. Others stay 1; all do where they are not of fp8.
 
     Raises WeightError naming a scale that is not one positive number.
     """
+    if (path / CONFIG).exists() and not has_fp8_cache_scales(read_config_json(path)):
+        logger.warning("KV cache in float8_e4m3fn: the checkpoint's scales are of another type, and not taken; all are 1")
+        return
     files, count = open_checkpoint(path, pickles=pickles), 0
     for prefix, layer in layers.items():
         for field, names in NAMES.items():

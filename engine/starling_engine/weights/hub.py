@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from starling_engine.errors import ModelError
+from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.reader import is_gguf
 
 ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
@@ -18,6 +18,7 @@ Folders of sentence-transformers, such as 1_Pooling, begin with a digit: their c
 """
 
 NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(:(?P<file>(?!\.\.?/)[\w.-]+(/(?!\.\.?/)[\w.-]+)*\.gguf))?(@(?P<revision>.+))?")
+_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 FORM = "org/name[:file.gguf][@revision]"
 
 
@@ -47,6 +48,9 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if path.is_dir() or (path.is_file() and is_gguf(path)):
         return path
     wanted = split_name(name)
+    if wanted.file is not None and _PART.search(wanted.file):
+        # Gigabytes are not worth downloading only to be refused.
+        raise UnsupportedModel(f"{name}: a model in several GGUF files is not supported; merge them (llama-gguf-split --merge)")
     if wanted.revision and revision and wanted.revision != revision:
         raise ModelError(f"{name}: the name and the argument ask for two revisions, {wanted.revision} and {revision}")
     return _download(wanted._replace(revision=wanted.revision or revision))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from starling_engine.errors import WeightError
+from starling_engine.model_config.base_model import PREFIX, has_base_names
 from starling_engine.weights.safetensors_source import DTYPE_BYTES, indexed_files
 from starling_engine.weights.source import Index, TensorInfo, TensorReader
 
@@ -27,7 +28,7 @@ _NAMES = {
 
 
 class PickledWeights:
-    """All tensors of the checkpoint in a folder, which are maps of the files.
+    """All tensors of the checkpoint in a folder, which are maps of the files. Names are as in `SafetensorsWeights`.
 
     Raises WeightError when there are none, when one of the index is absent, or one holds other things than tensors.
     """
@@ -37,20 +38,24 @@ class PickledWeights:
         if not paths[0].exists():
             raise WeightError(f"{folder} holds neither {SINGLE} nor {INDEX}")
         self._files = {path: _load(path) for path in paths}
-        self.tensors = {name: _info(path, tensor) for path, found in self._files.items() for name, tensor in found.items()}
+        found = {name: _info(path, tensor) for path, tensors in self._files.items() for name, tensor in tensors.items()}
+        self._prefix = PREFIX if has_base_names(found) else ""
+        self.tensors = {f"{self._prefix}{name}": info for name, info in found.items()}
 
     @contextmanager
     def open(self, file: Path) -> Iterator[TensorReader]:
         """See `WeightFiles`."""
-        yield _Reader(self._files[file])
+        yield _Reader(self._files[file], self._prefix)
 
 
 class _Reader:
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
         self._tensors = tensors
+        self._prefix = prefix
 
     def read(self, name: str, index: Index) -> torch.Tensor:
-        return self._tensors[name][index] if index else self._tensors[name]
+        tensor = self._tensors[name.removeprefix(self._prefix)]
+        return tensor[index] if index else tensor
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

@@ -75,7 +75,7 @@ def indexed_files(index: Path) -> list[Path]:
     """Returns the files that an index names. Raises WeightError when it cannot be read, or one is absent."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise WeightError(f"{index} cannot be read: {error!r}") from error
     # Names only: an index must not lead out of its folder.
     paths = [index.parent / Path(name).name for name in names]

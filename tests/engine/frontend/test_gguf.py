@@ -1,6 +1,7 @@
 """Models that are one GGUF file: what they say beside llama.cpp, beside the checkpoint they were made from, and in each layout."""
 
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.gguf.reader import GgufFile
 from starling_engine.gguf.tokenizer import _templates
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
+from starling_engine.model_config.config import load_model_config
 
-from tests.engine.frontend import llama_cpp_answers
+from tests.engine.frontend import llama_cpp_answers, llama_cpp_ends
 from tests.engine.frontend.test_quantization import GREEDY, TEXT, model, surprise
 from tests.engine.gguf_files import SMOLLM2, entry, header, text, write_gguf
 from tests.engine.real_engine import MODEL, engine_args
@@ -102,6 +104,31 @@ def test_the_tokenizer_and_the_template_are_the_folders(files: dict[str, Path]) 
     assert ours.decode(ours.encode(TEXT)) == TEXT
     messages = [{"role": "user", "content": "What does <|im_end|> mean?"}]
     assert ours.encode(ours.render_chat(messages)) == theirs.encode(theirs.render_chat(messages))
+
+
+ENDS = (
+    *("<|eot_id|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]"),
+    *("<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+)
+
+
+def test_tokens_of_any_type_end_an_answer_as_in_llama_cpp(tmp_path: Path) -> None:
+    """The model's own vocabulary, with other ends in place of its last tokens, which the file says are plain text."""
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary, merges = stored["model"]["vocab"], stored["model"]["merges"]
+    for text_ in ENDS:
+        vocabulary[text_] = vocabulary.pop("".join(merges.pop()))
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    write_gguf(tmp_path / "model.gguf", folder)
+    command = [sys.executable, llama_cpp_ends.__file__, str(tmp_path / "model.gguf")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    theirs = set(json.loads(done.stdout.splitlines()[-1]))
+    tokenizer = Tokenizer.load(tmp_path / "model.gguf")
+    assert theirs > {vocabulary[text_] for text_ in ENDS} and theirs <= tokenizer.special_ids
+    assert set(load_model_config(tmp_path / "model.gguf").eos_token_ids) == theirs
+    for text_ in ENDS:
+        assert tokenizer.encode(f"in{text_}to")[1:-1] == [vocabulary[text_]]
 
 
 @pytest.fixture(scope="module")

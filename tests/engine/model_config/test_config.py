@@ -292,6 +292,10 @@ def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
         ({"rope_scaling": {"type": "linear", "factor": 1e6}}, ["max_position_embeddings", "at most 16777216 tokens", "scaling"]),
         ({"architectures": ["CohereForCausalLM"], "model_max_length": 10**30}, ["model_max_length", "at most 16777216 tokens"]),
         ({**QWEN3_MOE, "num_experts": 10**9}, ["num_experts", "at most 10000"]),
+        (
+            {**QWEN3_MOE, "num_experts": 10_000, "num_hidden_layers": 21},
+            ["num_hidden_layers must leave at most 200000 experts in all", "21 layers have 10000 each"],
+        ),
         ({**PHI3, "partial_rotary_factor": 1.5}, ["partial_rotary_factor", "at most 1", "1.5"]),
         ({**PHI3, "partial_rotary_factor": 0.2}, ["partial_rotary_factor", "16 elements", "got 3"]),
         ({**PHI3, "rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, ["long_factor", "8 numbers", "got 1"]),
@@ -379,6 +383,11 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
             {"quantization_config": {**KV_ONLY, "transform_config": {"config_groups": {"R3": {"type": "hadamard"}}}}},
             ["config.json: quantization_config: transform_config"],
         ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}}, ["rotation (", "at run time"]),
+        *(
+            ({"quantization_config": {"quant_method": "auto-round", "bits": 4, name: {"hadamard_type": "quarot"}}}, [f"{name} ("])
+            for name in ("rotation_config", "spinquant_config", "transform_config")
+        ),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"] * 4},
             ["layer_types", "linear_attention"],
@@ -394,9 +403,28 @@ def test_an_unknown_feature_is_named_with_what_is_known(changes: dict[str, Any],
 def test_scales_of_a_cache_alone_are_no_quantized_weights() -> None:
     assert parse(quantization_config=KV_ONLY) == parse()
     assert parse(quantization_config={**KV_ONLY, "transform_config": {}}) == parse()
+    for of_modelopt in ({"quant_method": "modelopt"}, {"quant_algo": None}):
+        assert parse(quantization_config={**of_modelopt, "kv_cache_quant_algo": "FP8"}) == parse()
 
 
-@pytest.mark.parametrize(("content", "words"), [(None, "holds no config.json"), ("{", "cannot be read"), ("[1]", "JSON object")])
+@pytest.mark.parametrize("config", [{}, {"quant_algo": None, "kv_cache_quant_algo": None}])
+def test_a_quantization_config_that_says_nothing_is_none(config: dict[str, Any], tmp_path: Path) -> None:
+    assert parse(quantization_config=config) == parse()
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "quantization_config": config}))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    beside = load_model_config(tmp_path).quantization
+    assert (beside is None) == bool(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "holds no config.json"),
+        ("{", "cannot be read"),
+        ("[1]", "JSON object"),
+        ("[" * 100_000, "config.json cannot be read"),
+    ],
+)
 def test_a_folder_without_a_readable_config(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
@@ -466,10 +494,68 @@ def test_a_bad_field_of_a_quantization_config_is_named() -> None:
             weights(num_bits=8, type="float", strategy="block", block_structure=[0, 128])["quantization_config"],
             "block_structure must",
         ),
+        (
+            weights(num_bits=8, type="float", strategy="block", block_structure="0x128")["quantization_config"],
+            "block_structure must",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two integers above 0"),
     ):
         with pytest.raises(ModelError, match=message):
             parse(quantization_config=config)
+
+
+PATTERNS = (
+    r".*mlp\.experts\.\d+\..*",
+    r"model\.layers\.(0|1|2)\..*",
+    ".*down_proj",
+    r"(?:model\.)?layers\.[0-9]+\.mlp",
+    r".*self_attn\.(q|k|v)_proj$",
+    r"^model\.layers\.(?!0\.)\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj",
+)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_of_real_checkpoints_are_taken(pattern: str) -> None:
+    assert schemes({"quant_method": "gptq", "bits": 4, "dynamic": {f"+:{pattern}": {"bits": 8}}}, "lm_head")
+    group = {"targets": [f"re:{pattern}"], "weights": {"num_bits": 8}}
+    assert schemes({"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}, "lm_head") == [None]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(.*)*x$", "repeats in repeats"),
+        ("(a|aa)+x$", "alternatives in repeats"),
+        ("(a?b?)*x$", "repeats in repeats"),
+        ("(?:a{1,9}){1,9}x$", "repeats in repeats"),
+        (".*" * 5 + "x$", "at most 4 repeats"),
+        (r"\d+" * 9 + "x$", "and 8 with those of digits"),
+        ("a" * 2001, "at most 2000 characters"),
+        ("(" * 999 + ")" * 999, "recursion"),
+    ],
+)
+def test_patterns_that_could_take_for_ever_are_refused(pattern: str, words: str) -> None:
+    name = "a" * 1000
+    group = {"targets": [f"re:{pattern}"], "weights": {"num_bits": 8}}
+    for config in (
+        {"quant_method": "gptq", "bits": 4, "dynamic": {pattern: {"bits": 8}}},
+        {"quant_method": "auto-round", "bits": 4, "extra_config": {pattern + "$": {"bits": 8}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}},
+    ):
+        with pytest.raises(ModelError, match=f"must hold regular expressions .*{words}"):
+            parse(quantization_config=config)
+    four = {"quant_method": "gptq", "bits": 4, "dynamic": {".*.*.*.*x$": {"bits": 8}}}
+    assert schemes(four, name) == [WeightScheme(4, 128, zero_shift=1)]
+
+
+def test_a_module_may_have_an_order_of_its_own() -> None:
+    gptq = {"quant_method": "gptq", "bits": 4, "dynamic": {"+:up": {"desc_act": True}}}
+    assert schemes(gptq, "up", "down") == [WeightScheme(4, 128, zero_shift=1, ordered=True), WeightScheme(4, 128, zero_shift=1)]
+
+
+def test_blocks_may_be_a_text() -> None:
+    found = weights(num_bits=8, type="float", strategy="block", block_structure="128x64")["quantization_config"]
+    assert schemes(found, "up") == [WeightScheme(8, block=(128, 64))]
 
 
 def test_quantized_weights_are_computed_in_bfloat16() -> None:

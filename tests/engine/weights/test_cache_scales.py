@@ -37,6 +37,14 @@ def test_a_layer_without_one_has_1(folder: Path) -> None:
     assert scales_of(folder) == [(1, 1), (1, 0.5), (1, 1)]
 
 
+def test_names_of_older_tools_are_read(folder: Path) -> None:
+    of_projections = (("k", 0.5), ("v", 2.0))
+    early = {f"model.layers.0.self_attn.{kind}_proj.output_scale": torch.tensor([scale]) for kind, scale in of_projections}
+    add_scales(folder, {**early, f"{LAYER}.kv_scale": torch.tensor(0.25)})
+    assert scales_of(folder) == [(0.5, 2), (0.25, 0.25), (1, 1)]
+    loaded(folder)
+
+
 def test_they_change_nothing_where_the_cache_is_of_the_model_s_dtype(folder: Path) -> None:
     """Also where the config says that keys and values, and nothing else, are meant to be quantized."""
     before = loaded(folder)
@@ -47,6 +55,24 @@ def test_they_change_nothing_where_the_cache_is_of_the_model_s_dtype(folder: Pat
         {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}},
     )
     assert torch.equal(loaded(folder), before)
+
+
+@pytest.mark.parametrize(
+    ("config", "taken"),
+    [
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, True),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, False),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, True),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 4, "type": "float"}}, False),
+    ],
+)
+def test_scales_of_another_type_are_not_taken(
+    config: dict[str, object], taken: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_json(folder / "config.json", {"quantization_config": config})
+    add_scales(folder, scale_tensors(SCALES))
+    assert scales_of(folder) == (ONES if not taken else [pytest.approx(both) for both in SCALES])
+    assert ("of another type" in caplog.text) == (not taken)
 
 
 @pytest.mark.parametrize(

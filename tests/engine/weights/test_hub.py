@@ -77,6 +77,12 @@ def test_of_a_gguf_model_one_file_is_downloaded(file: str, revision: str, hub: H
     assert name.snapshot(path).name == COMMIT and name.revision == (revision[1:] or None)
 
 
+def test_a_part_of_a_gguf_model_is_refused_before_it_is_downloaded(hub: HubServer, tmp_path: Path) -> None:
+    done = resolve("org/name:folder/model-00001-of-00002.gguf", tmp_path / "cache", hub.url)
+    assert "in several GGUF files is not supported; merge them" in done.stderr and hub.downloads == []
+    assert "no such file" in resolve("org/name:model-00001-of-00001.gguf", tmp_path / "cache", hub.url).stderr
+
+
 def test_the_cache_serves_without_a_hub(hub: HubServer, tmp_path: Path) -> None:
     first = resolve("org/name", tmp_path / "cache", hub.url)
     lookups, hub.downloads[:] = hub.lookups, []

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from starling_engine import LLM, SamplingParams
 from starling_engine.errors import WeightError
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
+from starling_engine.model_config.config import load_model_config
 from starling_engine.weights.checkpoint import open_checkpoint
 from starling_engine.weights.loader import load_weights
 
-from tests.engine.checkpoints import VARIANTS, write_checkpoint
+from tests.engine.checkpoints import VARIANTS, edit_json, write_checkpoint
 from tests.engine.real_engine import MODEL
 from tests.engine.weights.test_loader import empty_model, loaded, logits
 
@@ -52,6 +53,21 @@ def test_several_files_have_an_index(folder: Path) -> None:
     (folder / "pytorch_model-1.bin").unlink()
     with pytest.raises(WeightError, match=r"names pytorch_model-1.bin, which"):
         open_checkpoint(folder, pickles=True)
+
+
+def test_a_base_model_has_names_without_a_prefix(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    expected = of_pickles(folder)
+    tensors = torch.load(folder / "pytorch_model.bin")
+    base = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    torch.save(base, folder / "pytorch_model.bin")
+    config = load_model_config(folder)
+    assert not config.has_lm_head and load_model_config(folder).tie_word_embeddings
+    edit_json(folder / "config.json", {"tie_word_embeddings": True})
+    torch.save({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}, folder / "pytorch_model.bin")
+    tied = of_pickles(folder)
+    torch.save(base, folder / "pytorch_model.bin")
+    assert torch.equal(of_pickles(folder), tied) and not torch.equal(tied, expected)
 
 
 class Harmful:

@@ -14,7 +14,7 @@ from starling_engine.weights.checkpoint import open_checkpoint
 from starling_engine.weights.quantized.writer import SCHEMES, quantize_checkpoint
 from transformers import AutoModel, AutoModelForCausalLM, CompressedTensorsConfig
 
-from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, VARIANTS, Variant, edit_json, write_checkpoint
 from tests.engine.weights.test_loader import PROMPT, loaded
 
 SHAPE = Variant("qwen3", {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32})
@@ -53,6 +53,29 @@ def test_transformers_reads_the_same_numbers(name: str, source: Path, tmp_path: 
                 groups = weight.float().unflatten(1, (-1, scheme.group or weight.shape[1]))
                 error = (numbers - weight.float()).unflatten(1, (-1, scheme.group or weight.shape[1])).abs()
                 assert (error.amax(2) <= BOUNDS[name] * groups.abs().amax(2) * 1.05).all()
+    with torch.no_grad():
+        expected = model.float()(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(loaded(tmp_path / "out"), expected, rtol=0, atol=0.03 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("family", "fused"), [("phi3", ("qkv_proj", "gate_up_proj")), ("glm4", ("gate_up_proj",))])
+def test_matrices_that_are_one_tensor_are_quantized_too(family: str, fused: tuple[str, ...], tmp_path: Path) -> None:
+    shape = Variant(FAMILIES[family].model_type, {**FAMILIES[family].changes, **SHAPE.changes})
+    write_checkpoint(tmp_path / "in", shape, torch.bfloat16)
+    edit_json(tmp_path / "in" / "config.json", {"pad_token_id": 0})  # the default is beyond the vocabulary
+    quantize_checkpoint(tmp_path / "in", tmp_path / "out", SCHEMES["W4A16"])
+    plain, files = load_file(tmp_path / "in/model.safetensors"), open_checkpoint(tmp_path / "out")
+    ignored = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"]
+    assert ignored == ["lm_head"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what other people's code warns of is not ours
+        how = CompressedTensorsConfig(dequantize=True)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16, quantization_config=how)
+    theirs = model.state_dict()
+    with files.open(tmp_path / "out" / "model.safetensors") as file:
+        for each in (name for name in plain if any(part in name for part in fused)):
+            torch.testing.assert_close(file.read(each, ()), theirs[each].float(), rtol=2**-8, atol=1e-6)
+            assert not torch.equal(theirs[each], plain[each])
     with torch.no_grad():
         expected = model.float()(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(loaded(tmp_path / "out"), expected, rtol=0, atol=0.03 * expected.abs().max().item())

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from starling_engine.errors import WeightError
+from starling_engine.model_config.config import load_model_config
 from starling_engine.native.group_quantized import Format
 from starling_engine.weights.checkpoint import open_checkpoint, stored_formats
 from transformers import AutoModelForCausalLM
@@ -180,6 +182,35 @@ def test_columns_of_compressed_tensors_in_another_order_are_gathered(written: Ch
     assert (loaded(tmp_path) - loaded(folder)).abs().max() > 0  # this matrix alone has its columns elsewhere
 
 
+@pytest.mark.parametrize("kind", ["gptq asymmetric", "gptq in 3 bits", "gptq", "gptq in 8 bits"])
+def test_any_zero_point_is_read_in_both_versions(kind: str, written: Checkpoints, tmp_path: Path) -> None:
+    """Version 1 is written as GPTQModel does: 1 is taken off all zeros of a word at once, so that 0 borrows; in 3 bits off each."""
+    shutil.copytree(written[kind][0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    tensors, bits = load_file(tmp_path / "model.safetensors"), config["bits"]
+    zeros = torch.randint(0, 1 << bits, tensors[f"{UP}.scales"].shape)
+    zeros[:, :17] = (1 << bits) - 1
+    zeros[:, 1:17:3] = 0
+    constants = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+    first = packed((zeros - 1) % 8, 3) if bits == 3 else packed(zeros, bits) - constants[bits]
+    numbers = []
+    for version, words in (("gptq_v2", packed(zeros, bits)), ("gptq", first)):
+        save_file({**tensors, f"{UP}.qzeros": words}, tmp_path / "model.safetensors")
+        edit_json(tmp_path / "config.json", {"quantization_config": {**config, "sym": False, "checkpoint_format": version}})
+        with open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file:
+            numbers.append(file.read(f"{UP}.weight", ()))
+    scales = tensors[f"{UP}.scales"].float().T
+    codes = (numbers[0].unflatten(1, (scales.shape[1], -1)) / scales[:, :, None]).round() + zeros.T[:, :, None]
+    assert codes.min() == 0 and codes.max() == (1 << bits) - 1
+    assert torch.equal(numbers[1], numbers[0])
+
+
+def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """[R, N] -> [R, N bits / 32] int32: one behind the other, the lowest bits first."""
+    raw = (codes[:, :, None] >> torch.arange(bits) & 1).flatten(1).to(torch.uint8).numpy()
+    return torch.from_numpy(np.packbits(raw, axis=1, bitorder="little")).view(torch.int32)
+
+
 def test_columns_in_an_order_that_the_config_denies_are_an_error(written: Checkpoints, tmp_path: Path) -> None:
     name = in_order(written["gptq"][0], tmp_path, torch.arange(128), torch.arange(128).flip(0) // 32)
     with (
@@ -279,6 +310,7 @@ def test_a_matrix_may_lie_in_two_files(written: Checkpoints, tmp_path: Path) -> 
 
 
 UP = "model.layers.1.mlp.up_proj"
+STATE_NAME = "weight.quant_state.bitsandbytes__nf4"
 
 
 def state(**changes: object) -> torch.Tensor:
@@ -289,6 +321,16 @@ def state(**changes: object) -> torch.Tensor:
 
 def cut(tensors: Tensors, ending: str) -> None:
     tensors[f"{UP}.{ending}"] = tensors[f"{UP}.{ending}"][:-1].contiguous()
+
+
+def test_a_config_that_merged_adapters_left_behind_is_passed_over(written: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(written["nf4"][0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert load_model_config(tmp_path).quantization is not None
+    shutil.copytree(written["nf4"][0].parent / "plain", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model_config(tmp_path).quantization is None
+    assert torch.equal(loaded(tmp_path), loaded(written["nf4"][0].parent / "plain"))
 
 
 @pytest.mark.parametrize(
@@ -336,6 +378,17 @@ def cut(tensors: Tensors, ending: str) -> None:
         ("fp4 twice", lambda t: t.pop(f"{UP}.weight.nested_quant_map"), "nested_quant_map is missing"),
         ("fp4 twice", lambda t: cut(t, "weight.nested_quant_map"), r"nested_quant_map \[255\] has the wrong shape"),
         ("nf4", lambda t: t.update({f"{UP}.weight.quant_state.bitsandbytes__nf4": state(blocksize=float("inf"))}), "quant_state"),
+        (
+            "nf4",
+            lambda t: t.update({f"{UP}.{STATE_NAME}": torch.tensor(list(b"[" * 60_000), dtype=torch.uint8)}),
+            "quant_state that cannot be read",
+        ),
+        (
+            "nf4",
+            lambda t: t.update({f"{UP}.{STATE_NAME}": torch.zeros(1 << 17, dtype=torch.uint8)}),
+            "no U8 of at most 65536 bytes",
+        ),
+        ("nf4", lambda t: t.update({f"{UP}.{STATE_NAME}": torch.zeros(9)}), "no U8 of at most 65536 bytes"),
         ("torchao int4", lambda t: cut(t, "_weight_zero_point"), r"weight_zero_point \[1, 384\] has the wrong shape"),
         ("torchao intx", lambda t: t.pop(f"{UP}._weight_scale"), "up_proj._weight_scale is missing"),
     ],

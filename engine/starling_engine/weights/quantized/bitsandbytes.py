@@ -13,6 +13,7 @@ from starling_engine.weights.quantized.matrix import CodedMatrix, Endings, Integ
 
 STATE = "weight.quant_state.bitsandbytes__"
 """Beginning of the ending of a tensor that is JSON in bytes."""
+_MAX_STATE_BYTES = 1 << 16
 _WHOLE_TABLES = range(64, 128)
 """The largest number of a table becomes one of these, for kernels take whole numbers within 127."""
 
@@ -32,6 +33,8 @@ class TableMatrix(CodedMatrix):
         nested = "weight.nested_absmax" in tensors
         if self._shape_of("weight") and tensors["weight"].dtype != "U8":
             raise WeightError(f"checkpoint: {module}.weight is {tensors['weight'].dtype} (expected U8)")
+        if tensors[state].dtype != "U8" or math.prod(tensors[state].shape) > _MAX_STATE_BYTES:
+            raise WeightError(f"checkpoint: {module}.{state} is no U8 of at most {_MAX_STATE_BYTES} bytes")
         try:
             found = json.loads(bytes(read(state, ()).tolist()))
             n, k = map(int, found["shape"])
@@ -41,7 +44,7 @@ class TableMatrix(CodedMatrix):
                 float(found["nested_offset"]) if nested else 0.0,
             )
             label = str(found["quant_type"])
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise WeightError(f"checkpoint: {module} has a quant_state that cannot be read: {error!r}") from error
         if min(n, k, self._block, self._nested_block) < 1 or math.prod(self._shape_of("weight")) != -(-n * k // 2):
             raise WeightError(f"checkpoint: {module}.weight does not hold {n} x {k} codes of 4 bits, as its quant_state says")

@@ -42,12 +42,26 @@ class GptqMatrix(IntegerMatrix):
         bits = self.scheme.bits
         codes = unpack(read("qweight", (slice(None), rows)).T, bits)
         scales = read("scales", (slice(None), rows)).T
-        zeros = (unpack(read("qzeros", ()), bits)[:, rows].to(torch.int16) + self.scheme.zero_shift).T
+        zeros = self._zeros(read)[:, rows].T
         if not self.scheme.symmetric:
             return self._matrix(codes, scales, zeros)
         if not bool((zeros == 1 << bits - 1).all()):
             raise WeightError(f"checkpoint: {self.module}.qzeros has zero points, but the config says sym: true")
         return self._matrix(codes, scales, None)
+
+    def _zeros(self, read: Read) -> Tensor:
+        """Returns the zero points [G, N] uint8.
+
+        Version 1 has them less 1. A tool takes 1 off all zeros of a word at once, so one of 0 borrows from its neighbour
+        (GPTQModel's `convert_gptq_v2_to_v1_format_module`): adding 1 to all gives it back. With 3 bits it is taken
+        off each zero by itself.
+        """
+        bits, words = self.scheme.bits, read("qzeros", ())
+        if not self.scheme.zero_shift:
+            return unpack(words, bits)
+        if bits == 3:
+            return unpack(words, bits) + 1 & (1 << bits) - 1
+        return unpack(words + sum(1 << place for place in range(0, 32, bits)), bits)
 
 
 class AwqMatrix(IntegerMatrix):

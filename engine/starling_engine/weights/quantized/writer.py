@@ -102,7 +102,8 @@ def _chosen(files: SafetensorsWeights, names: TensorNames, scheme: Scheme) -> se
 
 
 def _matrices_of(names: TensorNames) -> Callable[[str], bool]:
-    own = (names.q, names.k, names.v, names.o, names.q_a, names.q_b, names.kv_a, names.gate, names.up, names.down)
+    attention = (names.q, names.k, names.v, names.fused_qkv, names.o, names.q_a, names.q_b, names.kv_a)
+    own = (*attention, names.gate, names.up, names.fused_gate_up, names.down, names.fused_shared)
     of_experts = "|".join(map(re.escape, names.expert_projections))
     modules = [*map(re.escape, own), rf"{re.escape(names.experts)}\.\d+\.({of_experts})"]
     modules += [re.escape(f"{names.shared_experts}.{name}") for name in names.shared_projections]
