@@ -118,6 +118,11 @@ class Bill:
         if self._usage is None:
             self._usage = AnswerUsage(streams=is_stream(headers))
 
+    def gained(self, tokens: int) -> None:
+        """Counts the tokens of a stream so far, which its notes tell: those of events that are not shown, too."""
+        if self._usage is not None:
+            self._usage.gained(tokens)
+
     def take(self, chunk: bytes) -> None:
         """Counts a chunk of the answer, of whichever server."""
         if self._usage is not None:

@@ -56,7 +56,7 @@ _DECODER = msgspec.json.Decoder(_Usage)
 class AnswerUsage:
     """The tokens of one answer.
 
-    output   tokens given so far: one for each event of a stream, until the usage at the end says it
+    output   tokens given so far, as notes count them, else one for each event of a stream; until the usage at the end says it
     prompt   tokens of the prompt, and cached ones among them; None: the answer has not said it
     streams  it is a stream of events
     """
@@ -67,13 +67,18 @@ class AnswerUsage:
         self.cached = 0
         self.streams = streams
         self._head, self._tail = b"", b"\n"
+        self._is_noted = False
+
+    def gained(self, tokens: int) -> None:
+        """Takes the tokens that the notes of a stream have counted so far. Its events may show fewer, or several at a time."""
+        self.output, self._is_noted = tokens, True
 
     def take(self, chunk: bytes) -> None:
         """Counts a chunk, which may be any part of the answer."""
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[:HEAD_BYTES]
         data = self._tail + chunk
-        if self.streams:
+        if self.streams and not self._is_noted:
             self.output += data.count(_EVENT, max(0, len(self._tail) - len(_EVENT) + 1))
         self._tail = data[-TAIL_BYTES:]
 

@@ -51,7 +51,7 @@ OWN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/u
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A request on its way, the revisions that may serve it, and its answer if that can be resumed."""
+    """A request on its way, the revisions that may serve it, and its answer if that has notes."""
 
     request: ClientRequest
     placed: PlacedRequest
@@ -135,9 +135,9 @@ class RouterApp:
             await exchange.fail(as_api_error(error))
 
     def _notes(self, request: ClientRequest) -> NotedStream | None:
-        """Returns what a stream's notes go to, if it may be resumed."""
-        wanted = dict(request.scope["headers"]).get(RESUME, b"").strip().lower() != NEVER
-        return NotedStream() if wanted and request.body and request.pod is None and self._token is not None else None
+        """Returns what a stream's notes go to, if it may have some. They count its tokens also where it may not be resumed."""
+        resumes = dict(request.scope["headers"]).get(RESUME, b"").strip().lower() != NEVER
+        return NotedStream(resumes=resumes) if request.body and request.pod is None and self._token is not None else None
 
     def _named_pod(self, scope: Scope) -> str | None:
         """Returns the pod that an agent's request names. Nobody else may."""
@@ -231,7 +231,7 @@ class RouterApp:
                 routed.placed.begin(pick.backend, answer.status, streams=is_stream(answer.headers))
                 exchange.on_events = _taking(bill, routed.placed)
                 if routed.notes is not None and _is_noted(answer):
-                    await _give_noted(answer, routed.notes, exchange)
+                    await _give_noted(answer, routed.notes, carried.backend, exchange, bill)
                 else:
                     await _give(answer, carried.backend, exchange)
                 bill.complete()
@@ -281,18 +281,24 @@ async def _give(answer: BackendAnswer, backend: Backend, exchange: Exchange) -> 
     await exchange.end()
 
 
-async def _give_noted(answer: BackendAnswer, stream: NotedStream, exchange: Exchange) -> None:
-    """Gives events of a stream that can be resumed. Raises BackendUnreachable where it has to be."""
+async def _give_noted(answer: BackendAnswer, stream: NotedStream, backend: Backend, exchange: Exchange, bill: Bill) -> None:
+    """Gives the events of a stream with notes. Raises BackendUnreachable where it has to be resumed, ApiError where it may not."""
+    lost = BackendUnreachable("it ended the stream before its end")
     try:
         async for chunk in answer.chunks:
-            if events := stream.take(chunk):
+            events = stream.take(chunk)
+            bill.gained(stream.tokens)
+            if events:
                 await exchange.write(events)
-    except BackendUnreachable:
-        if not stream.is_complete:
-            raise
-    if not stream.is_complete:
-        raise BackendUnreachable("it ended the stream before its end")
-    await exchange.end()
+    except BackendUnreachable as error:
+        lost = error
+    if stream.is_complete:
+        await exchange.end()
+    elif stream.resumes:
+        raise lost
+    else:
+        backend.ready = False
+        raise _lost(f"{backend.name} went away ({lost})")
 
 
 async def _refusal(answer: BackendAnswer) -> bytes:

@@ -1,9 +1,10 @@
 """A stream that another backend can go on with, by the notes that agents write between its events.
 
-Nothing of the notes is read here: a note says of all events before it what they are, and agents alone know how.
+A note says of all events before it what they are. Agents alone know how; here its tokens are counted.
 """
 
-from starling_agent.openai.stream_record import LAST_NOTE, NOTE_BEGIN, NOTE_END
+import msgspec
+from starling_agent.openai.stream_record import LAST_NOTE, NOTE_BEGIN, NOTE_END, GainNote
 
 from starling_router.upstream import check_unfinished
 
@@ -12,12 +13,27 @@ _BEGIN = b"\n" + NOTE_BEGIN
 _LAST = LAST_NOTE.removeprefix(NOTE_BEGIN).removesuffix(NOTE_END)
 
 
-class NotedStream:
-    """The events of one request's answer, which come from one backend after the other."""
+class _Gains(msgspec.Struct):
+    """Tokens of a note."""
 
-    def __init__(self) -> None:
+    gains: list[GainNote] = []
+
+
+_read_gains = msgspec.json.Decoder(_Gains).decode
+
+
+class NotedStream:
+    """The events of one request's answer, which come from one backend after the other.
+
+    resumes      another backend may go on with it
+    is_complete  all has come: nobody has to go on with it
+    tokens       that its choices have gained, whatever events show of them
+    """
+
+    def __init__(self, *, resumes: bool = True) -> None:
+        self.resumes = resumes
         self.is_complete = False
-        """True when all has come: nobody has to go on with it."""
+        self.tokens = 0
         self._notes: list[bytes] = []
         self._held, self._searched = bytearray(b"\n"), 0
         """Events whose note has not come, behind the end of the line before them, and where in them it may begin."""
@@ -38,6 +54,7 @@ class NotedStream:
                 self.is_complete = True
             else:
                 self._notes.append(note)
+                self.tokens += sum(len(gain.tokens) for gain in _read_gains(note).gains)
             done = end + len(NOTE_END) - 1
             begin = held.find(_BEGIN, done)
         self._searched = max(0, (begin if begin >= 0 else len(held) - len(NOTE_BEGIN)) - done)

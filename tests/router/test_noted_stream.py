@@ -29,3 +29,14 @@ def test_what_a_client_got_is_what_the_notes_say(cut: int) -> None:
     rest = b"".join(part + b": note " + note + b"\n\n" for part, note in whole[count:]) + LAST_NOTE
     assert events + first.take(rest) == EVENTS
     assert first.is_complete and second.record(b"x") == b"[]\nx"
+
+
+def test_tokens_are_counted_by_the_notes_of_every_backend() -> None:
+    stream = NotedStream()
+    stream.take(
+        b'data: 1\n\n: note {"gains":[[0,[5,6]],[1,[7]]],"ends":[],"stream":{"id":"a"}}\n\ndata: 2\n\n: note {"gains":[[0,[1'
+    )
+    assert stream.tokens == 3, "the second note has not come whole"
+    stream.record(b"")
+    stream.take(b'data: 2\n\n: note {"gains":[[0,[1,2,3]]],"prompts":[[0,4]]}\n\n' + LAST_NOTE)
+    assert (stream.tokens, stream.is_complete) == (6, True)

@@ -193,6 +193,23 @@ def test_the_end_of_what_was_cut_is_no_usage() -> None:
     assert usage.prompt is None
 
 
+def test_a_stream_whose_events_show_little_is_counted_by_its_notes() -> None:
+    """Of reasoning that a client does not want there are no events, and one event may have several tokens."""
+    account = Account(Tenant("a", tokens_per_minute=1000), Quota(Tenant("a", tokens_per_minute=1000), 1, lambda: 0.0), None)
+    events = [(b"content-type", b"text/event-stream")]
+    for ended, counted in ((b"", 30), (b'data: {"usage":{"prompt_tokens":4,"completion_tokens":33}}\n\n', 33)):
+        before = account.output
+        with account.request({"path": CHAT}, 10) as bill:
+            bill.sent(10)
+            bill.begin(events)
+            for tokens in (10, 30):
+                bill.gained(tokens)
+                bill.take(b"data: {}\n\n")
+                assert account.output - before == tokens
+            bill.take(ended)
+        assert account.output - before == counted
+
+
 def test_each_answer_is_paid_once_and_a_stream_is_known_by_its_answer() -> None:
     """A request that only agents can read, as one with NaN, streams as any other does."""
     tenant = Tenant("a", tokens_per_minute=1000)
