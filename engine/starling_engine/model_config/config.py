@@ -133,6 +133,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
 def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     """Does the same as `load_model_config`, from the fields of the two files."""
     definition = find_definition(config.texts("architectures"))
+    config.only("is_causal", True, of="attention in both directions")
     quantization = read_quantization(config)
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     num_heads, num_kv_heads = _read_heads(config)

@@ -343,6 +343,10 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
         ({"architectures": ["CohereForCausalLM"], "use_qk_norm": True}, ["use_qk_norm", "false"]),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
         ({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "is_causal": False},
+            ["is_causal: false (attention in both directions)", "supported: true"],
+        ),
         ({"architectures": None}, ["architectures", "none"]),
         ({"hidden_act": "relu"}, ["hidden_act", "'relu'", "silu, gelu_pytorch_tanh, relu2"]),
         ({"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu"}, ["hidden_act 'gelu'", "silu, gelu_pytorch_tanh"]),
