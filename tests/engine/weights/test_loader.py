@@ -160,12 +160,13 @@ FUSED = "model.layers.1.mlp.experts.gate_up_proj"
 EXPERT = "model.layers.1.mlp.experts.5.up_proj.weight"
 
 
-@pytest.mark.parametrize("variant", ["qwen3-moe-some-plain", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen3-moe-some-plain", "mixtral", "minimax-m2", "ernie-moe"])
 def test_experts_may_be_one_tensor_each_or_all_in_one(variant: str, tmp_path: Path) -> None:
     split, fused = tmp_path / "split", tmp_path / "fused"
-    write_checkpoint(split, VARIANTS[variant])
-    write_checkpoint(fused, VARIANTS[variant], save_original_format=False)
-    names = {name for name in load_file(fused / "model.safetensors") if "expert" in name}
+    family = (VARIANTS | FAMILIES)[variant]
+    write_checkpoint(split, family)
+    write_checkpoint(fused, family, save_original_format=False)
+    names = {name for name in load_file(fused / "model.safetensors") if ".experts." in name}
     assert names and all(name.endswith(("mlp.experts.gate_up_proj", "mlp.experts.down_proj")) for name in names)
     assert not names & load_file(split / "model.safetensors").keys()
     assert torch.equal(loaded(split), loaded(fused))
