@@ -476,6 +476,10 @@ def test_a_bad_field_of_a_quantization_config_is_named() -> None:
             parse(quantization_config=config)
 
 
+def test_ernies_first_name_is_that_of_the_same_decoder() -> None:
+    assert of("Ernie4_5_ForCausalLM") == of("Ernie4_5ForCausalLM")
+
+
 def test_quantized_weights_are_computed_in_bfloat16() -> None:
     assert parse(dtype="float16", quantization_config={"quant_method": "awq", "bits": 4}).dtype == "bfloat16"
 
