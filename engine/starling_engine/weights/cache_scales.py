@@ -10,7 +10,7 @@ from starling_engine.errors import WeightError
 from starling_engine.weights.checkpoint import open_checkpoint
 from starling_engine.weights.source import WeightFiles
 
-ENDINGS = (".k_scale", ".v_scale")
+ENDINGS = (".k_scale", ".v_scale", ".q_scale")
 NAMES = {
     "key_scale": ("k_scale", "attn.k_scale", "k_proj.k_scale"),
     "value_scale": ("v_scale", "attn.v_scale", "v_proj.v_scale"),
