@@ -476,6 +476,13 @@ def test_a_bad_field_of_a_quantization_config_is_named() -> None:
             parse(quantization_config=config)
 
 
+@pytest.mark.parametrize(("written", "expected"), [(1010000, 262144), (32768, 32768)])
+def test_a_model_with_dual_chunk_attention_is_served_within_one_chunk(written: int, expected: int) -> None:
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    config = of("Qwen2ForCausalLM", max_position_embeddings=written, dual_chunk_attention_config=chunks)
+    assert config.max_position == expected
+
+
 def test_ernies_first_name_is_that_of_the_same_decoder() -> None:
     assert of("Ernie4_5_ForCausalLM") == of("Ernie4_5ForCausalLM")
 
