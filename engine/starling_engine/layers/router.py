@@ -76,8 +76,8 @@ def _within_groups(wanted: torch.Tensor, routing: Routing) -> torch.Tensor:
 class Router:
     """The router's matrix [num_experts, hidden_size], and the bias of its choice where the routing has one.
 
-    `fused` and `fused_bias` are their names in checkpoints that hold all experts in one tensor. With `bias_is_row` the bias is [1, num_experts]
-    in a checkpoint.
+    `fused` and `fused_bias` are their names in checkpoints that hold all experts in one tensor.
+    With `bias_is_row` the bias is [1, num_experts] in a checkpoint.
     """
 
     def __init__(

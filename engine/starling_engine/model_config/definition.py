@@ -19,7 +19,8 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
-    Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias` and `sinks` are a tensor's whole name, as is `fused_router_bias`.
+    Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias`,
+    `fused_router_bias` and `sinks` are a tensor's whole name.
     Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts,
     whose two tensors are `fused_projections` of `fused_experts`. `alternating_experts` is as `ExpertNames.alternating`.
 
