@@ -97,8 +97,10 @@ def _yarn_attention_factor(scaling: YarnScaling) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        return _mscale(scaling.factor, scaling.mscale) / _mscale(scaling.factor, scaling.mscale_all_dim)
-    return _mscale(scaling.factor, 1.0)
+        usual = _mscale(scaling.factor, scaling.mscale) / _mscale(scaling.factor, scaling.mscale_all_dim)
+    else:
+        usual = _mscale(scaling.factor, 1.0)
+    return scaling.attn_factor * usual
 
 
 def mscale_all_dim(rope: RopeConfig) -> float:

@@ -76,8 +76,8 @@ def _within_groups(wanted: torch.Tensor, routing: Routing) -> torch.Tensor:
 class Router:
     """The router's matrix [num_experts, hidden_size], and the bias of its choice where the routing has one.
 
-    `fused` is the matrix's name in checkpoints that hold all experts in one tensor. With `bias_is_row` the bias is [1, num_experts]
-    in a checkpoint.
+    `fused` and `fused_bias` are their names in checkpoints that hold all experts in one tensor.
+    With `bias_is_row` the bias is [1, num_experts] in a checkpoint.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Router:
         routing: Routing,
         bias_name: str,
         fused: str,
+        fused_bias: str,
         device: torch.device,
         *,
         bias_is_row: bool = False,
@@ -96,6 +97,7 @@ class Router:
         self._bias_name = bias_name
         self._bias_is_row = bias_is_row
         self._fused = fused
+        self._fused_bias = fused_bias
         self._bias = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if routing.bias else None
 
     def forward(self, x: torch.Tensor, slot_mapping: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,5 +110,6 @@ class Router:
             for name, slot in self._linear.weight_slots().items()
         }
         if self._bias is not None:
-            slots[self._bias_name] = copy_slot(self._bias[None] if self._bias_is_row else self._bias)
+            slot = copy_slot(self._bias[None] if self._bias_is_row else self._bias)
+            slots[self._bias_name] = replace(slot, alias=Alias(self._fused_bias, slot.shape))
         return slots

@@ -1,5 +1,6 @@
 """A model's config, read from its config.json and generation_config.json. Imports no torch."""
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,6 +20,8 @@ from starling_engine.model_config.quantization import QuantizationConfig, read_c
 from starling_engine.model_config.registry import find_definition
 from starling_engine.model_config.rope import LongRopeScaling, RopeConfig
 from starling_engine.model_config.traits import Traits
+
+logger = logging.getLogger("starling.models")
 
 GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -133,6 +136,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
 def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     """Does the same as `load_model_config`, from the fields of the two files."""
     definition = find_definition(config.texts("architectures"))
+    config.only("is_causal", True, of="attention in both directions")
     quantization = read_quantization(config)
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     num_heads, num_kv_heads = _read_heads(config)
@@ -145,7 +149,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     _check_ropes(config, ropes, mla.rope_dim if mla else head_dim)
     length_field = definition.length_field if config.has(definition.length_field) else LENGTH_FIELD
     length = config.integer(length_field)
-    max_position = min(rope.max_position(length) for rope in ropes)
+    max_position = _within_one_chunk(config, min(rope.max_position(length) for rope in ropes))
     if max_position > MAX_LENGTH:
         raise config.error(length_field, f"must leave sequences of at most {MAX_LENGTH} tokens, scaling included")
     bos = config.token_ids("bos_token_id")
@@ -172,6 +176,22 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         quantization=quantization,
         generation_defaults=_read_generation_defaults(generation),
     )
+
+
+def _within_one_chunk(config: Fields, max_position: int) -> int:
+    """Returns the longest sequence that dual chunk attention (Qwen 2.5 1M) computes as plain attention does."""
+    chunked = config.child("dual_chunk_attention_config")
+    length = chunked.integer("original_max_position_embeddings", max_position)
+    if length >= max_position:
+        return max_position
+    _log_chunks(length, max_position)
+    return length
+
+
+@lru_cache
+def _log_chunks(length: int, written: int) -> None:
+    """Logs once a process, and not each time that the config is read."""
+    logger.info("sequences have at most %d of %d tokens: there is no dual chunk attention, which longer ones need", length, written)
 
 
 def _with_experts(layers: tuple[LayerConfig, ...], experts: Collection[int]) -> tuple[LayerConfig, ...]:

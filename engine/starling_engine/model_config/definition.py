@@ -19,7 +19,8 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
-    Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias` and `sinks` are a tensor's whole name.
+    Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias`,
+    `fused_router_bias` and `sinks` are a tensor's whole name.
     Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts,
     whose two tensors are `fused_projections` of `fused_experts`. `alternating_experts` is as `ExpertNames.alternating`.
 
@@ -61,6 +62,7 @@ class TensorNames:
     fused_shared: str = "mlp.shared_experts.gate_up_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     fused_router: str = "mlp.gate"
+    fused_router_bias: str = "mlp.gate.e_score_correction_bias"
     fused_experts: str = "mlp.experts"
     fused_projections: tuple[str, str] = ("gate_up_proj", "down_proj")
     alternating_experts: bool = False
@@ -68,7 +70,7 @@ class TensorNames:
     attention_out_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     mlp_out_norm: str = "post_feedforward_layernorm"
-    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    ignored: tuple[str, ...] = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
     drafts: tuple[str, ...] = ()
 
 

@@ -10,6 +10,7 @@ from starling_engine.model_config.traits import Traits
 NAMES = TensorNames(
     router="block_sparse_moe.gate",
     router_bias="block_sparse_moe.e_score_correction_bias",
+    fused_router_bias="mlp.e_score_correction_bias",
     experts="block_sparse_moe.experts",
     expert_projections=("w1", "w3", "w2"),
 )

@@ -47,6 +47,7 @@ _ALL = (
     *(STABLELM, STARCODER2),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}
+OLDER_NAMES = {"Ernie4_5_ForCausalLM": ERNIE4_5.architecture}
 
 
 def find_definition(architectures: list[str]) -> ModelDefinition:
@@ -58,7 +59,7 @@ def find_definition(architectures: list[str]) -> ModelDefinition:
     """
     for name in architectures:
         base = name.removesuffix("Model")
-        for known in (name, f"{base}ForCausalLM", f"{base.removesuffix('Text')}ForCausalLM"):
+        for known in (OLDER_NAMES.get(name, name), f"{base}ForCausalLM", f"{base.removesuffix('Text')}ForCausalLM"):
             if known in DEFINITIONS:
                 refuse_plugin(known)
             if known in DEFINITIONS or known in plugins():

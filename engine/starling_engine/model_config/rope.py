@@ -31,11 +31,12 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071). `attention_factor` multiplies cosines and sines."""
+    """YaRN (arXiv 2309.00071). `attention_factor` multiplies cosines and sines. By default it is the usual one by `attn_factor`."""
 
     factor: float
     original_max_position: int
     attention_factor: float | None = None
+    attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float = 0.0
@@ -177,6 +178,7 @@ def _read_yarn(fields: Fields, config: Fields) -> YarnScaling:
         factor=fields.number("factor", implied, low=1.0),
         original_max_position=original,
         attention_factor=fields.number("attention_factor") if fields.has("attention_factor") else None,
+        attn_factor=fields.number("attn_factor", 1.0),
         beta_fast=fields.number("beta_fast", 0.0) or 32.0,
         beta_slow=fields.number("beta_slow", 0.0) or 1.0,
         mscale=fields.number("mscale", 0.0),

@@ -65,8 +65,8 @@ class MoeBlock:
 def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
     names = build.names
     linear = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, moe.bias, exact=True))
-    bias, fused = f"{prefix}.{names.router_bias}", f"{prefix}.{names.fused_router}"
-    return Router(linear, moe.routing, bias, fused, build.device, bias_is_row=names.router_bias_is_row)
+    bias, fused, fused_bias = (f"{prefix}.{name}" for name in (names.router_bias, names.fused_router, names.fused_router_bias))
+    return Router(linear, moe.routing, bias, fused, fused_bias, build.device, bias_is_row=names.router_bias_is_row)
 
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:

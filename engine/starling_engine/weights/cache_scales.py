@@ -17,7 +17,7 @@ NAMES = {
 }
 """Names below the attention of a layer, as llm-compressor, vLLM and ModelOpt write them, and as older tools did: early
 compressed-tensors, and AutoFP8 with one scale for both (vLLM's `maybe_remap_kv_scale_name` and `get_cache_scale`)."""
-ENDINGS = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+ENDINGS = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 logger = logging.getLogger("starling.weights")
 

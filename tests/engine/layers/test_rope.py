@@ -49,3 +49,13 @@ def test_tables_equal_those_of_transformers(parameters: dict[str, Any]) -> None:
     half = HEAD_DIM // 2
     torch.testing.assert_close(table[positions, :half], cos[0, :, :half], atol=1e-6, rtol=0)
     torch.testing.assert_close(table[positions, half:], sin[0, :, :half], atol=1e-6, rtol=0)
+
+
+def test_a_factor_of_attention_may_be_relative_to_yarns_own() -> None:
+    """Reads DeepSeek-R1-0528-Qwen3-8B's scaling, whose `attn_factor` is 1 / (0.1 ln 4 + 1): nothing is left to scale."""
+    fields: dict[str, Any] = {"max_position_embeddings": 131072, "rope_scaling": {**YARN, "attn_factor": 0.8782488562869419}}
+    plain = {**YARN, "rope_theta": 1e4, "attention_factor": 1.0}
+    theirs = LlamaRotaryEmbedding(LlamaConfig(head_dim=HEAD_DIM, max_position_embeddings=131072, rope_parameters=plain))
+    cos, _ = theirs(torch.zeros(1), torch.arange(LENGTH)[None])
+    table = build_cos_sin(read_rope(Fields(fields, "config.json")), HEAD_DIM, LENGTH, torch.device("cpu"))
+    torch.testing.assert_close(table[:, : HEAD_DIM // 2], cos[0, :, : HEAD_DIM // 2], atol=1e-6, rtol=0)

@@ -347,6 +347,10 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
         ({"architectures": ["CohereForCausalLM"], "use_qk_norm": True}, ["use_qk_norm", "false"]),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
         ({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "is_causal": False},
+            ["is_causal: false (attention in both directions)", "supported: true"],
+        ),
         ({"architectures": None}, ["architectures", "none"]),
         ({"hidden_act": "relu"}, ["hidden_act", "'relu'", "silu, gelu_pytorch_tanh, relu2"]),
         ({"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu"}, ["hidden_act 'gelu'", "silu, gelu_pytorch_tanh"]),
@@ -556,6 +560,17 @@ def test_a_module_may_have_an_order_of_its_own() -> None:
 def test_blocks_may_be_a_text() -> None:
     found = weights(num_bits=8, type="float", strategy="block", block_structure="128x64")["quantization_config"]
     assert schemes(found, "up") == [WeightScheme(8, block=(128, 64))]
+
+
+@pytest.mark.parametrize(("written", "expected"), [(1010000, 262144), (32768, 32768)])
+def test_a_model_with_dual_chunk_attention_is_served_within_one_chunk(written: int, expected: int) -> None:
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    config = of("Qwen2ForCausalLM", max_position_embeddings=written, dual_chunk_attention_config=chunks)
+    assert config.max_position == expected
+
+
+def test_ernies_first_name_is_that_of_the_same_decoder() -> None:
+    assert of("Ernie4_5_ForCausalLM") == of("Ernie4_5ForCausalLM")
 
 
 def test_quantized_weights_are_computed_in_bfloat16() -> None:
