@@ -181,6 +181,8 @@ RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": nam
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": []}]}]}, "messages[0].content[0].input"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [WEATHER | {"allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
+        ({"tools": [WEATHER | {"allowed_callers": "direct"}]}, "tools[0].allowed_callers"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),

@@ -192,6 +192,11 @@ def _tool(tool: object, param: str) -> dict[str, Any]:
     known |= {"defer_loading", "allowed_callers"}
     for name in tool.keys() - known:
         raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")
+    callers = tool.get("allowed_callers")
+    if callers is not None and not (isinstance(callers, list) and "direct" in callers):
+        raise InvalidRequest(
+            f"must have direct: no code runs here that could call it, got {shown(callers)}", f"{param}.allowed_callers"
+        )
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),
