@@ -19,6 +19,7 @@ from starling_engine.model_config.pooler import PoolerConfig, pooler_of, read_po
 from starling_engine.model_config.quantization import QuantizationConfig, read_config_json, read_quantization
 from starling_engine.model_config.registry import find_definition
 from starling_engine.model_config.rope import LongRopeScaling, RopeConfig
+from starling_engine.model_config.tokenizer_end import end_of_tokenizer
 from starling_engine.model_config.traits import Traits
 
 logger = logging.getLogger("starling.models")
@@ -119,10 +120,17 @@ def load_model_config(path: Path) -> ModelConfig:
     config = read_config_json(path)
     generation = path / "generation_config.json"
     extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)
-    model = replace(parse_model_config(config, extra), pooler=read_pooler(path, config))
+    model = _with_end(replace(parse_model_config(config, extra), pooler=read_pooler(path, config)), end_of_tokenizer(path))
     if model.tie_word_embeddings or not is_base_model(path):
         return model
     return replace(model, tie_word_embeddings=True, has_lm_head=False)
+
+
+def _with_end(model: ModelConfig, token: int | None) -> ModelConfig:
+    """Adds the tokenizer's end. Chat models that were trained from a base one often have only that base's in the other files."""
+    if token is None or token >= model.vocab_size or token in model.eos_token_ids:
+        return model
+    return replace(model, eos_token_ids=(*model.eos_token_ids, token))
 
 
 @lru_cache(maxsize=2)

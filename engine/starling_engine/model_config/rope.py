@@ -31,7 +31,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071). `attention_factor` multiplies cosines and sines. By default it is the usual one by `attn_factor`."""
+    """YaRN (arXiv 2309.00071). `attention_factor` multiplies cosines and sines; by default the usual one by `attn_factor`."""
 
     factor: float
     original_max_position: int

@@ -258,6 +258,28 @@ def test_a_routing_that_cannot_be_names_its_field(changes: dict[str, Any], words
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "added", "ends"),
+    [
+        ({"eos_token": "<|im_end|>", "added_tokens_decoder": {"9": {"content": "<|im_end|>"}}}, [], (7, 9)),
+        ({"eos_token": {"content": "<|im_end|>"}}, [{"id": 3, "content": "a"}, {"id": 9, "content": "<|im_end|>"}], (7, 9)),
+        ({"eos_token": "</s>", "added_tokens_decoder": {"7": {"content": "</s>"}}}, [], (7,)),
+        ({"eos_token": "</s>"}, [{"id": 600, "content": "</s>"}], (7,)),
+        ({"eos_token": "</s>"}, [], (7,)),
+        ({"eos_token": None}, [], (7,)),
+        ({"eos_token": "a", "added_tokens_decoder": [1]}, [], (7,)),
+        (None, [], (7,)),
+    ],
+)
+def test_the_tokenizers_end_is_one_too(tokenizer: object, added: list[object], ends: tuple[int, ...], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"eos_token_id": 7}))
+    if tokenizer is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    vocabulary = {'"added_tokens": [{"id": 8, "content": "<|im_end|>"}]': 1}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": added, "model": {"vocab": vocabulary}}))
+    assert load_model_config(tmp_path).eos_token_ids == ends
+
+
 def test_generation_config_adds_stop_tokens_and_defaults() -> None:
     config = parse({"eos_token_id": [9, 7], "temperature": 0.6, "top_k": 20, "do_sample": True}, eos_token_id=7, bos_token_id=1)
     assert config.eos_token_ids == (7, 9)
