@@ -70,7 +70,7 @@ class Machine:
         return not self.pods and not self.routers
 
     def observe(self, service: Service) -> Observed:
-        children, routers = self.children.objects, len(self._routers.ready)
+        children, routers = self.children.objects, self._routers.pods
         seen = observe(service, children, self.pods, routers, SETTINGS, socket.gethostname(), time.time(), self._key)
         return replace(seen, answers=self._leaders.answers)
 

@@ -1,6 +1,6 @@
 """State of this machine as input of `plan`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from starling_crds.v1alpha1.scaling import ScalingSpec
@@ -10,13 +10,14 @@ from starling_operator.plan.pod_report import with_report
 
 from starling_cli.local.pod import LocalPod
 from starling_cli.local.ports import LOCALHOST
+from starling_cli.local.routers import LocalRouter
 
 
 def observe(
     service: Service,
     children: Mapping[tuple[str, str], Manifest],
     pods: Iterable[LocalPod],
-    ready_routers: int,
+    routers: Sequence[LocalRouter],
     settings: Settings,
     host: str,
     now: float,
@@ -25,7 +26,7 @@ def observe(
     """Returns the input of `plan`. `key` is this run's, as an operator has one for all services."""
     return Observed(
         service=_of_one_machine(service),
-        children={key: _with_status(child, ready_routers) for key, child in children.items()},
+        children={key: _with_status(child, routers) for key, child in children.items()},
         pods=tuple(_with_report(pod, service.name, host, now) for pod in pods),
         settings=settings,
         now=now,
@@ -48,8 +49,14 @@ def _of_one_machine(service: Service) -> Service:
     return replace(service, spec=spec.model_copy(update=changes))
 
 
-def _with_status(child: Manifest, ready_routers: int) -> Manifest:
-    return child | {"status": {"readyReplicas": ready_routers}} if child["kind"] == "Deployment" else child
+def _with_status(child: Manifest, routers: Sequence[LocalRouter]) -> Manifest:
+    """Gives the routers' Deployment the counts that its controller would."""
+    if child["kind"] != "Deployment":
+        return child
+    staying = [router for router in routers if router.deleted_at is None]
+    updated = sum(router.revision == child["metadata"]["resourceVersion"] for router in staying)
+    ready = sum(router.is_ready for router in staying)
+    return child | {"status": {"replicas": len(staying), "updatedReplicas": updated, "readyReplicas": ready}}
 
 
 def _pod(pod: LocalPod, host: str) -> Pod:

@@ -21,7 +21,7 @@ KEYS = {"metadata": {"name": "keys"}, "data": {"k": base64.b64encode(b"secret\n"
 
 def planned(**spec):
     """Returns the Deployment and the Secret of what runs here."""
-    seen = observe(service(**spec), {}, (), 0, Settings(agent_image="image"), "here", 1.0, b"key")
+    seen = observe(service(**spec), {}, (), (), Settings(agent_image="image"), "here", 1.0, b"key")
     decision = plan(seen)
     (deployment,) = [made for made in decision.apply if made["kind"] == "Deployment"]
     return deployment, {made["metadata"]["name"]: made for made in decision.create if made["kind"] == "Secret"}
