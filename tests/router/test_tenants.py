@@ -194,7 +194,7 @@ def test_the_end_of_what_was_cut_is_no_usage() -> None:
 
 
 def test_a_stream_whose_events_show_little_is_counted_by_its_notes() -> None:
-    """Of reasoning that a client does not want there are no events, and one event may have several tokens."""
+    """Events leave out reasoning that a client does not want, and one of them may have several tokens."""
     account = Account(Tenant("a", tokens_per_minute=1000), Quota(Tenant("a", tokens_per_minute=1000), 1, lambda: 0.0), None)
     events = [(b"content-type", b"text/event-stream")]
     for ended, counted in ((b"", 30), (b'data: {"usage":{"prompt_tokens":4,"completion_tokens":33}}\n\n', 33)):

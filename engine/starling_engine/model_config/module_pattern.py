@@ -8,6 +8,7 @@ from typing import Any
 _MAX_CHARACTERS = 2_000
 _MAX_REPEATS, _MAX_WIDE_REPEATS = 8, 4
 """Repeats one behind the other take time by the length of a name to their number; those of digits alone end at once."""
+_DIGITS = [list(_parser.parse(digits)) for digits in (r"\d", "[0-9]")]
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 
 
@@ -55,8 +56,4 @@ def _trees(argument: Any) -> Iterator[Any]:
 
 def _is_wide(tree: Any) -> bool:
     """Says if more than digits is repeated."""
-    digits = [(_constants.IN, [each]) for each in (_DIGIT, (_constants.RANGE, (ord("0"), ord("9"))))]
-    return list(tree) not in [[each] for each in digits]
-
-
-_DIGIT = (_constants.CATEGORY, _constants.CATEGORY_DIGIT)
+    return list(tree) not in _DIGITS

@@ -43,7 +43,8 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
             yield decision.wait
         if not group.target and not group.is_canary and not inputs.is_ready(group):
             returns = seconds_to_return(group, inputs.now)
-            yield from (returns,) if 0 < returns < math.inf else ()
+            if 0 < returns < math.inf:
+                yield returns
         due = group.progressed_at + spec.rollout.progress_deadline_seconds - inputs.now
         if (group.target or group.is_canary) and due >= 0 and not inputs.is_ready(group):
             yield due

@@ -1,4 +1,7 @@
-"""Reading config.json: what each family's fields mean, and that a bad field is named."""
+"""Reading config.json: what each family's fields mean, and that a bad field is named.
+
+The file is long because each field has its cases here, side by side; none of them shares more than a small config.
+"""
 
 import json
 import subprocess
