@@ -22,6 +22,9 @@ PINS := tests/agent/clients/pins
 CLIENTS := $(abspath $(or $(STARLING_CACHE),$(HOME)/.cache/starling))/clients-$(shell cat $(PINS)/* | sha256sum | cut -c1-12)
 SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
+# Without bytecode each of hundreds of processes compiles what it imports: half of the time that torch takes.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A machine that is shared may stand still for longer than a test waits: what ran out of time, and that alone, is tried once more.
 AGAIN := --reruns 1 --only-rerun "waited [0-9.]+ s for|not within [0-9.]+ s:|built-in function monotonic|TLS handshake timeout"
 

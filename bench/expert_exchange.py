@@ -40,7 +40,7 @@ WAYS: list[tuple[str, ExchangeName]] = [
 
 def experts(held: range) -> Experts:
     shape = ExpertsShape(EXPERTS, EXPERTS, HIDDEN, Share.all(SIZE))
-    layer = Experts(ExpertNames("", ("gate", "up", "down"), ""), shape, NativeExperts(), torch.bfloat16, torch.device("cpu"))
+    layer = Experts(ExpertNames("", ("gate", "up", "down"), ((), ())), shape, NativeExperts(), torch.bfloat16, torch.device("cpu"))
     pool = torch.randn(SIZE, HIDDEN).mul_(HIDDEN**-0.5).to(torch.bfloat16)
     for expert in held:
         for slot in layer.reserve(expert).values():

@@ -1,4 +1,6 @@
-"""How near decoding at batch 1 comes to the memory-read limit: every token reads every weight.
+"""Measures how near decoding at batch 1 comes to the memory-read limit: every token reads every weight.
+
+A recurrent state is read and written by each token, so it counts twice.
 
 The memory of a shared machine is twice as fast in one minute as in the next, so the limit is measured right before and after
 each try, and the figure is the median of the tries' ratios.
@@ -11,6 +13,8 @@ from typing import Any
 
 import torch
 from starling_engine import LLM, SamplingParams
+from starling_engine.kv.layer_specs import state_specs
+from starling_engine.model_config.config import load_model_config
 
 FLOATS = 150_000_000
 READS = 4
@@ -38,7 +42,7 @@ def report(model: Path, threads: int) -> list[str]:
 
 
 def _row(model: Path, threads: int, quantization: str | None, data: torch.Tensor) -> str:
-    size = (model / "model.safetensors").stat().st_size * BITS[quantization] / 16
+    size = (model / "model.safetensors").stat().st_size * BITS[quantization] / 16 + 2 * state_bytes(model)
     shares, tokens, reads = [], [], []
     settings: dict[str, Any] = {"max_model_len": 2048, "kv_cache_memory_bytes": 1 << 30, "num_threads": threads, "seed": 0}
     with LLM(str(model), quantization=quantization, enable_prefix_caching=False, **settings) as engine:
@@ -53,6 +57,12 @@ def _row(model: Path, threads: int, quantization: str | None, data: torch.Tensor
         f"| {quantization or 'bfloat16'} | {size / 1e9:.2f} | {statistics.median(reads) / 1e9:.1f} |"
         f" {statistics.median(tokens):.1f} | {middle:.0%} | {low:.0%} to {high:.0%} |"
     )
+
+
+def state_bytes(model: Path) -> int:
+    """Returns the bytes of a sequence's recurrent state in all layers; 0 for a model without any."""
+    specs = state_specs(load_model_config(model)).values()
+    return sum(part.rows * part.row_bytes for spec in specs for part in spec.parts)
 
 
 def _bytes_per_second(data: torch.Tensor) -> float:

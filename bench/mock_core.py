@@ -101,7 +101,7 @@ class MockCore:
         return Stats(running=len(self._requests), steps_total=self._steps)
 
     def _hello(self) -> Hello:
-        memory = Ledger(total=0, limit=0, weights=0, activations=0, kv=0, block_bytes=1, num_blocks=1, block_size=16)
+        memory = Ledger(total=0, limit=0, weights=0, activations=0, kv=0, slab_bytes=1, num_blocks=1, block_size=16)
         membership = EpochMembership.first(ParallelLayout())
         return Hello(self._incarnation, LONGEST, LONGEST, membership, 0, memory, self._stats(), taking=True)
 

@@ -30,7 +30,7 @@ Routes = tuple[Tensor, Tensor]
 
 
 def build(method: ExpertsMethod, shape: ExpertsShape) -> Experts:
-    layer = Experts(ExpertNames("", ("gate", "up", "down"), ""), shape, method, BF16, torch.device("cpu"))
+    layer = Experts(ExpertNames("", ("gate", "up", "down"), ((), ())), shape, method, BF16, torch.device("cpu"))
     pool = torch.randn(SIZE, HIDDEN).mul_(HIDDEN**-0.5).to(BF16)
     for slot in [slot for expert in range(shape.num_experts) for slot in layer.reserve(expert).values()]:
         slot.load(pool.view(slot.shape))

@@ -1,11 +1,14 @@
 """Measures what speculative decoding gains and costs at the Qwen3-0.6B shape in bf16, with the acceptance of a real model.
 
-    python bench/speculation.py [--rounds N] [BATCH ...]
+    python bench/speculation.py [--rounds N] [--answers copies|free] [BATCH ...]
     python bench/speculation.py --vain      prints when drafts that are never right end; writes nothing
 
-SmolLM2-135M-Instruct answers prompts of two kinds: those whose answer copies (edit this file, quote this page, JSON), and free
-ones. The large shape has random weights, so its answers are replaced by these: each step computes all that it would, and then
-takes the small model's token. Drafts are then as good as they are on real text. Methods take turns on one engine.
+SmolLM2-135M-Instruct answers prompts of two kinds: those that ask for a copy (edit this file, quote this page, JSON), and free
+ones. Not each answer does what it is asked for: one copies if prompt lookup has at least COPIES of its tokens right, and one of
+which it has a share f right is 1 / (1 - f) times as fast at most, if drafts cost nothing.
+
+The large shape has random weights, so its answers are replaced by these: each step computes all that it would, and then takes the
+small model's token. Drafts are then as good as they are on real text. Methods take turns on one engine.
 
 Writes bench/results/speculation.md.
 """
@@ -31,20 +34,23 @@ from starling_engine.frontend.resolve import resolve
 from starling_engine.native.sampling_metadata import SamplingMetadata
 from starling_engine.request import EngineRequest
 from starling_engine.sampling.select import SampleOp, select_sample_op
+from starling_engine.spec_decode.proposers import repeated
 from starling_engine.spec_decode.speculator import Speculator
+from starling_engine.spec_decode.token_index import TokenIndex
 from starling_engine.worker import runner_factory
 
 RESULTS = Path(__file__).parent / "results" / "speculation.md"
 HERE = Path(__file__).parents[1]
 THREADS = 2
 LONGEST = 256
+COPIES = 0.5
 VAIN = 400
 METHODS = {"none": None, "ngram": "ngram", "suffix": "suffix"}
 PEOPLE = "Ann, 31, Rome; Bob, 45, Oslo; Cid, 27, Lima; Dora, 63, Bern; Eva, 19, Kyiv; Finn, 38, Riga; Gus, 52, Baku; Hal, 29, Doha"
 
 
 def copying() -> list[str]:
-    """Prompts whose answers are mostly in them."""
+    """Prompts that ask for what is mostly in them."""
     page, code = (HERE / "docs" / "sleep.md").read_text(), (HERE / "engine" / "starling_engine" / "byte_sizes.py").read_text()
     law = (HERE / "LICENSE").read_text()
     return [
@@ -76,6 +82,19 @@ def traces(model: Path, prompts: list[str]) -> list[tuple[list[int], list[int]]]
         chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
         outputs = engine.chat(chats, params, use_tqdm=False)
     return [(output.prompt_token_ids, list(output.outputs[0].token_ids)) for output in outputs]
+
+
+def guessed(prompt: list[int], output: list[int]) -> float:
+    """Returns the share of an answer's tokens that prompt lookup has right, where it guesses before each."""
+    config = speculative_of(EngineArgs(model="-", spec_method="ngram"))
+    index, tokens, right = TokenIndex(config.prompt_lookup_min), list(prompt), 0
+    index.extend(prompt)
+    for token in output:
+        places = index.matches(tokens, config.prompt_lookup_max)
+        right += bool(places) and repeated(tokens, places[0].end, 1) == [token]
+        tokens.append(token)
+        index.extend([token])
+    return right / len(output)
 
 
 class Replay:
@@ -140,7 +159,8 @@ def table(core: EngineCore, replay: Replay, kind: str, found: list[tuple[list[in
             for name, rate in each.items():
                 ratios[name].append(rate / each["none"])
     cells = (f"{statistics.median(ratios[name]):.2f} ({min(ratios[name]):.2f}–{max(ratios[name]):.2f})" for name in METHODS)
-    return f"| {kind} | {batch} | {' | '.join(cells)} |"
+    share = statistics.mean(guessed(prompt, output) for prompt, output in found)
+    return f"| {kind} | {batch} | {share:.2f} | {' | '.join(cells)} |"
 
 
 def vain(core: EngineCore, replay: Replay) -> str:
@@ -165,6 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("batches", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--answers", choices=("copies", "free"))
     parser.add_argument("--vain", action="store_true")
     options = parser.parse_args()
     small, large = CACHE / "smollm2-135m", CACHE / "qwen3-0.6b-shape"
@@ -175,18 +196,23 @@ def main() -> None:
         core.executor.shutdown()
         return
     small_model.write(small)
-    found = {"copies": traces(small, copying()), "free": traces(small, free())}
+    found: dict[str, list[tuple[list[int], list[int]]]] = {"copies": [], "free": []}
+    for trace in traces(small, copying() + free()):
+        found["copies" if guessed(*trace) >= COPIES else "free"].append(trace)
+    kinds = [options.answers] if options.answers else [*found]
     core, replay = start(large)
     lines = []
     for batch in options.batches:
-        for kind, all_ in found.items():
+        for kind in kinds:
+            all_ = found[kind]
             # Alone, each trace has a line: how far they copy differs.
             sets = [[trace] for trace in all_] if batch == 1 else [all_]
             lines += [table(core, replay, kind, some, batch, options.rounds) for some in sets]
     core.executor.shutdown()
-    head = ["| answers | batch | none | ngram | suffix |", "|---|---:|---:|---:|---:|"]
+    head = ["| answers | batch | guessed | none | ngram | suffix |", "|---|---:|---:|---:|---:|---:|"]
     text = [
         f"Tokens/s of decoding over those without drafts, medians (and extremes) of {options.rounds} rounds.",
+        "Guessed is the share of the tokens that prompt lookup has right where it guesses before each.",
         "",
         machine(),
         "",

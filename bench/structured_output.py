@@ -265,7 +265,8 @@ def neighbours() -> list[str]:
         await asyncio.sleep(3.0)
         found = await gaps(engine)
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await task
         return found
 
     async def measure(engine: AsyncEngine) -> tuple[list[float], list[float], list[float], list[Answer]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import interpreter
 from tests.matrices import Case, sample
 
 TESTS = Path(__file__).parent
@@ -34,6 +35,7 @@ if importlib.util.find_spec("triton") and not Path("/dev/nvidiactl").exists() an
     for name in ("triton.language", "triton.experimental.gluon"):
         importlib.import_module(name)
     del os.environ["TRITON_INTERPRET"]
+    interpreter.hasten()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

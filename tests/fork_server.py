@@ -1,9 +1,9 @@
-"""Starts processes of the engine and of the operator as forks of a server that has imported their modules already.
+"""Starts processes of the engine, agents and operators as forks of a server that has imported their modules already.
 
 They run the same programs, in processes of their own; importing torch alone takes longer than most tests. Only their start and
-their parent differ: tests of the engine that look at these ask for `programs`. In tests of the agent and of `starling up`, agents
-are programs and their engine's processes are forks (`environment`). In the tests of the command line and on a cluster everything
-starts as it does for users.
+their parent differ: tests of the engine that look at these ask for `programs`. Agents, and servers of `starling serve`, are forks
+of a server that has no torch; their engine's processes are forks of the engine's. What `starling up` starts are programs with such
+engines (`environment`). In the tests of the command line and on a cluster everything starts as it does for users.
 """
 
 import atexit
@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +29,13 @@ from typing import Any, BinaryIO, NoReturn
 
 from starling_engine.ipc import child
 
+from tests import interpreter
+
 ENGINE = ("starling_engine.worker.process.worker_process", "starling_engine.core.process")
 OPERATOR = ("starling_operator.main", "starling_cli.commands.operator")
+OPERATORS_LIBRARIES = ("kopf", "kubernetes.aio", "aiohttp", "prometheus_client", "pydantic", "typer", "yaml")
+"""For an operator whose own modules are not imported yet: see tests/operator/shell/altered.py."""
+AGENT = ("starling_cli.main", "starling_cli.commands.progress", "starling_agent.serve", "starling_agent.node.main")
 FORKED = Path(__file__).with_name("forked")
 LARGEST_REQUEST = 1 << 18
 UCRED = struct.Struct("3i")
@@ -79,20 +85,34 @@ def start(module: str, *arguments: str, stderr: int | None = None) -> Fork:
     return started
 
 
-def fork(modules: tuple[str, ...], command: list[str], stderr: int, **environment: str) -> Fork:
+def fork(modules: tuple[str, ...], command: list[str], stderr: int, folder: Path | None = None, **environment: str) -> Fork:
     """Runs `python -m COMMAND` in a fork of the server that has imported `modules`.
 
-    The fork has this process's folder, output and environment, with `environment` added; it may write to the descriptor `stderr`.
-    Variables that modules read as they are imported must never change.
+    The fork has this process's output and environment, with `environment` added, and its folder unless `folder` is another; it may
+    write to the descriptor `stderr`. Variables that modules read as they are imported must never change.
     """
     everything = {**os.environ, **environment}
-    request = {"command": command, "environment": everything, "folder": str(Path.cwd())}
+    request = {"command": command, "environment": everything, "folder": str(folder or Path.cwd())}
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(str(_server(modules, everything) / "socket"))
     stdin = os.pipe()
     socket.send_fds(connection, [json.dumps(request).encode()], [stdin[0], 1, stderr])
     os.close(stdin[0])
     return Fork(connection, stdin[1])
+
+
+SLOWLY = {"STARLING_TEST_FORK_SECONDS": "2"}
+"""Environment of an agent which starts slowly, and its engine: for a test that has to see it load."""
+
+
+def agent(arguments: list[str], log: Path, folder: Path, **environment_added: str) -> Fork:
+    """Runs `starling ARGUMENTS`, an agent or a server, in a fork with its standard error in `log`.
+
+    Its engine's processes are forks, too.
+    """
+    with log.open("wb") as errors:
+        added = {**environment(), **environment_added}
+        return fork(AGENT, ["starling_cli.main", *arguments], errors.fileno(), folder, **added)
 
 
 def environment() -> dict[str, str]:
@@ -171,6 +191,9 @@ class Server:
     def _fork(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         message, standard, *_ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
+        if not message:  # who asks was killed before it could say what for
+            connection.close()
+            return
         request = json.loads(message)
         pid = os.fork()
         if pid == 0:
@@ -187,7 +210,8 @@ class Server:
         (self._folder / f"{pid}.new").rename(self._folder / f"{pid}.fork")
         self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._kill, pid))
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, functools.partial(self._report_exit, pid, connection))
-        connection.send(str(pid).encode())
+        with suppress(BrokenPipeError):  # who asked was killed, of which the connection tells next
+            connection.send(str(pid).encode())
 
     def _kill(self, pid: int, connection: socket.socket) -> None:
         if connection.fileno() >= 0:  # else it has ended by itself at the same time
@@ -214,8 +238,11 @@ def become(request: dict[str, Any], standard: list[int], folder: Path) -> NoRetu
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
+        time.sleep(float(os.environ.get("STARLING_TEST_FORK_SECONDS", "0")))
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            interpreter.hasten()
         fork_server = importlib.import_module("tests.fork_server")  # this program runs as __main__
-        fork_server.join(folder)
+        fork_server.join(Path(os.environ.get("STARLING_TEST_FORKS", folder)))
         child.start = fork_server.start
         module, *sys.argv[1:] = request["command"]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -231,6 +258,8 @@ def main() -> None:
     """`python -m tests.fork_server FOLDER LISTENER MODULE...`."""
     # numpy's own threads survive a fork.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    # Run as a program it is executed anew.
+    warnings.filterwarnings("ignore", "'starling_cli.main' found in sys.modules", RuntimeWarning)
     for module in sys.argv[3:]:
         child.import_for_good(module)
     Server(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))).serve()

@@ -9,6 +9,7 @@ NEED_MODEL = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/v2/embed",
         "/v1/responses",
         "/v1/messages",
         "/v1/messages/count_tokens",

@@ -65,6 +65,11 @@ class SchedulerConfig:
     max_num_waiting_tokens: int = MAX_NUM_WAITING_TOKENS
     policy: SchedulingPolicy = "fcfs"
     prefix_caching: bool = True
+    whole_prompts: bool = False
+    """A prompt is never divided among steps, each of which has room for the longest one: tokens see those behind them.
+
+    There are no streams, so `step_target_ms` is 0.
+    """
     stages: int = 1
     """Pipeline stages. Each is to have a step of its own to work on."""
     depth: int = 1

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from starling_engine.byte_sizes import format_bytes
 from starling_engine.errors import ConfigError
-from starling_engine.kv.spec import KVGroup
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.moe import MoeConfig
 
@@ -54,11 +53,12 @@ NO_HOST = HostMemory()
 class Ledger:
     """Bytes of one worker.
 
-    total   the device's memory (on CPU: the cgroup's)
-    limit   what the worker may use in all
-    moving  of the weights: room for experts that are on their way to this rank, while others still compute here
-    host    the KV tiers' memory
-    tables  tokens and blocks of the requests in the batch
+    total       the device's memory (on CPU: the cgroup's)
+    limit       what the worker may use in all
+    moving      of the weights: room for experts that are on their way to this rank, while others still compute here
+    recordings  what recorded steps take on a GPU beyond their tensors: executables, and workspaces of libraries
+    host        the KV tiers' memory
+    tables      tokens and blocks of the requests in the batch
 
     `host` and `tables` are of `limit`, too, where the device's memory is the host's (`unified`).
     """
@@ -68,38 +68,35 @@ class Ledger:
     weights: int
     activations: int
     kv: int
-    block_bytes: int
+    slab_bytes: int
     num_blocks: int
     block_size: int
     moving: int = 0
+    recordings: int = 0
     host: HostMemory = NO_HOST
     tables: int = 0
     unified: bool = True
 
     @property
     def left(self) -> int:
-        return self.limit - self.weights - self.activations - self.kv - (self.host.total + self.tables if self.unified else 0)
+        held = self.weights + self.activations + self.recordings + self.kv
+        return self.limit - held - (self.host.total + self.tables if self.unified else 0)
 
     def __str__(self) -> str:
-        rows = [
-            ("weights", self.weights),
-            ("KV cache", self.kv),
-            ("activations", self.activations),
-            ("left", self.left),
-            ("limit", self.limit),
-        ]
-        at = 3 if self.unified else len(rows)  # within the limit, or beside it
-        rows[at:at] = [("tables", self.tables), *self.host.rows]
+        held = [("weights", self.weights), ("KV cache", self.kv), ("activations", self.activations)]
+        if self.recordings:
+            held.append(("recordings", self.recordings))
+        beside = [("tables", self.tables), *self.host.rows]
+        if not self.slab_bytes:  # the model caches nothing
+            del held[1]
+        ends = [("left", self.left), ("limit", self.limit)]
+        rows = [*held, *beside, *ends] if self.unified else [*held, *ends, *beside]
         lines = [f"{name:<12}{format_bytes(size):>12}" for name, size in rows]
         if self.moving:
             lines[0] += f"   {format_bytes(self.moving)} of them for experts on their way"
-        lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {format_bytes(self.block_bytes)} each"
+        if self.slab_bytes:
+            lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {format_bytes(self.slab_bytes)} each"
         return "\n".join(lines)
-
-
-def block_bytes(groups: list[KVGroup]) -> int:
-    """Returns the bytes of a block over all storage tensors; the same in every group."""
-    return max(len(group.layers) for group in groups) * groups[0].spec.layer_block_bytes
 
 
 LOGPROB_ROWS = 64
@@ -117,8 +114,11 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     """Returns the memory of recorded steps: they share that of the largest one, which keeps what each of its layers computes.
 
     That is norms, the output of each matrix, rotated queries, what they attend to, and a gate that is no part of its matrix. Of
-    experts it is logits and the choice in 8 bytes, pairs that are sorted, their products, and where each slot begins.
+    experts it is logits and the choice in 8 bytes, pairs that are sorted, their products, and where each slot begins. Steps of a
+    model with a recurrent state are not recorded: 0.
     """
+    if model.has_state:
+        return 0
     attention = (3 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     widths, moe = 3 * model.hidden_size + attention + 3 * model.intermediate_size, model.moe
     logits = RECORDED_TOKENS * model.vocab_size * 4
@@ -130,7 +130,7 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
 
 
 def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int, max_model_len: int) -> int:
-    """Returns the working memory of the largest step, and the tables of rotations.
+    """Returns the working memory of the largest step, and the tables of rotations and of distances.
 
     A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored.
     """
@@ -139,8 +139,16 @@ def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_
     )
     scratch = model.mla.scratch_elements(max_tokens, max_model_len) if model.mla else 0
     rotations = max_model_len * model.rotation_columns * 4
-    logits = 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4
-    return (max_tokens * widths + scratch) * dtype_bytes + logits + rotations
+    logits = 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4 if model.causal else 0
+    distances = _distance_bytes(model, dtype_bytes, max_model_len)
+    return (max_tokens * widths + scratch) * dtype_bytes + logits + rotations + distances
+
+
+def _distance_bytes(model: ModelConfig, dtype_bytes: int, max_model_len: int) -> int:
+    """Bytes of biases by the distance of tokens, which are kept, while they are made: two copies, or seven indices of 8 bytes."""
+    if not model.traits.distance_buckets:
+        return 0
+    return max_model_len * max_model_len * max(8 + 2 * model.num_heads * dtype_bytes, 7 * 8)
 
 
 def _norm_width(model: ModelConfig, dtype_bytes: int) -> int:
@@ -149,19 +157,33 @@ def _norm_width(model: ModelConfig, dtype_bytes: int) -> int:
 
 
 def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
-    """Elements of one token between the norm before attention and the projection after it.
+    """Elements of one token between the norm before attention and the projection after it; or of a Gated DeltaNet in its place.
 
     With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs. A norm over
-    all heads has queries and keys in fp32, and their squares; one behind the rotation has the rotated halves, too.
+    all heads has queries and keys in fp32, and their squares; one behind the rotation has the rotated halves, too. Gates of
+    the output lie in one matrix with queries, which are copied. A Gated DeltaNet has its inputs before the convolution and behind
+    it, the gate of its output, what it recalls, and that normalised; and where channels have them, decays, and what they and the
+    gates are made of. So has a Mamba-2 mixer; without a norm, it has the gate in fp32. Where it stands beside attention, one of
+    both is at work. A gated short convolution has its input and two gates, the gated input, and the convolved one.
     """
+    mixer = 0
+    if (delta := model.gated_delta) is not None:
+        mixer = 2 * delta.channels + 3 * delta.value_width + 2 * delta.value_heads
+        mixer += delta.key_width + 2 * delta.gate_rank if delta.gate_rank else 0
+    elif (mamba := model.mamba2) is not None:
+        mixer = 2 * mamba.channels + 3 * mamba.width + mamba.heads
+        mixer += mamba.width * 4 // dtype_bytes if mamba.norm == "none" else 0
+    elif model.short_conv is not None:
+        mixer = 5 * model.short_conv.channels
     if model.mla:
         mla = model.mla
         head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
-        return mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim)
+        return max(mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim), mixer)
     heads = model.num_heads + 2 * model.num_kv_heads
+    gates = 3 * model.num_heads if model.traits.attention_gate else 0
     copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0)
     wide = copies * heads * 4 // dtype_bytes
-    return (2 * heads + wide) * model.head_dim
+    return max((2 * heads + gates + wide) * model.head_dim, mixer)
 
 
 def _mlp_width(model: ModelConfig, dtype_bytes: int) -> int:
@@ -194,6 +216,7 @@ class MemoryRequest:
     total, available     of the device, which `ranks` ranks share; `available` is free now, with the weights loaded: others may have
                          taken memory of the machine
     fraction             of `total`, that all ranks may use
+    recordings           as in `Ledger`
     kv_bytes             for the KV cache; None: what is left of `fraction`
     useful_blocks        more KV blocks than these are never used
     needed_blocks        KV blocks of the longest request, and the null block
@@ -206,8 +229,9 @@ class MemoryRequest:
     ranks: int = 1
     weights: int
     activations: int
+    recordings: int = 0
     kv_bytes: int | None
-    bytes_per_block: int
+    slab_bytes: int
     block_size: int
     useful_blocks: int
     needed_blocks: int
@@ -223,7 +247,7 @@ class MemoryRequest:
     @property
     def fixed(self) -> int:
         """Bytes of the limit that neither the KV cache nor the tiers get."""
-        return self.weights + self.activations + self._device_tables
+        return self.weights + self.activations + self.recordings + self._device_tables
 
     @property
     def device_host(self) -> int:
@@ -232,7 +256,7 @@ class MemoryRequest:
 
     @property
     def needed_bytes(self) -> int:
-        return self.needed_blocks * self.bytes_per_block
+        return self.needed_blocks * self.slab_bytes
 
     @property
     def _device_tables(self) -> int:
@@ -245,7 +269,7 @@ class MemoryRequest:
             self.host.check(most)
 
     def refuse_blocks(self) -> ConfigError:
-        """Returns the error for a KV cache that holds fewer than `needed_blocks`; it names a value that works."""
+        """Returns the error for too little memory for `needed_blocks`, or for what comes before them; it names what works."""
         if self.kv_bytes is not None:
             return ConfigError(
                 f"{self.kv_bytes} bytes do not hold one request of max_model_len, which needs {self.needed_bytes}; "
@@ -253,12 +277,15 @@ class MemoryRequest:
                 "kv_cache_memory_bytes",
             )
         least = self.ranks * (self.fixed + self.needed_bytes + self.device_host) / self.total
-        hint = f"set it to at least {least:.2f}, or lower max_model_len" if least <= 1 else "lower max_model_len"
+        # Without a cache, only a shorter step takes less.
+        lower = "lower max_model_len" if self.slab_bytes else "lower max_model_len and max_num_batched_tokens"
+        hint = f"set it to at least {least:.2f}, or {lower}" if least <= 1 else lower
         weights, activations, tables = map(format_bytes, (self.weights, self.activations, self._device_tables))
-        held = f"weights {weights}, activations {activations} and tables {tables}"
+        recordings = f", recordings {format_bytes(self.recordings)}" if self.recordings else ""
+        held = f"weights {weights}, activations {activations}{recordings} and tables {tables}"
+        cache = "the KV cache besides " if self.slab_bytes else ""
         return ConfigError(
-            f"{self.fraction} leaves too little for the KV cache besides {held} of {format_bytes(self.total)}; {hint}",
-            "gpu_memory_utilization",
+            f"{self.fraction} leaves too little for {cache}{held} of {format_bytes(self.total)}; {hint}", "gpu_memory_utilization"
         )
 
     def refuse_bytes(self, kv_bytes: int, room: int) -> ConfigError:
@@ -274,10 +301,14 @@ def plan_memory(request: MemoryRequest) -> Ledger:
     """
     request.check_host()
     room = request.limit - request.fixed - request.device_host
-    if request.kv_bytes is None:
-        num_blocks = min(request.useful_blocks * request.bytes_per_block, room) // request.bytes_per_block
+    if not request.slab_bytes:
+        if room < 0:
+            raise request.refuse_blocks()
+        num_blocks = request.needed_blocks
+    elif request.kv_bytes is None:
+        num_blocks = min(request.useful_blocks * request.slab_bytes, room) // request.slab_bytes
     else:
-        num_blocks = request.kv_bytes // request.bytes_per_block
+        num_blocks = request.kv_bytes // request.slab_bytes
     if num_blocks < request.needed_blocks:
         raise request.refuse_blocks()
     if request.kv_bytes is not None and request.kv_bytes > room:
@@ -287,8 +318,9 @@ def plan_memory(request: MemoryRequest) -> Ledger:
         limit=request.limit,
         weights=request.weights,
         activations=request.activations,
-        kv=num_blocks * request.bytes_per_block,
-        block_bytes=request.bytes_per_block,
+        recordings=request.recordings,
+        kv=num_blocks * request.slab_bytes,
+        slab_bytes=request.slab_bytes,
         num_blocks=num_blocks,
         block_size=request.block_size,
         host=request.host,

@@ -96,6 +96,26 @@ class PoolingRequestOutput:
 
 
 @dataclass(slots=True)
+class ClassificationOutput:
+    """The probability of each label, in the order of the checkpoint's labels; of a regression its numbers."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
 class ScoringOutput:
     """The score of one pair: a probability in [0, 1], a difference of logits, or a cosine in [-1, 1]."""
 

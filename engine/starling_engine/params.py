@@ -210,26 +210,37 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `pooling` and `normalize` None are as the checkpoint's authors mean it. A vector is cut to its first `dimensions` numbers before
     it is normalized. With `logit_token_ids` the vector is the logits of these tokens behind the prompt, and nothing else counts.
+    With `classify` it is what the model's head for classification makes of the pooled state. From token `second_from` on the prompt
+    is the second text of a pair, which some encoders tell from the first.
     """
 
     pooling: Literal["mean", "last", "cls"] | None = None
     normalize: bool | None = None
     dimensions: int | None = None
     logit_token_ids: list[int] | None = None
+    classify: bool = False
+    second_from: int | None = None
 
     @property
     def reads_prefix_cache(self) -> bool:
         """False where the hidden states of the whole prompt are needed. `pooling` is known."""
         return self.pooling == "last"
 
-    def validate(self, hidden_size: int, vocab_size: int, possible: Sequence[int] = ()) -> None:
-        """Raises InvalidRequest naming the field that is wrong. `possible` has the model's `dimensions`; empty: any."""
+    def validate(self, vector_size: int, vocab_size: int, possible: Sequence[int] = (), segments: int = 0) -> None:
+        """Raises InvalidRequest naming the field that is wrong. `possible` has the model's `dimensions`; empty: any.
+
+        `segments` are those that the model knows of.
+        """
         check_types(self)
         if self.dimensions is not None:
             if possible and self.dimensions not in possible:
                 raise InvalidRequest(f"this model has {', '.join(map(str, possible))}, got {self.dimensions}", "dimensions")
-            _within("dimensions", self.dimensions, 1, hidden_size)
+            _within("dimensions", self.dimensions, 1, vector_size)
         _known_tokens("logit_token_ids", self.logit_token_ids or (), vocab_size)
+        if self.second_from is not None:
+            _within("second_from", self.second_from, 0, math.inf)
+            if segments < 2:
+                raise InvalidRequest("this model does not tell the second text of a pair from the first", "second_from")
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

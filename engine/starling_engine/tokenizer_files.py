@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,10 +58,16 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     try:
         converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"{folder} has no tokenizer.json, and transformers cannot make one: {error}") from error
+        # Transformers names the last package that it has tried, which reads other files.
+        pieces = any(folder.glob("*.model")) and find_spec("sentencepiece") is None
+        hint = "; a SentencePiece file needs the package sentencepiece" if pieces else ""
+        raise ModelError(f"{folder} has no tokenizer.json, and transformers cannot make one: {error}{hint}") from error
     backend = getattr(converted, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise ModelError(f"{folder} has no tokenizer.json, and {type(converted).__name__} cannot be written as one")
+    if backend.get_vocab().keys() <= set(converted.all_special_tokens):
+        files = ", ".join(converted.vocab_files_names.values())
+        raise ModelError(f"{folder} has no file with a vocabulary; {type(converted).__name__} knows {files}")
     return backend
 
 

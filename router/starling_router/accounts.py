@@ -3,7 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from starlette.types import Scope
 from starling_agent.api_keys import tenant_owner
@@ -63,10 +63,13 @@ class Account:
             self.quota.check(1)
 
     @contextmanager
-    def request(self, scope: Scope, tokens: int) -> Iterator["Bill"]:
-        """Admits a request with a prompt of so many tokens, and counts it to its end. Raises QuotaExceeded."""
-        with self._refusing(), self.quota.request(tokens):
-            bill = Bill(self, tokens, named_response(scope["path"]))
+    def request(self, scope: Scope, tokens: int | None) -> Iterator["Bill"]:
+        """Admits a request with a prompt of so many tokens, and counts it to its end. Raises QuotaExceeded.
+
+        One with None costs nothing by itself and is never refused. Yet the answer may have what is not paid yet.
+        """
+        with self._refusing(), nullcontext() if tokens is None else self.quota.request(tokens):
+            bill = Bill(self, tokens or 0, named_response(scope["path"]))
             if self.counters is not None:
                 self.counters.requests.inc()
             try:
@@ -99,23 +102,26 @@ class Bill:
     def __init__(self, account: Account, prompt: int, named: str | None) -> None:
         """`named` is the response that the request is about, and does not make: its prompt is paid, and its output may be."""
         self._account, self._prompt, self._named = account, prompt, named
-        self._computed, self._output = 0, 0
+        self._computed, self._output, self._attempt = 0, 0, 0
         self._was_sent = self._is_whole = False
         self._usage: AnswerUsage | None = None
 
     def sent(self, computed: int) -> None:
         """Counts the prompt tokens that a server has to compute, before it has: others have their turns meanwhile."""
-        self._was_sent = True
+        self._was_sent, self._attempt = True, computed
         self._compute(computed)
 
     def refused(self) -> None:
-        """Notes that the server to which it was sent computes nothing."""
-        self._was_sent = False
-        self._compute(-self._computed)
+        """Notes that the server to which it was sent last computes nothing. One that began the answer before has computed it."""
+        self._was_sent = self._usage is not None
+        self._compute(-self._attempt)
 
     def begin(self, headers: RawHeaders) -> None:
-        """Notes the headers of an answer, unless it goes on with one that another server began."""
-        if self._usage is None:
+        """Notes the headers of an answer, unless it goes on with one that another server began.
+
+        Where there are no tenants, nobody pays, and nothing is counted.
+        """
+        if self._usage is None and self._account.tenant.name:
             self._usage = AnswerUsage(streams=is_stream(headers))
 
     def gained(self, tokens: int) -> None:

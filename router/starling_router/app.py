@@ -17,7 +17,7 @@ from starling_agent.http.auth import OPEN_PATHS, shows_router_token
 from starling_agent.http.error_forms import send_error
 from starling_agent.http.errors import ApiError, as_api_error
 from starling_agent.http.open_requests import ClientGone, OpenRequests
-from starling_agent.openai.stream_record import RESUMABLE, RESUME_TYPE
+from starling_agent.openai.stream_record import COUNTED, RESUMABLE, RESUME_TYPE
 from starling_agent.version import starling_version
 from starling_engine.errors import StarlingError
 
@@ -28,7 +28,6 @@ from starling_router.client_requests import check_request
 from starling_router.exchange import Exchange
 from starling_router.hold import ELSEWHERE, BackendRefusal, HeldRequest
 from starling_router.metrics import CONTENT_TYPE
-from starling_router.model_list import models_without_servers
 from starling_router.noted_stream import NotedStream
 from starling_router.operator_polls import PATH, OperatorPolls
 from starling_router.picker import Pick
@@ -37,6 +36,7 @@ from starling_router.service_state import ServiceState
 from starling_router.stored import pod_name
 from starling_router.ui.app import UiApp
 from starling_router.upstream import BackendAnswer, BackendUnreachable, RawHeaders, Upstream, forwarded_headers, is_stream
+from starling_router.without_servers import answer_without_servers
 
 EXPLAIN, RESUME = b"x-starling-explain", b"x-starling-resume"
 NEVER = b"never"
@@ -122,8 +122,8 @@ class RouterApp:
             accounts = self._routing.accounts
             account = accounts.of(scope) if pod is None else accounts.everybody
             body, began = await _read(receive), time.perf_counter()
-            if (listed := models_without_servers(scope, self._backends, self._state.models)) is not None:
-                await listed(scope, receive, send)
+            if (answer := answer_without_servers(scope, self._backends, self._state.models)) is not None:
+                await answer(scope, receive, send)
                 return
             request = await self._routing.read(scope, body, account, "/{routed}", pod)
             routed = Routed(request, self._routing.place(request), self._notes(request))
@@ -231,6 +231,7 @@ class RouterApp:
                 routed.placed.begin(pick.backend, answer.status, streams=is_stream(answer.headers))
                 exchange.on_events = _taking(bill, routed.placed)
                 if routed.notes is not None and _is_noted(answer):
+                    routed.notes.resumes &= (_RESUMABLE, COUNTED.encode()) not in answer.headers
                     await _give_noted(answer, routed.notes, carried.backend, exchange, bill)
                 else:
                     await _give(answer, carried.backend, exchange)

@@ -6,6 +6,7 @@ has none, addresses stay for KEPT_SECONDS, and longer only where a ready backend
 
 import asyncio
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -92,8 +93,9 @@ class BackendSources:
 class Discovery:
     """Sets the backends of `watch` to those of `sources`."""
 
-    def __init__(self, watch: BackendWatch, sources: BackendSources) -> None:
-        self._watch, self._sources = watch, sources
+    def __init__(self, watch: BackendWatch, sources: BackendSources, looked: Callable[[], None] = lambda: None) -> None:
+        """`looked` is called after each look, whether it has found any."""
+        self._watch, self._sources, self._looked = watch, sources, looked
         self._found: dict[str, str] = {}
         self._answered_at: float | None = None
         self._failed = False
@@ -105,7 +107,9 @@ class Discovery:
             if self._sources.service is not None:
                 self._take(await _look_up(self._sources.service))
             self._watch.set({**self._sources.urls, **self._found})
+            self._looked()
             await asyncio.sleep(PERIOD_SECONDS)
+        self._looked()
 
     def _take(self, addresses: list[str]) -> None:
         """Notes the addresses that DNS has."""

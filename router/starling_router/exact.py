@@ -69,21 +69,24 @@ class ExactPrompts:
         self._prompting.close()
 
     async def read(self, scope: Scope, body: bytes, fields: RoutedBody, state: BackendState) -> RoutedPrompt | None:
-        """Returns the prompt as blocks of a backend of that state; None where it has none, or is one to be refused there."""
+        """Returns the prompt as blocks of a backend of that state; None where it has none, or is one to be refused there.
+
+        Of several prompts all tokens count, and the first one is looked for in caches.
+        """
         self._prompting.names = tuple(state.models)
         try:
-            ids = await body_prompt(self._prompting, scope["path"], body, scope["state"]["request_id"])
+            prompts = await body_prompt(self._prompting, scope["path"], body, scope["state"]["request_id"])
             salt = _cache_salt(scope, fields, state)
         except (ApiError, StarlingError):
             return None
         except Exception:  # the prompt decides alone where a request goes; a backend refuses what is wrong with it
             log.exception("a prompt could not be read; it goes by its text", path=scope["path"])
             return None
-        if ids is None:
+        if not prompts:
             return None
-        chain = HashChain(chain_root(None, salt), state.block_size)
-        chain.extend(ids, len(ids))
-        return RoutedPrompt(len(ids), [*map(event_hash, chain.hashes)], state.block_size, exact=True)
+        chain, first = HashChain(chain_root(None, salt), state.block_size), prompts[0]
+        chain.extend(first, len(first))
+        return RoutedPrompt(sum(map(len, prompts)), [*map(event_hash, chain.hashes)], state.block_size, exact=True)
 
 
 def _cache_salt(scope: Scope, fields: RoutedBody, state: BackendState) -> str | None:

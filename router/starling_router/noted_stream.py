@@ -14,9 +14,10 @@ _LAST = LAST_NOTE.removeprefix(NOTE_BEGIN).removesuffix(NOTE_END)
 
 
 class _Gains(msgspec.Struct):
-    """Tokens of a note."""
+    """Tokens of a note: gained since the one before it, or in all."""
 
     gains: list[GainNote] = []
+    tokens: int = 0
 
 
 _read_gains = msgspec.json.Decoder(_Gains).decode
@@ -25,7 +26,7 @@ _read_gains = msgspec.json.Decoder(_Gains).decode
 class NotedStream:
     """The events of one request's answer, which come from one backend after the other.
 
-    resumes      another backend may go on with it
+    resumes      another backend may go on with it; else its notes are not kept
     is_complete  all has come: nobody has to go on with it
     tokens       that its choices have gained, whatever events show of them
     """
@@ -53,8 +54,10 @@ class NotedStream:
             if note == _LAST:
                 self.is_complete = True
             else:
-                self._notes.append(note)
-                self.tokens += sum(len(gain.tokens) for gain in _read_gains(note).gains)
+                if self.resumes:
+                    self._notes.append(note)
+                read = _read_gains(note)
+                self.tokens = max(self.tokens + sum(len(gain.tokens) for gain in read.gains), read.tokens)
             done = end + len(NOTE_END) - 1
             begin = held.find(_BEGIN, done)
         self._searched = max(0, (begin if begin >= 0 else len(held) - len(NOTE_BEGIN)) - done)

@@ -1,20 +1,30 @@
 """Questions that a router asks backends for itself."""
 
 import asyncio
+import hmac
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from starling_agent.client.bounded import MOST_BYTES, BadAnswer, read_all
-from starling_agent.contract.router import ROUTER_TOKEN
+from starling_agent.client.bounded import MOST_BYTES, BadAnswer, parse, read_all
+from starling_agent.contract.backend import BackendProof
+from starling_agent.contract.router import PROOF_PATH, ROUTER_TOKEN, token_proof
 from starling_agent.file_token import FileToken
 from starling_agent.http.errors import ApiError
 
 from starling_router.backend import Backend
-from starling_router.upstream import BackendUnreachable, Upstream
+from starling_router.upstream import BackendAnswer, BackendUnreachable, RawHeaders, Upstream
+
+WITHOUT_PROOF = (401, 403, 404)
+"""Statuses by which a server of an older release, which has no such path, refuses whoever shows no key and no token."""
 
 
 class BackendLate(BackendUnreachable):
     """A backend has not answered in time. It may be busy."""
+
+
+class NotOurs(BackendUnreachable):
+    """A backend is of another service: an address was given to another pod, or a token is another one."""
 
 
 class Questions:
@@ -34,9 +44,30 @@ class Questions:
             async with asyncio.timeout(seconds), self.stream(backend, path) as chunks:
                 return await read_all(chunks, most)
         except TimeoutError:
-            raise BackendLate(f"no answer within {seconds:g} s") from None
+            raise _late(seconds) from None
         except BadAnswer as error:
             raise BackendUnreachable(str(error)) from None
+
+    async def check_ours(self, backend: Backend, seconds: float) -> None:
+        """Has a backend prove that it knows the token, before it is shown that or a key. Raises NotOurs, and as `ask` does.
+
+        Servers without a token, or of an older release, have no proof and are believed: agents of a service all have a token.
+        """
+        token = b"" if self._token is None else self._token.value
+        if not token:
+            return
+        nonce = secrets.token_hex(16)
+        try:
+            async with asyncio.timeout(seconds), self._answer(backend, f"{PROOF_PATH}?nonce={nonce}", []) as answer:
+                if answer.status in WITHOUT_PROOF:
+                    return
+                given = parse(BackendProof, await read_all(_of(answer)), "proof")
+        except TimeoutError:
+            raise _late(seconds) from None
+        except BadAnswer as error:
+            raise BackendUnreachable(str(error)) from None
+        if given.proof and not hmac.compare_digest(given.proof.encode(), token_proof(token, nonce.encode()).encode()):
+            raise NotOurs("it is of another service, or has another token: it does not know the routers' token")
 
     @asynccontextmanager
     async def stream(self, backend: Backend, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -45,10 +76,25 @@ class Questions:
         headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
         if self._token is not None:
             headers.append((ROUTER_TOKEN.encode(), self._token.value))
+        async with self._answer(backend, path, headers) as answer:
+            yield _of(answer)
+
+    @asynccontextmanager
+    async def _answer(self, backend: Backend, path: str, headers: RawHeaders) -> AsyncIterator[BackendAnswer]:
+        """Raises BackendUnreachable, also while the answer is read."""
         try:
             async with self._upstream.send("GET", backend.url + path, headers, b"") as answer:
-                if answer.status != 200:
-                    raise BackendUnreachable(f"it answers {answer.status}")
-                yield answer.chunks
+                yield answer
         except ApiError as error:
             raise BackendUnreachable(str(error)) from None
+
+
+def _of(answer: BackendAnswer) -> AsyncIterator[bytes]:
+    """Returns the body of an answer. Raises BackendUnreachable for one that is none."""
+    if answer.status != 200:
+        raise BackendUnreachable(f"it answers {answer.status}")
+    return answer.chunks
+
+
+def _late(seconds: float) -> BackendLate:
+    return BackendLate(f"no answer within {seconds:g} s")

@@ -1,5 +1,6 @@
 """A router with all its parts."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -85,7 +86,7 @@ class ServiceRouter:
         )
         polls = OperatorPolls(self._hold.demand, state, traffic, token)
         app = RouterApp(self._routing, self._upstream, self.drain, self.open_requests, UiApp(view, accounts), state, polls)
-        self._settings, self._state = settings, state
+        self._settings, self._state, self._looked = settings, state, asyncio.Event()
         self.app = with_middleware(app, settings, self.drain, self.responses)
 
     def endpoint_picker(self, fallbacks: int = 0) -> "EppServer":
@@ -113,7 +114,12 @@ class ServiceRouter:
 
     async def find_backends(self, sources: BackendSources) -> None:
         """Sets the servers to those that `sources` have, again and again, until it is cancelled."""
-        await Discovery(self._watch, sources).run()
+        await Discovery(self._watch, sources, self._looked.set).run()
+
+    async def knows_backends(self) -> None:
+        """Waits until servers have been looked for once, and those that were found have answered, or have not in time."""
+        await self._looked.wait()
+        await self._watch.first_answers()
 
     def end_polls(self) -> None:
         """Answers the operator, which waits for news; from now on it gets them without a wait."""

@@ -11,7 +11,7 @@ from starling_agent.file_token import FileToken
 from starling_router.accounts import Account, Accounts, Bill
 from starling_router.backend import Backend, Backends
 from starling_router.canary import CanaryTraffic, PlacedRequest
-from starling_router.client_requests import is_work, session_of
+from starling_router.client_requests import costs_tokens, is_work, session_of
 from starling_router.exchange import Exchange
 from starling_router.hold import HeldKind, HeldRequest, Hold
 from starling_router.metrics import RouterMetrics
@@ -48,6 +48,11 @@ class ClientRequest:
         """True for a model's work, which may wait, and for which a service at zero is woken."""
         return self.pod is None and is_work(self.scope) and bool(self.body)
 
+    @property
+    def costs(self) -> bool:
+        """True for what a quota limits."""
+        return self.works and costs_tokens(self.scope)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestRouting:
@@ -66,17 +71,18 @@ class RequestRouting:
 
     async def read(self, scope: Scope, body: bytes, account: Account, route: str, pod: str | None = None) -> ClientRequest:
         """Reads a request; `route` is what metrics call it. Raises QuotaExceeded where no prompt would come in now."""
-        fields = read_body(body)
+        fields, costs = read_body(body), bool(body) and costs_tokens(scope)
         account.own(scope, self.token)
-        if body:
+        if costs:
             account.check()
+        if body:
             # A path that nobody serves must be no time series of its own.
             scope["route"] = SimpleNamespace(path=route)
         return ClientRequest(
             scope=scope,
             account=account,
             body=body,
-            prompt=await self.prompts.read(scope, body, fields) if body else NO_PROMPT,
+            prompt=await self.prompts.read(scope, body, fields) if costs else NO_PROMPT,
             session=session_of(dict(scope["headers"])),
             response=response_of(scope["path"], bytes(fields.previous_response_id)),
             streams=bytes(fields.stream) == b"true",
@@ -109,7 +115,8 @@ class RequestRouting:
             account=request.account,
             placed=placed,
         )
-        with request.account.request(request.scope, request.prompt.tokens) as bill, self.hold.request(exchange, kind) as held:
+        tokens = request.prompt.tokens if request.costs else None
+        with request.account.request(request.scope, tokens) as bill, self.hold.request(exchange, kind) as held:
             yield bill, held
         self.shadows.offer(request.scope, request.body, request.account, placed)
 

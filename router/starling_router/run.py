@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
 from starling_agent.server.signals import SignalShutdown
@@ -11,6 +12,9 @@ from starling_agent.settings import ServerSettings
 from starling_router.discovery import BackendSources
 from starling_router.epp import EppSettings
 from starling_router.router import ServiceRouter
+
+if TYPE_CHECKING:
+    from starling_router.epp.server import EppServer
 
 
 async def run_router(
@@ -42,13 +46,20 @@ async def run_router(
             server = HttpServer(router.app, None, settings.read_seconds, settings.connection_seconds, router.responses)
             shutdown = SignalShutdown(server, settings, router.drain, router.open_requests, begin_end, router.end_holding)
             closing.push_async_callback(_ended, asyncio.create_task(router.find_backends(sources)))
-            if epp is not None:  # its held requests may wait for backends that are still to come
+            if epp is not None:
+                closing.push_async_callback(_ended, asyncio.create_task(_begin_picking(router, epp)))
+                # its held requests may wait for backends that are still to come
                 closing.push_async_callback(epp.close, settings.drain_seconds, shutdown.drain_over)
             shutdown.listen()
             listener.listen(BACKLOG)
             serving(listener.getsockname()[1])
             await server.serve(sockets=[listener])
         return shutdown.exit_code
+
+
+async def _begin_picking(router: ServiceRouter, epp: "EppServer") -> None:
+    await router.knows_backends()
+    await epp.begin_ready()
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

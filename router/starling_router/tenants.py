@@ -115,6 +115,8 @@ class TenantKeys:
         self._files = {tenant: folder / tenant.keys for tenant in tenants}
         self._stamps = {tenant: file_stamp(file) for tenant, file in self._files.items()}
         self._digests: dict[Tenant, list[bytes]] = {tenant: [] for tenant in tenants}
+        self._said: dict[Tenant, str] = {}
+        """Causes why no key of a tenant is let in, as they were logged: a file may be read with each request."""
         problems = [problem for tenant in tenants if (problem := self._first_read(tenant)) is not None]
         if len(problems) == len(tenants):
             raise problems[0]
@@ -157,9 +159,12 @@ class TenantKeys:
     def _read_again(self, tenant: Tenant) -> None:
         try:
             self._digests[tenant] = self._read(tenant)
+            self._said.pop(tenant, None)
             log.info("keys of a tenant read again", tenant=tenant.name, keys=len(self._digests[tenant]))
         except ConfigError as error:
-            log.error("no key of the tenant is let in", tenant=tenant.name, cause=str(error))
+            if self._said.get(tenant) != str(error):
+                log.error("no key of the tenant is let in", tenant=tenant.name, cause=str(error))
+            self._said[tenant] = str(error)
             if not isinstance(error, _NoKey):
                 self._stamps[tenant] = None  # another tenant's file may let it in, as soon as that one has the key no longer
 

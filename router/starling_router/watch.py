@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from starling_agent.client.bounded import BadAnswer, parse
@@ -26,6 +26,7 @@ log = structlog.get_logger("starling.router")
 class _Watched:
     """A backend that is watched.
 
+    asked   set once it has been asked for its state, whatever came of it
     late    answers in a row that did not come in time
     unready why it is not ready, as it was logged last; empty: it is
     cause   why it is not known what it has cached, as it was logged last; empty: that it is known was logged
@@ -35,6 +36,7 @@ class _Watched:
     cache: FollowedBackend
     task: "asyncio.Task[None] | None" = None
     following: "asyncio.Task[None] | None" = None
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
     late: int = 0
     unready: str = ""
     cause: str = "it was not asked yet"
@@ -69,12 +71,17 @@ class BackendWatch:
             watched = self._watched.pop(backend.name)
             assert watched.task is not None
             watched.task.cancel()
+            watched.asked.set()
             self.states.pop(backend.name, None)
             self._guessed.forget(backend.number)
         for backend in came:
             watched = _Watched(backend, FollowedBackend(backend.number, self._cached))
             watched.task = asyncio.create_task(self._watch(watched))
             self._watched[backend.name] = watched
+
+    async def first_answers(self) -> None:
+        """Waits until each backend that there is now has been asked for its state, whatever came of it."""
+        await asyncio.gather(*(watched.asked.wait() for watched in self._watched.values()))
 
     def is_ready(self, name: str) -> bool:
         return name in self._watched and self._watched[name].backend.ready
@@ -93,6 +100,7 @@ class BackendWatch:
         async with asyncio.TaskGroup() as tasks:  # what is followed ends with the watch
             while True:
                 state = await self._ask(watched)
+                watched.asked.set()
                 if state is not None and self._may_follow(watched, state):
                     watched.following = tasks.create_task(self._follow(watched))
                 if watched.cache.is_known and watched.cause:
@@ -105,6 +113,8 @@ class BackendWatch:
         backend = watched.backend
         before = backend.open
         try:
+            if not backend.ready:  # it is new, or was away: its address may be another service's by now
+                await self._questions.check_ours(backend, ANSWER_SECONDS)
             state = parse(BackendState, await self._questions.ask(backend, "/backend", ANSWER_SECONDS), "state")
         except (BackendUnreachable, BadAnswer) as error:
             watched.late = watched.late + 1 if isinstance(error, BackendLate) else 0

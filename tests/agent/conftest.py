@@ -1,12 +1,10 @@
 """A live server: `starling serve` with the repository's own model, on a free port, as a user would start it."""
 
 import contextlib
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +24,7 @@ SERVING = re.compile(r"serving (?P<name>[^,\n]+?)(, .*)? after .* at (?P<url>htt
 class LiveServer:
     """A running `starling serve`. `errors` is its standard error up to now."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, api_key: str | None) -> None:
+    def __init__(self, process: fork_server.Fork, log: Path, api_key: str | None) -> None:
         self.process = process
         self.url = ""
         self._log = log
@@ -100,15 +98,8 @@ def _servers(folder: Path) -> Iterator[StartServer]:
             *flags: str, model: str = MODEL, api_key: str | None = None, environment: dict[str, str] | None = None
         ) -> LiveServer:
             log = folder / f"server-{time.monotonic_ns()}.log"
-            command = [sys.executable, "-m", "starling_cli.main", "serve", model, "--port", "0", *flags]
-            with log.open("wb") as errors:
-                process = subprocess.Popen(
-                    command,
-                    cwd=REPOSITORY,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    env={**os.environ, **fork_server.environment(), "COLUMNS": "200", **(environment or {})},
-                )
+            command = ["serve", model, "--port", "0", *flags]
+            process = fork_server.agent(command, log, REPOSITORY, **{"COLUMNS": "200", **(environment or {})})
             server = LiveServer(process, log, api_key)
             stack.callback(server.close)
             server.wait_until_serving()

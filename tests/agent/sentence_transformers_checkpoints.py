@@ -5,6 +5,7 @@
 
 import json
 import shutil
+import string
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,16 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
 
 from tests.agent.scored_texts import CUT, DOCUMENTS, INSTRUCTION, QUERY, TEXTS
 from tests.engine.checkpoints import edit_json
@@ -57,7 +67,7 @@ A vector to {{ purpose }} with:{% endif %}"""
 
 def main(target: Path) -> None:
     torch.manual_seed(0)
-    made = {"last": last, "mean": mean, "messages": messages, "reranker": reranker}
+    made = {"last": last, "mean": mean, "messages": messages, "reranker": reranker, "encoder": encoder, "cross": cross_encoder}
     expected = {name: make(target / name) for name, make in made.items()}
     refused(target / "mean", target)
     original(target / "reranker", target / "original")
@@ -75,6 +85,8 @@ def last(folder: Path) -> dict[str, Any]:
         "plain": model.encode(TEXTS).tolist(),
         "query": model.encode(TEXTS, prompt_name="query").tolist(),
         "short": model.encode(TEXTS, truncate_dim=16, normalize_embeddings=True).tolist(),
+        "binary": model.encode(TEXTS, prompt_name="query", precision="binary").tolist(),
+        "ubinary": model.encode(TEXTS, prompt_name="query", precision="ubinary").tolist(),
         "scores": model.similarity(model.encode([QUERY]), model.encode(DOCUMENTS))[0].tolist(),
     }
     model.max_seq_length = 6
@@ -129,11 +141,55 @@ def reranker(folder: Path) -> dict[str, Any]:
     }
 
 
+def encoder(folder: Path) -> dict[str, Any]:
+    """Writes an encoder like BGE: the first token's state, and behind it dense modules, as EmbeddingGemma has them."""
+    bert(folder, BertModel)
+    first = Transformer(str(folder), do_lower_case=True)
+    modules = [first, Pooling(64, "cls"), Dense(64, 96), Dense(96, 32, bias=False, activation_function=torch.nn.Identity())]
+    model = SentenceTransformer(modules=[*modules, Normalize()], prompts={"query": "Find this: "})
+    model.save_pretrained(str(folder), create_model_card=False)
+    return {
+        "plain": model.encode(TEXTS).tolist(),
+        "query": model.encode(TEXTS, prompt_name="query").tolist(),
+        "scores": model.similarity(model.encode([QUERY]), model.encode(DOCUMENTS))[0].tolist(),
+    }
+
+
+def cross_encoder(folder: Path) -> dict[str, Any]:
+    """Writes a model whose head scores pairs, each text of which is a segment of its own."""
+    bert(folder, BertForSequenceClassification, num_labels=1)
+    model = CrossEncoder(str(folder), activation_fn=torch.nn.Identity())
+    model.save_pretrained(str(folder.parent / "cross logits"), create_model_card=False)
+    model.activation_fn = torch.nn.Sigmoid()
+    model.save_pretrained(str(folder), create_model_card=False)
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    return {
+        "logits": model.predict(pairs, activation_fn=torch.nn.Identity()).tolist(),
+        "scores": model.predict(pairs).tolist(),
+        "ranked": [int(found["corpus_id"]) for found in model.rank(QUERY, DOCUMENTS)],
+    }
+
+
+def bert(folder: Path, kind: Any, **config: Any) -> None:
+    """Writes a random BERT in float32, whose tokens are characters in lower case."""
+    folder.mkdir()
+    letters = string.ascii_lowercase + string.digits + string.punctuation
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False).save_pretrained(folder)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    model = kind(BertConfig(**sizes, vocab_size=len(words), max_position_embeddings=128, **config)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+
+
 def refused(source: Path, target: Path) -> None:
     """Writes checkpoints whose vectors are made in other ways than ours."""
     first = SentenceTransformer(str(source))[0]
     ways = {
-        "dense": [first, Pooling(64), Dense(64, 32)],
+        "dense": [first, Pooling(64), Dense(64, 32, activation_function=torch.nn.Softmax(-1))],
         "max": [first, Pooling(64, "max")],
         "two": [first, Pooling(64, ("mean", "cls"))],
         "prompt": [first, Pooling(64, include_prompt=False)],

@@ -69,6 +69,21 @@ def test_the_clients_own_stream_adds_up_to_the_whole_message(client, raw):
     assert totals[0] == totals[1]
 
 
+@pytest.mark.parametrize("limit", [25, 32, 40])
+def test_a_call_that_is_cut_has_the_same_arguments_whole_and_in_the_clients_stream(client, limit):
+    raw = CALL.replace('"Zürich"', '{"n": 1, "at": [2, "Bern and more"]}')
+    whole = client.messages.create(**{**settings(raw), "max_tokens": limit})
+    with client.messages.stream(**{**settings(raw), "max_tokens": limit}) as stream:
+        assert plain(stream.get_final_message()) == plain(whole)
+    assert whole.stop_reason == "max_tokens" and bool(whole.content[0].input) == (limit > 25)
+
+
+@pytest.mark.parametrize("value", ["[" * 1000, '"\\ud83d' + "Bern " * 500], ids=["nesting", "half a character"])
+def test_a_call_that_is_cut_where_nothing_reads_its_beginning_has_no_arguments(client, value):
+    message = client.messages.create(**settings(CALL.replace('"Zürich"', value)))
+    assert message.stop_reason == "max_tokens" and message.content[-1].input == {}
+
+
 @pytest.mark.parametrize("raw", [ALL, TWO, "Hello."], ids=["all", "two", "text"])
 def test_every_event_has_the_types_of_the_client(tools_server, raw):
     body = {"model": "tools", "messages": QUESTION, "tools": [WEATHER], "max_tokens": 400, "stream": True}

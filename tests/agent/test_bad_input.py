@@ -412,6 +412,7 @@ OTHER_ROUTES = [
     one("pooling", "max", path=EMBEDDING),
     one("prompt", None, path="/tokenize"),
     one("messages", HELLO, path="/tokenize", param="prompt"),
+    one("tools", [{"type": "custom"}], path="/tokenize", message="for messages alone"),
     one("tokens", [99_999], path="/detokenize", param="tokens[0]"),
     one("tokens", "x", path="/detokenize"),
     one("tokens", [1] * 300_000, path="/detokenize", message="at most 262144"),
@@ -514,7 +515,8 @@ def test_the_engine_still_answers_after_bad_requests(server, http):
 
 def test_a_refused_method_names_the_allowed_ones(http):
     assert http.delete(CHAT).headers["allow"] == "POST"
-    assert http.put("/v1/responses/resp_1").headers["allow"] == "DELETE, GET"
+    assert http.put("/ping").headers["allow"] == "GET, HEAD, POST"
+    assert http.put("/v1/responses/resp_1").headers["allow"] == "DELETE, GET, HEAD"
 
 
 @pytest.mark.parametrize(
@@ -532,3 +534,28 @@ def test_a_refused_method_names_the_allowed_ones(http):
 def test_texts_at_fault_have_the_names_of_the_request(tools_server, path, fields, param):
     found = tools_server.http.post(path, json={"model": "tools", **fields})
     assert (found.status_code, found.json()["error"]["param"]) == (400, param), found.text
+
+
+HUGE = {
+    "/v1/responses": ("input", "parameters", {"type": "input_image", "image_url": "data:image/png;base64,"}),
+    "/v1/messages": ("messages", "input_schema", {"type": "image", "source": {"type": "base64", "media_type": "image/png"}}),
+}
+
+
+@pytest.mark.parametrize("path", HUGE)
+def test_what_is_huge_is_refused_by_name(tools_server, path):
+    field, schema, image = HUGE[path]
+    image = {**image, "image_url": "A" * 3_000_000} if "image_url" in image else {**image, "source": {"data": "A" * 3_000_000}}
+    tools = [{"type": "function", "name": f"f{n}", schema: {}} for n in range(10_000)]
+    tools = tools if path == "/v1/responses" else [{**tool, "type": "custom"} for tool in tools]
+    levels = b'{"model": "tools", "tools": [' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"]}"
+    base: Any = {"model": "tools", "max_tokens" if path == "/v1/messages" else "max_output_tokens": 1, field: HELLO}
+    for body, param in (
+        (json.dumps({**base, "tools": tools}).encode(), "tools"),
+        (levels, "tools"),
+        (json.dumps({**base, field: [{"role": "user", "content": [image]}]}).encode(), f"{field}[0].content[0].type"),
+        (json.dumps({**base, field: [{"role": "user", "content": "A" * 3_000_000}]}).encode(), field),
+    ):
+        answer = tools_server.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+        assert len(answer.text) < 900

@@ -95,6 +95,26 @@ def test_a_conversation_that_is_too_long_gets_the_message_by_which_agents_shorte
 
 
 @pytest.mark.parametrize(
+    ("path", "field", "words"),
+    [
+        (COMPLETION, "prompt", 5000),
+        (CHAT, "messages", 5000),
+        ("/v1/messages", "messages", 5000),
+        ("/v1/responses", "input", 400_000),
+        ("/v1/messages/count_tokens", "messages", 400_000),
+        (CHAT, "messages", 6_000_000),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_one_code_however_long_it_is(server, path, field, words):
+    """A prompt is refused by its tokens, its characters, and what a template writes at most."""
+    text = "a b " * words
+    body = {field: text if field == "prompt" else [{**USER, "content": text}]}
+    answer = server.http.post(path, json=body | ({"max_tokens": 5} if path == "/v1/messages" else {}))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded"), error
+
+
+@pytest.mark.parametrize(
     "extra",
     [
         {"tools": []},
@@ -156,6 +176,8 @@ def test_the_page_documents_errors_and_metrics_as_they_are(server):
     for path, operations in paths.items():
         for operation in operations.values():
             assert operation["responses"].keys() == {"200", *map(str, ERRORS)}, path
+    names = [operation["operationId"] for operations in paths.values() for operation in operations.values()]
+    assert len(names) == len(set(names))
     assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
     schemas = page.json()["components"]["schemas"]
     assert set(re.findall(r"#/components/schemas/(\w+)", page.text)) <= schemas.keys()

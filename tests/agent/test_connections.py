@@ -38,6 +38,11 @@ async def size(request: Request) -> JSONResponse:
     return JSONResponse({"size": len(await request.body())})
 
 
+async def slow(_: Request) -> JSONResponse:
+    await asyncio.sleep(KEEP_ALIVE_SECONDS + 0.2)
+    return JSONResponse({"slow": True})
+
+
 ENDED = asyncio.Event()
 
 
@@ -63,7 +68,7 @@ async def server() -> AsyncIterator[HttpServer]:
     """A server with the endpoint's middleware and a route that reads its body."""
     settings = ServerSettings(read_seconds=READ_SECONDS, api_keys=ApiKeys(["key"]))
     app = Starlette(
-        routes=[Route("/size", size, methods=["POST"]), Route("/endless", endless)],
+        routes=[Route("/size", size, methods=["POST"]), Route("/endless", endless), Route("/slow", slow)],
         middleware=middleware_stack(settings, Drain(), METRICS.responses),
         exception_handlers={ApiError: answer_error},
     )
@@ -186,6 +191,25 @@ async def test_the_unread_body_of_a_refused_request_does_not_keep_the_connection
     assert (await client.answer())[0] == 401
     await client.expect_close()
     await sending
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_a_request_right_behind_another_one_has_all_the_time_that_it_takes(client, is_refused):
+    """No timer that an answer before has set ends it, not even the first of two: h11 would break the connection.
+
+    Clients send the request again without a word, as Schemathesis does, and only the log of the server has the error.
+    """
+    head = HEAD + (b"" if is_refused else KEY) + b"Content-Length: 2\r\n\r\n"
+    client.send(head)
+    if is_refused:
+        assert (await client.answer())[0] == 401
+        client.send(b"{}", head)
+        assert (await client.answer())[0] == 401
+    client.send(b"{}GET /slow HTTP/1.1\r\nHost: here\r\n", KEY, b"\r\n")
+    if not is_refused:
+        assert (await client.answer())[0] == 200
+    async with asyncio.timeout(10):
+        assert (await client.answer())[::2] == (200, {"slow": True})
 
 
 async def test_a_client_that_sends_nothing_is_closed_as_an_idle_one(client):

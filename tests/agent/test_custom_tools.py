@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
+from openai.types.chat import ChatCompletionChunk
 from starling_agent.openai.custom_tools import InputReader
 from starling_agent.openai.messages import template_messages
 from starling_agent.openai.tools import calls_form, offered_tools, with_enforced_grammars
 from starling_agent.parsers.families import FAMILIES
 from starling_engine.errors import InvalidRequest
+
+from tests.agent.parsers.outputs import assert_linear, equal_pieces
 
 QUESTION: Any = [{"role": "user", "content": "Change the file."}]
 PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Changes files.", "format": {"type": "text"}}}
@@ -79,6 +83,18 @@ def test_a_stream_has_the_calls_of_the_whole_answer(client, extra):
     assert (reason, choice.finish_reason) == ("tool_calls", "tool_calls")
 
 
+def test_chunks_of_custom_calls_fit_the_sdk_but_for_their_type(client):
+    """OpenAI's server sends this type, and its SDK's types of chunks have functions alone; where they grow, tools.md changes."""
+    chunks = client.chat.completions.create(**settings(CALLS, stream=True))
+    errors = []
+    for chunk in chunks:
+        try:
+            ChatCompletionChunk.model_validate_json(chunk.to_json(), strict=True)
+        except pydantic.ValidationError as error:
+            errors += [(fault["loc"][-1], fault["input"]) for fault in error.errors()]
+    assert errors == [("type", "custom")]
+
+
 def _without_id(call: Any) -> dict[str, Any]:
     return {name: value for name, value in call.to_dict().items() if name != "id"}
 
@@ -139,6 +155,20 @@ def test_a_text_is_read_the_same_from_any_pieces(arguments, text):
         reader = InputReader()
         pieces = [reader.feed(arguments[at : at + size]) for at in range(0, len(arguments), size)]
         assert "".join([*pieces, reader.rest()]) == text
+
+
+@pytest.mark.parametrize(
+    ("begins", "repeats"),
+    [("{", " "), ('{"input": "', "a"), ('{"input": "', "\\\\u00e9"), ('{"more": "', "a"), ('{"input"', "\\t")],
+)
+def test_arguments_are_read_in_linear_time(begins, repeats):
+    def work(size: int) -> None:
+        reader = InputReader()
+        for text, _ in equal_pieces(begins + repeats * (size // len(repeats))):
+            reader.feed(text)
+        reader.rest()
+
+    assert_linear(work, 1_000_000)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

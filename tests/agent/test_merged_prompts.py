@@ -35,7 +35,7 @@ async def texts(stream) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("counts", [[3], [3, 1, 2], [0, 2]])
 async def test_all_deltas_come_in_the_order_of_their_prompt(counts):
-    got = await texts(merged([FakeStream(count).stream() for count in counts]))
+    got = await texts(merged([FakeStream(count).stream() for count in counts], {}))
     for prompt, count in enumerate(counts):
         assert [text for other, text in got if other == prompt] == [str(i) for i in range(count)]
 
@@ -43,13 +43,13 @@ async def test_all_deltas_come_in_the_order_of_their_prompt(counts):
 async def test_one_error_ends_all_streams():
     sources = [FakeStream(1000), FakeStream(2, RequestFailed("broken")), FakeStream(1000)]
     with pytest.raises(RequestFailed, match="broken"):
-        await texts(merged([source.stream() for source in sources]))
+        await texts(merged([source.stream() for source in sources], {}))
     assert all(source.closed for source in sources)
 
 
 @pytest.mark.parametrize("number", [1, 3])
 async def test_a_reader_that_stops_early_closes_all_streams(number):
     sources = [FakeStream(1000) for _ in range(number)]
-    async with aclosing(merged([source.stream() for source in sources])) as stream:
+    async with aclosing(merged([source.stream() for source in sources], {})) as stream:
         await anext(stream)
     assert all(source.closed for source in sources)

@@ -11,13 +11,16 @@ from typing import Any
 
 import openai
 import pytest
+from starling_agent.node.engine_report import report_of_engine
 from starling_agent.openai.pooling import check_prompts
 from starling_engine import LLM, PoolingParams
 from starling_engine.errors import InvalidRequest, PromptTooLong
 from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.cross_encoder import pair_scorer
 from starling_engine.frontend.pooled_texts import PooledTexts
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.tokenizer import Tokenizer, Truncation
+from starling_engine.model_config.classifier import sigmoid
 from starling_engine.model_config.config import load_model_config
 
 from tests.agent.conftest import LiveServer, StartServer
@@ -65,6 +68,16 @@ def reranker(folder: Path, start_server: StartServer) -> LiveServer:
     return start_server(*FLAGS, "--max-num-waiting-tokens=4096", model=str(folder / "reranker"))
 
 
+@pytest.fixture(scope="module")
+def encoder(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server("--max-num-seqs=8", model=str(folder / "encoder"))
+
+
+@pytest.fixture(scope="module")
+def cross(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server("--max-num-seqs=8", model=str(folder / "cross"))
+
+
 @functools.cache
 def model_of(server: LiveServer) -> Any:
     return server.http.get("/v1/models").json()["data"][0]["id"]
@@ -85,6 +98,83 @@ def vectors(server: LiveServer, path: str = "/v1/embeddings", **body: Any) -> li
 def same(ours: Any, theirs: Any) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == pytest.approx(other, abs=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"), [("plain", {}), ("query", {"prompt_name": "query"}), ("plain", {"truncate_prompt_tokens": -1})]
+)
+def test_vectors_of_an_encoder_with_dense_modules(name: str, body: dict[str, Any], encoder: LiveServer, expected: Any) -> None:
+    same(vectors(encoder, **body), expected["encoder"][name])
+
+
+def test_an_encoder_gives_vectors_and_scores_alone(encoder: LiveServer, expected: Any) -> None:
+    found = answer(encoder, "/score", **PAIRS)
+    assert [each["score"] for each in found["data"]] == pytest.approx(expected["encoder"]["scores"], abs=CLOSE)
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/classify", {"input": "a"})):
+        refused = encoder.http.post(path, json={"model": model_of(encoder), **body})
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"] == "model"
+    card = encoder.http.get("/v1/models").json()["data"][0]
+    assert card["architecture"]["output_modalities"] == ["embeddings"]
+    assert "kv_cache_usage_perc" in encoder.http.get("/metrics").text
+
+
+def test_a_cross_encoder_scores_ranks_and_labels(cross: LiveServer, expected: Any) -> None:
+    found = answer(cross, "/score", **PAIRS)
+    assert [each["score"] for each in found["data"]] == pytest.approx(expected["cross"]["scores"], abs=CLOSE)
+    ranked = answer(cross, "/rerank", query=QUERY, documents=DOCUMENTS)["results"]
+    assert [each["index"] for each in ranked] == expected["cross"]["ranked"]
+    (label,) = answer(cross, "/classify", input=DOCUMENTS[0])["data"]
+    assert (label["label"], label["num_classes"]) == ("LABEL_0", 1)
+    (logit,) = answer(cross, "/classify", input=[DOCUMENTS[0]], use_activation=False)["data"]
+    assert label["probs"][0] == pytest.approx(sigmoid(logit["probs"][0]))
+
+
+def test_the_activation_of_scores_is_the_one_that_sentence_transformers_saved(folder: Path) -> None:
+    """Release 5.4 and later ones write it beside their prompts, and not into the model's config."""
+    path = folder / "cross logits"
+    model, encoder = load_model_config(path), PromptEncoder(Tokenizer.load(path), 128)
+    scorer = pair_scorer(encoder, no_template, model)
+    assert scorer is not None and scorer.scores([[2.5], [-1.0]], None) == [2.5, -1.0]
+
+
+async def no_template(**_: Any) -> ChatPrompt:
+    raise AssertionError("the tokenizer puts pairs together")
+
+
+def test_a_script_gets_the_scores_of_a_cross_encoder(folder: Path, expected: Any) -> None:
+    """Its one label is a probability, too. Where two texts meet, they are two segments."""
+    with LLM(str(folder / "cross"), **{name: value for name, value in SETTINGS.items() if name != "kv_cache_memory_bytes"}) as llm:
+        same([one.outputs.score for one in llm.score(QUERY, DOCUMENTS)], expected["cross"]["scores"])
+        logits = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, use_activation=False)]
+        assert logits == pytest.approx(expected["cross"]["logits"], abs=1e-5)
+        (cut,) = llm.score(QUERY, [DOCUMENTS[0]], truncate_prompt_tokens=40)
+        assert len(cut.prompt_token_ids) == 40
+        labelled = [one.outputs.probs for one in llm.classify(TEXTS)]
+        assert [len(probs) for probs in labelled] == [1, 1, 1]
+        same([one.outputs.data for one in llm.encode(TEXTS, pooling_task="classify")], labelled)  # packed in other steps, perhaps
+        with pytest.raises(InvalidRequest, match="vectors") as refusal:
+            llm.encode(TEXTS, PoolingParams(pooling="cls"), pooling_task="classify")
+        assert refusal.value.param == "pooling_params"
+        with pytest.raises(PromptTooLong, match=r"is 128 tokens\. However"):
+            llm.embed([5] * 129)
+        assert report_of_engine(llm.engine)["kv"] is None
+        with pytest.raises(InvalidRequest, match="instruction"):
+            llm.score(QUERY, DOCUMENTS, instruction=INSTRUCTION)
+        with pytest.raises(InvalidRequest, match="no room"):
+            llm.score(QUERY, DOCUMENTS, truncate_prompt_tokens=10)
+
+
+def test_coheres_types_of_inputs_and_of_vectors(last: LiveServer, expected: Any) -> None:
+    for kind, name in (("search_query", "query"), ("search_document", "plain"), ("query", "query"), ("clustering", "plain")):
+        found = answer(last, "/v2/embed", texts=TEXTS, input_type=kind, embedding_types=["float", "binary", "ubinary"])[
+            "embeddings"
+        ]
+        same(found["float"], expected["last"][name])
+        if name == "query":
+            assert (found["binary"], found["ubinary"]) == (expected["last"]["binary"], expected["last"]["ubinary"])
+    same(answer(last, "/v2/embed", texts=TEXTS, max_tokens=6)["embeddings"]["float"], expected["last"]["truncated"])
+    same(answer(last, "/v2/embed", texts=TEXTS, output_dimension=16)["embeddings"]["float"], expected["last"]["short"])
 
 
 @pytest.mark.parametrize(
@@ -227,7 +317,7 @@ def test_a_model_with_a_layer_that_is_not_here_gives_tokens_and_no_vectors(folde
         assert llm.chat(CHAT["messages"], use_tqdm=False)[0].outputs[0].token_ids
         refused: list[Callable[[], object]] = [lambda: llm.embed("a"), lambda: llm.score(QUERY, DOCUMENTS)]
         for call in refused:
-            with pytest.raises(InvalidRequest, match="Dense, which is not supported"):
+            with pytest.raises(InvalidRequest, match=r"Dense module has activation_function .* not supported"):
                 call()
 
 

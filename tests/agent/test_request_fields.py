@@ -84,6 +84,12 @@ def added_by_routers() -> list[Any]:
     ]
 
 
+def sent_by_others() -> list[Any]:
+    """Returns rows whose last column names the route."""
+    found = [(path, row) for row in rows_below("Others") for path in APIS if f"`{path}`" in row.note]
+    return [pytest.param(path, row, id=f"{path} {row.field}") for path, row in found]
+
+
 def with_effect(effect: str) -> list[Any]:
     return [pytest.param(path, row, id=f"{path} {row.field}") for path in APIS for row in rows(path) if row.effect == effect]
 
@@ -102,7 +108,7 @@ def test_what_is_honoured_is_a_field(path):
     assert {row.field for row in rows(path) if row.effect == "honoured"} <= model.model_fields.keys()
 
 
-@pytest.mark.parametrize(("path", "row"), [*with_effect("refused"), *added_by_routers()])
+@pytest.mark.parametrize(("path", "row"), [*with_effect("refused"), *added_by_routers(), *sent_by_others()])
 def test_what_is_refused_is_refused_by_name_but_for_the_documented_values(path, row):
     model, _, base = APIS[path]
     with pytest.raises(InvalidRequest) as refusal:

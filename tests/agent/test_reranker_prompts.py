@@ -56,9 +56,9 @@ async def test_a_document_of_any_length_is_cut_to_the_truncation(beyond):
     document = "Lists. " * ((reader().max_characters + beyond) // 7)
     assert len(document) > THREAD_CHARACTERS
     async with reranker() as ranks:
-        ids = await ranks.prompt("What is a list?", document, None, Truncation(LONGEST), "documents[0]")
-    text = PLAIN.decode(ids, skip_special_tokens=False)
-    assert LONGEST - 2 <= len(ids) <= LONGEST
+        pair = await ranks.prompt("What is a list?", document, None, Truncation(LONGEST), "documents[0]")
+    text = PLAIN.decode(pair.ids, skip_special_tokens=False)
+    assert LONGEST - 2 <= len(pair.ids) <= LONGEST
     assert "<Query>: What is a list?\n<Document>: Lists. Lists." in text and "</think>" in text
 
 
@@ -77,5 +77,5 @@ async def test_a_template_may_trim_an_instruction(template, takes):
     refusal = contextlib.nullcontext() if takes else pytest.raises(InvalidRequest, match="takes no instruction")
     async with reranker(template) as ranks:
         with refusal:
-            ids = await ranks.prompt("a", "b", "Find it\n", None, "documents[0]")
-            assert PLAIN.decode(ids).split() == ["Find", "it", "Q", "a", "D", "b"]
+            pair = await ranks.prompt("a", "b", "Find it\n", None, "documents[0]")
+            assert PLAIN.decode(pair.ids).split() == ["Find", "it", "Q", "a", "D", "b"]

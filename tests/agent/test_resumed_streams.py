@@ -1,15 +1,17 @@
 """A stream that goes on elsewhere after any of its tokens: the rest is what would have come, and what came is not said again."""
 
+import hmac
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starling_agent.contract.router import ROUTER_TOKEN
+from starling_agent.contract.router import PROOF_PATH, ROUTER_TOKEN
 from starling_agent.file_token import FileToken
 from starling_agent.openai.stream_record import RESUMABLE, RESUME_TYPE
 from starling_engine.errors import ConfigError
+from starling_router.noted_stream import NotedStream
 
 from tests.agent.conftest import MODEL, REPOSITORY, TOOLS_TEMPLATE, LiveServer, StartServer
 from tests.agent.resumed import CHAT, COMPLETION, HEADERS, MESSAGES, TOKEN, joined, noted
@@ -114,23 +116,35 @@ def test_notes_are_for_routers_alone(resuming: LiveServer, headers: dict[str, st
     assert resumed.json()["error"]["code"] == "unsupported_media_type"
 
 
+def test_a_server_proves_that_it_knows_the_token_and_needs_no_key_for_it(resuming: LiveServer, server: LiveServer) -> None:
+    nonce = "0123456789abcdef"
+    proofs = [each.http.get(PROOF_PATH, params={"nonce": nonce}).json()["proof"] for each in (resuming, server)]
+    assert proofs == [hmac.new(TOKEN.encode(), b"proof\0" + nonce.encode(), "sha256").hexdigest(), ""]
+    assert resuming.http.get(PROOF_PATH, params={"nonce": "short"}).json()["error"]["param"] == "nonce"
+
+
 def test_a_server_without_a_token_believes_nobody(server: LiveServer) -> None:
     answer = server.http.post(COMPLETION, content='[]\n{"prompt": "a"}', headers={**HEADERS, "content-type": RESUME_TYPE})
     assert answer.status_code == 415
 
 
-@pytest.mark.parametrize(
-    ("body", "path"),
-    [
-        ({"prompt": "a", "echo": True, "logprobs": 1}, COMPLETION),
-        ({"model": "tools", "input": "a"}, "/v1/responses"),
-    ],
-)
-def test_streams_that_cannot_be_resumed_have_no_notes(resuming: LiveServer, body: dict[str, Any], path: str) -> None:
-    limit = "max_output_tokens" if "input" in body else "max_tokens"
-    answer = resuming.http.post(path, json={**body, "stream": True, limit: 20}, headers=HEADERS)
+def test_streams_with_scores_of_the_prompt_have_no_notes(resuming: LiveServer) -> None:
+    body = {"prompt": "a", "echo": True, "logprobs": 1, "stream": True, "max_tokens": 20}
+    answer = resuming.http.post(COMPLETION, json=body, headers=HEADERS)
     assert answer.status_code == 200, answer.text
     assert b": note" not in answer.content and RESUMABLE not in answer.headers
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_notes_of_responses_count_their_tokens(resuming: LiveServer, background: bool) -> None:
+    body = {"model": "tools", "input": "a", "stream": True, "max_output_tokens": 20, "background": background}
+    answer = resuming.http.post("/v1/responses", json=body, headers=HEADERS)
+    assert answer.status_code == 200 and answer.headers[RESUMABLE] == "counted"
+    stream = NotedStream()
+    events = stream.take(answer.content)
+    usage = json.loads(events.rpartition(b"data: ")[2])["response"]["usage"]
+    assert stream.is_complete and stream.tokens == usage["output_tokens"] > 1
+    assert b": note" not in resuming.http.post("/v1/responses", json=body).content
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,11 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import openai
+import pydantic
 import pytest
+from anthropic.types import ErrorResponse
+from openai.types import Completion
 from starling_agent.http.open_requests import OpenRequests
 from starling_agent.openai.event_stream import EventStream
 from starling_engine.errors import EngineDead
@@ -26,6 +30,18 @@ def events(text: str) -> list[Any]:
     assert text.endswith("\n\n")
     data = [event.removeprefix("data: ") for event in text.removesuffix("\n\n").split("\n\n")]
     return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def test_chunks_of_completions_fit_the_sdk_but_for_the_null_before_the_end(http):
+    """OpenAI's server sends it, and its SDK has one type for chunks and for whole answers (docs/clients.md)."""
+    answer = http.post(COMPLETION, json={"prompt": "import", "max_tokens": 3, "stream": True, "logprobs": 1})
+    errors = []
+    for chunk in events(answer.text)[:-1]:
+        try:
+            Completion.model_validate(chunk, strict=True)
+        except pydantic.ValidationError as error:
+            errors += [(fault["loc"][-1], fault["input"]) for fault in error.errors()]
+    assert set(errors) == {("finish_reason", None)}
 
 
 def test_a_chats_stream_has_role_text_end_and_done(http):
@@ -214,3 +230,11 @@ async def test_an_error_in_a_stream_has_the_form_of_its_api(path, begin):
     assert event.startswith(begin)
     body = json.loads(event.removeprefix(begin))
     assert body["error"]["code"] == "engine_dead" and body.get("request_id") == ("r1" if path == "/v1/messages" else None)
+    if path == "/v1/messages":
+        pydantic.TypeAdapter(ErrorResponse).validate_python(body, strict=True)
+        return
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=event))) as http:
+        client = openai.OpenAI(api_key="none", http_client=http)
+        with pytest.raises(openai.APIError, match="the engine has died") as error:
+            list(client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}], stream=True))
+        assert error.value.code == "engine_dead"

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starling_agent.openai.messages import template_messages
 from starling_engine.errors import InvalidRequest
 
@@ -76,6 +78,26 @@ def whole(answer: Any) -> tuple[dict[str, Any], str]:
 def test_a_stream_equals_the_whole_answer(client, raw):
     answer = whole(client.chat.completions.create(**settings(raw)))
     assert joined(client.chat.completions.create(**settings(raw), stream=True)) == answer
+
+
+@pytest.mark.parametrize("raw", [TWO, "Hello."], ids=["two", "text"])
+@pytest.mark.parametrize("more", [{}, {"logprobs": True, "top_logprobs": 2, "n": 2}], ids=["plain", "rich"])
+def test_every_chunk_has_the_types_of_the_client(tools_server, raw, more):
+    body = settings(raw, **more)
+    body |= body.pop("extra_body")
+    options = {"include_usage": True, "continuous_usage_stats": bool(more)}
+    streamed = tools_server.http.post("/v1/chat/completions", json={**body, "stream": True, "stream_options": options})
+    *events, done = streamed.text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    checked = pydantic.TypeAdapter(ChatCompletionChunk)
+    *chunks, last = [checked.validate_json(event.removeprefix("data: "), strict=True) for event in events]
+    plain = tools_server.http.post("/v1/chat/completions", json=body)
+    answer = pydantic.TypeAdapter(ChatCompletion).validate_json(plain.content, strict=True)
+    assert joined(chunk for chunk in chunks if chunk.choices[0].index == 0) == whole(answer)
+    assert last.usage.completion_tokens == answer.usage.completion_tokens
+    if more:
+        tables = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+        assert sum(len(table.content) for table in tables) == last.usage.completion_tokens
 
 
 def test_calls_reasoning_and_content_are_apart(client):
@@ -208,6 +230,10 @@ def test_a_form_of_the_answer_and_forced_calls_exclude_each_other(tools_server):
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools[0].function.parameters",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools[0].function.strict"),
         ({"tools": [{"type": "function", "function": {"name": "f", "args": {}}}]}, "tools[0].function.args"),
         ({"tools": [SEARCH, SEARCH]}, "tools[1].function.name"),

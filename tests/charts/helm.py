@@ -1,5 +1,6 @@
 """Helm as the tests call it: the pinned release, with settings of nobody else."""
 
+import functools
 import json
 import os
 import subprocess
@@ -43,14 +44,25 @@ class Helm:
 
     def objects(self, values: Values, **where: str) -> list[Manifest]:
         """What the chart renders to. Fails the test with Helm's own words when it does not."""
-        done = self.template(values, **where)
-        assert done.returncode == 0, done.stderr
-        return [item for item in yaml.safe_load_all(done.stdout) if item]
+        return parsed(_rendered(self, json.dumps(values), *sorted(where.items())))
 
     def _file(self, values: Values) -> Path:
         path = self.home / "values.json"
         path.write_text(json.dumps(values))
         return path
+
+
+@functools.cache
+def _rendered(helm: Helm, values: str, *where: tuple[str, str]) -> str:
+    """Once for all tests that look at the same objects: the chart does not change between them."""
+    done = helm.template(json.loads(values), **dict(where))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def parsed(text: str) -> list[Manifest]:
+    """The objects of a file. By libyaml: in Python it takes a second, most of it for the CRD."""
+    return [item for item in yaml.load_all(text, yaml.CSafeLoader) if item]
 
 
 def the(objects: list[Manifest], kind: str, name: str | None = None) -> Manifest:

@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-import yaml
 
-from tests.charts.helm import ROOT, Helm, Manifest
+from tests.charts.helm import ROOT, Helm, Manifest, parsed
 from tests.charts.kubectl import Kubectl
 from tests.charts.test_rbac import USES, Right
 from tests.charts.values import SETS
@@ -56,8 +55,7 @@ def test_the_pods_are_let_in_where_pods_are_restricted(cluster: Kubectl, helm: H
 
 
 def test_the_plain_manifests_are_valid(cluster: Kubectl) -> None:
-    objects = [item for item in yaml.safe_load_all((ROOT / "deploy/starling.yaml").read_text()) if item]
-    done = cluster.dry_run(objects)
+    done = cluster.dry_run(parsed((ROOT / "deploy/starling.yaml").read_text()))
     assert done.returncode == 0, done.stderr
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.charts.helm import ROOT, Helm
+from tests.charts.helm import ROOT, Helm, parsed
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
@@ -22,7 +22,7 @@ def test_everything_generated_is_up_to_date(helm: Helm) -> None:
 
 
 def _objects() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(PLAIN.read_text()))
+    return parsed(PLAIN.read_text())
 
 
 def test_the_plain_manifests_stand_alone() -> None:

@@ -1,4 +1,7 @@
-"""Small synthetic checkpoints of real architectures, written by transformers, and what transformers answers for them."""
+"""Small synthetic checkpoints of real architectures, written by transformers, and what transformers answers for them.
+
+The file is long because it is one table of architectures.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -210,6 +213,59 @@ QWEN2_EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 80,
 }
 ERNIE_EXPERTS: dict[str, Any] = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48, "moe_num_shared_experts": 2}
+LLAMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "num_local_experts": 8,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 128,
+    "attention_chunk_size": 2048,
+    "no_rope_layer_interval": 2,
+    "floor_scale": 8,
+    "attn_scale": 0.5,
+}
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
+LINEAR = "linear_attention"
+CONV = "conv"
+KIMI: dict[str, Any] = {
+    **MLA,
+    "num_hidden_layers": 4,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "num_local_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
+HYBRID: dict[str, Any] = {**DELTA, "head_dim": 32, "rope_parameters": {**ROPES, "partial_rotary_factor": 0.25}}
+MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
+NEMOTRON_H: dict[str, Any] = {
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+}
+FALCON_H1: dict[str, Any] = {
+    **MAMBA2,
+    "mamba_d_ssm": 128,
+    "embedding_multiplier": 1.4,
+    "lm_head_multiplier": 0.7,
+    "mlp_multipliers": [0.8, 1.2],
+    "key_multiplier": 0.9,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.8, 1.3, 0.9, 1.2, 0.7],
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.6,
+}
 FAMILIES = {
     "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
@@ -360,6 +416,187 @@ FAMILIES = {
         {**MINIMAX_EXPERTS, "num_key_value_heads": 1, "rope_parameters": {**ROPES, "partial_rotary_factor": 0.5}},
         {"rope_parameters": None, "rope_theta": 10000, "rotary_dim": 8},
     ),
+    "apertus": Variant("apertus", {"attention_bias": True, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 12e6}}),
+    "gpt-neox": Variant("gpt_neox", {"num_key_value_heads": 4, "hidden_act": "gelu"}),
+    "gpt-neox-sequential": Variant(
+        "gpt_neox",
+        {
+            "num_key_value_heads": 4,
+            "hidden_act": "gelu_fast",
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**ROPES, "rope_theta": 1e3, "partial_rotary_factor": 0.5},
+        },
+        {"rope_parameters": None, "rotary_pct": 0.5, "rotary_emb_base": 1000},
+    ),
+    "llama4": Variant("llama4_text", LLAMA4),
+    "llama4-every-second": Variant(
+        "llama4_text",
+        {
+            **LLAMA4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 1, 1],
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5},
+        },
+    ),
+    "qwen3-next": Variant("qwen3_next", {**HYBRID, **QWEN2_EXPERTS}),
+    "qwen3-next-some-plain": Variant(
+        "qwen3_next",
+        {
+            **HYBRID,
+            **QWEN2_EXPERTS,
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": [FULL, LINEAR, LINEAR, FULL],
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "attention_bias": True,
+        },
+        {"partial_rotary_factor": 0.25, "rope_parameters": None, "rope_theta": 10000},
+    ),
+    "olmo-hybrid": Variant("olmo_hybrid", {**DELTA, "num_key_value_heads": 4, "eos_token_id": None}),
+    "olmo-hybrid-without-rotation": Variant(
+        "olmo_hybrid",
+        {
+            **DELTA,
+            "layer_types": [FULL, LINEAR, FULL, LINEAR],
+            "linear_allow_neg_eigval": False,
+            "eos_token_id": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
+    "granite-hybrid": Variant(
+        "granitemoehybrid",
+        {
+            **MAMBA2,
+            **GRANITE,
+            "layer_types": [LINEAR, FULL, LINEAR],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-hybrid-experts": Variant(
+        "granitemoehybrid",
+        {
+            **MAMBA2,
+            **GRANITE,
+            "layer_types": [LINEAR, LINEAR, FULL, LINEAR],
+            "num_hidden_layers": 4,
+            "mamba_n_groups": 2,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 48,
+            "shared_intermediate_size": 64,
+            "position_embedding_type": "rope",
+        },
+        {"layer_types": ["mamba", "mamba", "attention", "mamba"]},
+    ),
+    "granite-all-attend": Variant(
+        "granitemoehybrid",
+        {
+            **MAMBA2,
+            "layer_types": [FULL] * 3,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.25,
+        },
+    ),
+    "bamba": Variant("bamba", {**MAMBA2, "attn_layer_indices": [1], "mamba_n_groups": 4, "mlp_bias": True, "attention_bias": True}),
+    "nemotron-h": Variant(
+        "nemotron_h",
+        {**NEMOTRON_H, "layers_block_type": [LINEAR, "mlp", FULL, "mlp", LINEAR]},
+    ),
+    "nemotron-h-pattern": Variant(
+        "nemotron_h",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": [FULL, LINEAR, LINEAR, "mlp"],
+            "n_groups": 1,
+            "use_bias": True,
+            "mlp_bias": True,
+            "use_conv_bias": False,
+        },
+        {"layers_block_type": None, "hybrid_override_pattern": "*MM-", "num_hidden_layers": 4},
+    ),
+    "nemotron-h-experts": Variant(
+        "nemotron_h",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": [LINEAR, "moe", FULL, "moe", "mlp"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 64,
+        },
+    ),
+    "falcon-h1": Variant("falcon_h1", FALCON_H1),
+    "falcon-h1-normed": Variant(
+        "falcon_h1",
+        {
+            **FALCON_H1,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon-h1-gate-last": Variant("falcon_h1", {**MAMBA2, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_proj_bias": True}),
+    "qwen3.5": Variant("qwen3_5_text", {**HYBRID, "num_hidden_layers": 3, "layer_types": [LINEAR, FULL, LINEAR]}),
+    "qwen3.5-moe": Variant(
+        "qwen3_5_moe_text",
+        {**HYBRID, **QWEN2_EXPERTS, "layer_types": [LINEAR, FULL] * 2, "linear_num_value_heads": 6, "intermediate_size": None},
+    ),
+    "lfm2": Variant(
+        "lfm2",
+        {"num_hidden_layers": 4, "layer_types": [CONV, FULL, CONV, CONV], "block_multiple_of": 48, "tie_word_embeddings": True},
+    ),
+    "lfm2-biases": Variant(
+        "lfm2",
+        {"layer_types": [FULL, CONV, FULL], "conv_L_cache": 4, "conv_bias": True, "block_auto_adjust_ff_dim": False},
+        {"layer_types": None, "full_attn_idxs": [0, 2], "intermediate_size": None, "block_ff_dim": 128},
+    ),
+    "lfm2-moe": Variant(
+        "lfm2_moe",
+        {**EXPERTS, "num_hidden_layers": 4, "layer_types": [CONV, FULL] * 2, "num_dense_layers": 1},
+    ),
+    "kimi-linear": Variant(
+        "kimi_linear",
+        {**KIMI, "layer_types": [LINEAR, FULL, LINEAR, FULL], "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    ),
+    "kimi-linear-old-config": Variant(
+        "kimi_linear",
+        {**KIMI, "q_lora_rank": None, "n_group": 4, "topk_group": 2, "layer_types": [LINEAR, LINEAR, FULL, LINEAR]},
+        {
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "linear_num_heads": None,
+            "linear_head_dim": None,
+            "linear_conv_kernel_dim": None,
+            "first_k_dense_replace": 1,
+            "linear_attn_config": {
+                "full_attn_layers": [3],
+                "kda_layers": [1, 2, 4],
+                "head_dim": 16,
+                "num_heads": 4,
+                "short_conv_kernel_size": 4,
+            },
+        },
+    ),
     "qwen2-moe-every-second": Variant("qwen2_moe", {**QWEN2_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
 }
 """Families beside Llama's; each row is what one is checked against."""
@@ -404,15 +641,19 @@ def answer(folder: Path, model: PreTrainedModel, steps: int = STEPS) -> Referenc
 def spread(model: PreTrainedModel) -> None:
     """Weights with which greedy output varies and depends on the context, and no bias or norm is trivial."""
     for name, weight in model.named_parameters():
-        if "embed_tokens" in name:
+        if "embed_tokens" in name or "embed_in" in name:
             torch.nn.init.normal_(weight, std=1.0)
+        elif name.endswith("A_log"):
+            torch.nn.init.normal_(weight, mean=-1.5, std=1.0)  # decays of some 0.3 to 0.98 a token
+        elif name.endswith("dt_bias"):
+            torch.nn.init.normal_(weight, std=0.5)
         elif weight.dim() >= 2:
             gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.5
             torch.nn.init.normal_(weight, std=gain * weight.shape[-1] ** -0.5)
         else:
             torch.nn.init.normal_(weight, mean=weight.mean().item(), std=0.2)  # around 0 for a bias, and where a norm adds 1
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.2)
 
 

@@ -62,7 +62,7 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         own_drafts=scheduler.speculative if scheduler.speculative.method == "ngram" else None,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         block_size=block_size,
-        kv_cache_memory_bytes=kv_blocks * sum(spec.layer_block_bytes for spec in specs),
+        kv_cache_memory_bytes=kv_blocks * sum(spec.layer_block_bytes for spec in specs.values()),
         memory_fraction=0.5,
         attention_backend="auto",
         num_threads=1,

@@ -32,7 +32,8 @@ int64_t read_number() {
 // the stack in 8 bytes each, whatever their order among one another. So one type of function serves for all.
 typedef int64_t (*Function)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, double, double, double,
                             double, double, double, double, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                            int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+                            int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                            int64_t, int64_t, int64_t, int64_t, int64_t);
 
 int main(int, char** argv) {
   void* library = dlopen(argv[1], RTLD_NOW);
@@ -46,7 +47,7 @@ int main(int, char** argv) {
       memory = static_cast<char*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64));
       read_all(memory, bytes);
     }
-    int64_t whole[24] = {};
+    int64_t whole[32] = {};
     double floating[8] = {};
     const int64_t wholes = read_number();
     for (int64_t i = 0; i < wholes; ++i) {  // a region and an offset, or -1 and a number
@@ -60,7 +61,8 @@ int main(int, char** argv) {
     const double* f = floating;
     const int64_t result =
         function(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], w[8], w[9], w[10],
-                 w[11], w[12], w[13], w[14], w[15], w[16], w[17], w[18], w[19], w[20], w[21], w[22], w[23]);
+                 w[11], w[12], w[13], w[14], w[15], w[16], w[17], w[18], w[19], w[20], w[21], w[22], w[23],
+                 w[24], w[25], w[26], w[27], w[28], w[29], w[30], w[31]);
     write_all(&result, sizeof result);
     for (const auto& [memory, bytes] : regions) {
       write_all(memory, bytes);

@@ -39,12 +39,12 @@ class StuckExecutor:
             weights=0,
             activations=0,
             kv_bytes=None,
-            bytes_per_block=1024,
+            slab_bytes=1024,
             block_size=16,
             useful_blocks=100,
             needed_blocks=2,
         )
-        return WorkerReport(groups, plan_memory(request), [{}], False, 0, False)
+        return WorkerReport(groups, None, plan_memory(request), [{}], False, 0, False)
 
     def submit(self, plan: StepPlan) -> None: ...
 

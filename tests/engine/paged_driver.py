@@ -1,12 +1,16 @@
-"""Runs a decoder without an engine: with block tables of its own, over a cache full of NaN, so that a stray read shows."""
+"""Runs a decoder without an engine: with block tables of its own, over slabs full of NaN, so that a stray read shows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kv.layer_specs import kv_specs
+from starling_engine.kernels.kv_cache import ParallelCache
+from starling_engine.kv.layer_specs import kv_specs, state_specs
+from starling_engine.kv.spec import KVGroup, StateGroup, StateSpec, group_layers, slab_bytes
 from starling_engine.models.decoder import Decoder, ForwardContext
 from starling_engine.topology.shard import ALL, Shard
+from starling_engine.worker.memory_plan import allocate
 
 MAX_BLOCKS = 32
 
@@ -27,15 +31,22 @@ class PagedDriver:
         later: Sequence[Decoder] = (),
     ) -> None:
         config = model.config
-        pages = sequences * MAX_BLOCKS + 1
-        specs = kv_specs(config, block_size, str(dtype).removeprefix("torch."), tensor)
-        self._config = config
+        self._groups = group_layers(kv_specs(config, block_size, str(dtype).removeprefix("torch."), tensor))
+        state = _state_group(self._groups, state_specs(config, tensor))
+        self._group_of = dict.fromkeys(state.layers if state is not None else (), len(self._groups))
+        self._group_of |= {layer: g for g, group in enumerate(self._groups) for layer in group.layers}
         self._stages = [model, *later]
         self._block_size = block_size
-        nothing = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max  # scales of such bits are NaN
-        self._kv = [torch.full((pages, *spec.layer_block_shape), nothing, dtype=dtype) for spec in specs]
+        width = state.num_blocks if state is not None else 0
+        self._has_state = state is not None
+        pages = sequences * (len(self._groups) * MAX_BLOCKS + width) + 1
+        cache = allocate(self._groups, pages, dtype, torch.device("cpu"), state, range(config.num_layers))
+        cache.storage.fill_(255)  # NaN in every type, and so are scales of such bits
+        self._kv = cache.layers
         order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(2)) + 1
-        self._tables = order.view(sequences, MAX_BLOCKS).to(torch.int32)
+        states, blocks = order.split([sequences * width, pages - 1 - sequences * width])
+        self._state_tables = states.view(sequences, width).to(torch.int32)
+        self._tables = blocks.view(len(self._groups), sequences, MAX_BLOCKS).to(torch.int32)
         self.lengths = [0] * sequences
         self.ticks = 0
 
@@ -49,18 +60,29 @@ class PagedDriver:
         return self._step(rows, lengths.cumsum(0) - 1)
 
     def _step(self, rows: Sequence[tuple[int, list[int]]], wanted: torch.Tensor | None) -> torch.Tensor:
-        windows = self._config.windows
-        metas = {window: self._metadata(rows, window) for window in set(windows)}
+        metas = [self._metadata(rows, group) for group in range(len(self._groups))]
+        if self._has_state:
+            tables = torch.stack([self._state_tables[sequence] for sequence, _ in rows])
+            metas.append(replace(metas[0], block_tables=tables))
         ids = torch.tensor([token for _, tokens in rows for token in tokens])
         hidden: torch.Tensor | None = None
         for stage in self._stages:
-            kv, attention = [self._kv[at] for at in stage.layers], [metas[windows[at]] for at in stage.layers]
-            hidden = stage.forward(ids, ForwardContext(kv, attention, wanted, self._tick), hidden)
+            kv, attention = [self._kv[at] for at in stage.layers], [metas[self._group_of.get(at, 0)] for at in stage.layers]
+            state = metas[-1] if self._has_state else None
+            hidden = stage.forward(ids, ForwardContext(kv, attention, wanted, self._tick, state=state), hidden)
         assert hidden is not None
         logits = self._stages[-1].logits(hidden)
         for sequence, tokens in rows:
             self.lengths[sequence] += len(tokens)
         return logits
+
+    def clear_state(self, sequence: int, part: int) -> None:
+        """Forgets this part of a sequence's state, in all layers."""
+        table = self._state_tables[sequence : sequence + 1]
+        for cache in self._kv:
+            state = cache.state if isinstance(cache, ParallelCache) else cache
+            if isinstance(state, tuple):
+                state[part].write(table, torch.zeros_like(state[part].read(table)))
 
     def greedy(self, first: int, steps: int, sequence: int = 0) -> list[int]:
         """`first` and the tokens that follow it, one a step; `steps` in all."""
@@ -69,16 +91,16 @@ class PagedDriver:
             tokens.append(int(self.run([(sequence, tokens[-1:])])[0][-1].argmax()))
         return tokens
 
-    def _metadata(self, rows: Sequence[tuple[int, list[int]]], window: int) -> AttentionMetadata:
-        size = self._block_size
+    def _metadata(self, rows: Sequence[tuple[int, list[int]]], group: int) -> AttentionMetadata:
+        size, window = self._block_size, self._groups[group].spec.window
         starts = [self.lengths[sequence] for sequence, _ in rows]
         counts = [len(tokens) for _, tokens in rows]
-        tables = torch.stack([self._tables[sequence] for sequence, _ in rows]).clone()
+        tables = torch.stack([self._tables[group, sequence] for sequence, _ in rows]).clone()
         positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
         slots = [table[at // size].long() * size + at % size for table, at in zip(tables, positions, strict=True)]
         for table, start in zip(tables, starts, strict=True):
             # Blocks behind the window become page 0, whose NaN must not be read.
-            table[: max(0, start - window + 1) // size if window else 0] = 0
+            table[: max(0, start - window + 1) // size if window > 0 else 0] = 0
         return AttentionMetadata(
             positions=torch.cat(positions),
             slot_mapping=torch.cat(slots),
@@ -90,3 +112,10 @@ class PagedDriver:
 
     def _tick(self) -> None:
         self.ticks += 1
+
+
+def _state_group(groups: list[KVGroup], specs: dict[int, StateSpec]) -> StateGroup | None:
+    if not specs:
+        return None
+    spec = next(iter(specs.values()))
+    return StateGroup(spec, tuple(specs), spec.columns(len(specs), slab_bytes(groups, spec))[-1])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from starling_engine.errors import ConfigError
-from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers, peak_blocks
+from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers, peak_blocks, slab_bytes
 from starling_engine.ledger import HostMemory, MemoryRequest, activation_bytes, plan_memory
 from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.fields import Fields
@@ -16,7 +16,7 @@ PLAN: dict[str, Any] = {
     "weights": 100,
     "activations": 50,
     "kv_bytes": None,
-    "bytes_per_block": 10,
+    "slab_bytes": 10,
     "block_size": 16,
     "useful_blocks": 1000,
     "needed_blocks": 3,
@@ -63,6 +63,14 @@ def test_what_fits(changes: dict[str, Any], blocks: int, left: int) -> None:
 def test_what_does_not_fit_names_a_value_that_does(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan_memory(MemoryRequest(**{**PLAN, **changes}))
+
+
+def test_a_model_that_caches_nothing_has_no_cache_in_its_plan() -> None:
+    encoder = {**PLAN, "slab_bytes": 0, "useful_blocks": 1, "needed_blocks": 1}
+    assert "KV" not in str(plan_memory(MemoryRequest(**encoder)))
+    with pytest.raises(ConfigError, match=r"at least 0\.15, or lower max_model_len and max_num_batched_tokens") as refusal:
+        plan_memory(MemoryRequest(**{**encoder, "fraction": 0.1}))
+    assert "KV" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +144,119 @@ def test_what_latent_attention_makes_of_a_long_context_counts() -> None:
     assert long - short >= 100_000 * (512 + 64 + 128 + 64 + 128) * 2 + rotations - scratch
 
 
+DELTA: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "head_dim": 32,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_what_a_gated_delta_net_computes_counts() -> None:
+    """Checks the lower bound: what goes into the convolution and comes out, the gate of the output, and the output twice."""
+    plain = activations(**DELTA, layer_types=["full_attention"] * 4, intermediate_size=1)
+    channels, values = 2 * 8 * 64 + 16 * 64, 16 * 64
+    least, most = (share * 1000 * (2 * channels + 3 * values) * 2 for share in (0.9, 1.1))
+    assert least <= activations(**DELTA, intermediate_size=1) - plain <= most
+
+
+def test_what_kimi_delta_attention_computes_counts() -> None:
+    """Checks the lower bound: the same, and decays of each channel, and what they and the gates are made of."""
+    fields = {**SMALL, "architectures": ["KimiLinearForCausalLM"], "first_k_dense_replace": 4, "intermediate_size": 1}
+    fields |= {"linear_num_heads": 16, "linear_head_dim": 64, "kv_lora_rank": 8, "qk_rope_head_dim": 2, "qk_nope_head_dim": 2}
+    plain, mixed = (
+        activations(**fields, layer_types=kinds)
+        for kinds in (["full_attention"] * 4, ["full_attention"] + ["linear_attention"] * 3)
+    )
+    width = 16 * 64
+    least, most = (share * 1000 * (2 * 3 * width + 3 * width + width + 2 * 64) * 2 for share in (0.9, 1.1))
+    assert least <= mixed - plain <= most
+
+
+def test_what_a_gated_short_convolution_computes_counts() -> None:
+    """Checks the lower bound: the input with two gates, what goes into the convolution and what comes out."""
+    fields = {"architectures": ["Lfm2ForCausalLM"], "head_dim": 2, "block_multiple_of": 1, "intermediate_size": 3}
+    plain, mixed = (activations(**fields, full_attn_idxs=layers) for layers in ([0, 1, 2, 3], [1]))
+    least, most = (share * 1000 * 5 * 64 * 2 for share in (0.9, 1.1))
+    assert least <= mixed - plain <= most
+
+
+MAMBA2: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "mamba_n_heads": 32,
+    "mamba_expand": 16,
+    "mamba_n_groups": 4,
+    "mamba_d_state": 128,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 1,
+}
+
+
+def test_what_mamba2_computes_counts() -> None:
+    """Checks the lower bound: what goes into the convolution and comes out, the gate of the output, and the output twice."""
+    plain = activations(**MAMBA2, layer_types=["attention"] * 4)
+    width = 16 * SMALL["hidden_size"]
+    least, most = (share * 1000 * (2 * (width + 2 * 4 * 128) + 3 * width) * 2 for share in (0.9, 1.1))
+    assert least <= activations(**MAMBA2, layer_types=["mamba", "attention"] * 2) - plain <= most
+
+
+def test_a_gate_of_mamba2_without_a_norm_counts() -> None:
+    """The gate is multiplied in fp32, by torch."""
+    fields = {"architectures": ["FalconH1ForCausalLM"], "mamba_n_heads": 32, "mamba_d_ssm": 1024, "intermediate_size": 1}
+    normed, plain = (activations(**fields, mamba_rms_norm=norm) for norm in (True, False))
+    assert plain - normed == 1000 * 1024 * 4
+
+
+def test_gates_of_attention_count() -> None:
+    """They make its first matrix wider, which is then copied without them."""
+    heads = {**DELTA, "layer_types": ["full_attention"] * 4, "num_attention_heads": 32, "num_key_value_heads": 1, "hidden_size": 8}
+    gated, plain = (activations(**heads, attn_output_gate=gate) for gate in (True, False))
+    assert gated - plain >= 1000 * 2 * 32 * 32 * 2
+
+
+def test_biases_by_distance_count() -> None:
+    """Checks the lower bound: one of each head for each pair of tokens."""
+    fields = {**SMALL, "architectures": ["MPNetModel"], "hidden_act": "gelu", "max_position_embeddings": 514}
+    config = parse_model_config(Fields(fields, "config.json"), Fields({}, ""))
+    short, long = (activation_bytes(config, 2, 512, 1, length) for length in (1, 512))
+    assert long - short >= config.num_heads * (512 * 512 - 1) * 2
+
+
 FULL, WINDOW = KVSpec(8, 1, 8, 4), WindowSpec(8, 1, 8, 4, 16)
 
 
-def test_layers_of_one_kind_share_a_table_and_all_groups_a_page_size() -> None:
-    groups = group_layers([FULL, WINDOW, WINDOW, FULL, WINDOW])
+def test_layers_of_one_kind_share_a_table_and_all_groups_the_slabs() -> None:
+    groups = group_layers(dict(enumerate([FULL, WINDOW, WINDOW, FULL, WINDOW])))
     assert groups == [KVGroup(FULL, (0, 3)), KVGroup(WINDOW, (1, 2)), KVGroup(WINDOW, (4,))]
-    with pytest.raises(ValueError, match="different sizes"):
-        group_layers([FULL, KVSpec(8, 2, 8, 4)])
+    assert slab_bytes(groups) == 2 * FULL.layer_block_bytes == 1024
+    assert group_layers({}) == [] and slab_bytes([]) == 0
+
+
+WIDE, SMALL_ROWS, ODD = KVSpec(8, 5, 8, 4), KVSpec(8, 1, 3, 4), KVSpec(8, 1, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("specs", "groups", "slab"),
+    [
+        ([WIDE, *[FULL] * 7], [(0,), (1, 2, 3, 4, 5), (6, 7)], 2560),  # one large layer
+        ([FULL, *[WIDE] * 3], [(0,), (1,), (2,), (3,)], 2560),
+        (
+            [*[FULL] * 3, *[SMALL_ROWS] * 10],
+            [(0, 1, 2), (3, 4, 5, 6, 7, 8, 9, 10), (11, 12)],
+            1536,
+        ),  # all of one kind
+        ([*[SMALL_ROWS] * 4, *[FULL] * 4], [(0, 1, 2, 3), (4,), (5,), (6,), (7,)], 768),
+        ([ODD, ODD, ODD], [(0, 1, 2)], 192),
+        ([ODD], [(0,)], 64),
+    ],
+)
+def test_layers_of_other_sizes_fill_the_same_slabs(specs: list[KVSpec], groups: list[tuple[int, ...]], slab: int) -> None:
+    found = group_layers(dict(enumerate(specs)))
+    assert [group.layers for group in found] == groups and all(specs[i] == group.spec for group in found for i in group.layers)
+    assert slab_bytes(found) == slab
 
 
 def test_a_window_bounds_what_a_sequence_holds() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from starling_engine.native import load, ops, reference
+from starling_engine.native import load, ops, reference, routing_ops
 from starling_engine.native.cache_rows import cached, uncached
 from starling_engine.native.reference import PackedExperts
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.engine.bitmasks import VOCABS, check_masks
 from tests.engine.instruction_sets import every_set, using
+from tests.engine.slabs import assert_untouched, in_slabs
 
 pytestmark = [
     pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
@@ -83,6 +84,15 @@ def test_a_gated_linear(m: int, n: int, k: int, bias: bool, out_dtype: torch.dty
     actual = ops.linear(x, ops.pack_linear(weight, gated=True), b, out_dtype)
     assert_close(actual, (torch.nn.functional.silu(gate) * up).to(out_dtype), 8e-3 if out_dtype == BF16 else 1e-4)
     assert_close(actual, reference.linear(x, reference.pack_linear(weight, gated=True), b, out_dtype), 1.6e-2)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "bias"), [(0, 8, 64, False), (1, 1, 70, True), (9, 40, 4097, False), (530, 130, 64, True)])
+def test_an_exact_linear(m: int, n: int, k: int, bias: bool) -> None:
+    """Every second row of a wider tensor: rows are strided."""
+    x, weight, b = torch.randn(2 * m, k).to(BF16)[::2], torch.randn(n, k), torch.randn(n) if bias else None
+    actual = routing_ops.exact_linear(x, routing_ops.pack_exact(weight), n, b)
+    expected = x.double() @ weight.double().T + (0.0 if b is None else b.double())
+    torch.testing.assert_close(actual, expected.float(), atol=2e-6 * k, rtol=0)
 
 
 def test_linear_reads_strided_rows() -> None:
@@ -180,7 +190,7 @@ def check_attention(q: Tensor, kv: Tensor, *arguments: Any) -> None:
     """Asserts that the kernels give what the reference gives."""
     expected = reference.paged_attention(q.float(), kv.float(), *arguments)
     assert not expected.isnan().any()
-    assert_close(ops.paged_attention(q, kv, *arguments).float(), expected, 1e-2 if q.dtype == BF16 else 1e-5)
+    assert_close(ops.paged_attention(q, in_slabs(kv), *arguments).float(), expected, 1e-2 if q.dtype == BF16 else 1e-5)
 
 
 DECODE = [(1, 1), (1, 7), (1, 16), (1, 63), (1, 65), (1, 300)]
@@ -283,7 +293,7 @@ def test_paged_attention_over_fp8(
     arguments, scales = (tables, starts, contexts, dim**-0.5, window, 3.0), (0.5, 3.0)
     expected = 3 * reference.paged_attention(q.float(), fp8.float(), *arguments[:3], arguments[3] / 2, *arguments[4:])
     assert not expected.isnan().any()
-    assert_close(ops.paged_attention(q, fp8, *arguments, *scales).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
+    assert_close(ops.paged_attention(q, in_slabs(fp8), *arguments, *scales).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
     assert_close(reference.paged_attention(q, fp8, *arguments, *scales).float(), expected, 1e-2 if dtype == BF16 else 1e-5)
 
 
@@ -295,7 +305,7 @@ def test_each_code_of_fp8_reads_as_in_torch(tokens: int, heads: int, dim: int, d
     q, kv, tables, starts, contexts = paged_case([(tokens, tokens)], heads, heads, dim, 8, dtype)
     codes = torch.arange(256, dtype=torch.uint8).view(FP8).view(heads, dim)
     kv = torch.stack((torch.zeros(heads, 8, dim).to(FP8), codes[:, None].expand(heads, 8, dim))).expand(len(kv), -1, -1, -1, -1)
-    found = ops.paged_attention(q, kv.contiguous(), tables, starts, contexts, 1.0)
+    found = ops.paged_attention(q, in_slabs(kv), tables, starts, contexts, 1.0)
     torch.testing.assert_close(found, codes.to(dtype).expand_as(found), rtol=2e-7, atol=0, equal_nan=True)
 
 
@@ -310,7 +320,7 @@ def test_rows_that_read_what_is_not_a_number_show_it(part: int, soft_cap: float,
         kv[tables[sequence, at // 16], part, 1, at % 16, 3] = torch.nan
     arguments = (tables, starts, contexts, 0.125, 0, soft_cap)
     for dtype in (cache,) if cache in (BF16, FP32) else (BF16, FP32):
-        stored = cached(kv.to(dtype), cache, 1.0)
+        stored = in_slabs(cached(kv.to(dtype), cache, 1.0))
         found = ops.paged_attention(q.to(dtype), stored, *arguments).isnan()
         expected = reference.paged_attention(q.to(dtype), stored, *arguments).isnan()
         unseeing = slice(1, 1 + at - 10)  # a value that they do not weigh may show as well
@@ -325,7 +335,7 @@ def test_paged_attention_with_sinks(window: int, soft_cap: float, cache: torch.d
     """Decodes, drafts and chunks; contexts in one part or several, and a sequence's first token, of which a sink takes most."""
     dtype = FP32 if cache == FP32 else BF16
     q, kv, tables, starts, contexts = paged_case([*DRAFTS, *MIXED, (1, 3000)], 6, 2, 96, 16, dtype)
-    kv, scales = cached(kv, cache, 1.0), (0.5, 3.0) if cache == FP8 else (1.0, 1.0)
+    kv, scales = in_slabs(cached(kv, cache, 1.0)), (0.5, 3.0) if cache == FP8 else (1.0, 1.0)
     sinks = 3 * torch.randn(6)
     arguments = (tables, starts, contexts, 96**-0.5, window, soft_cap, *scales)
     found, without = ops.paged_attention(q, kv, *arguments, sinks), ops.paged_attention(q, kv, *arguments)
@@ -416,13 +426,14 @@ def test_qk_norm_rope_store(
     q_norm, k_norm = (torch.randn(dim).to(FP32 if norm == "wide" else dtype) if norm else None for _ in "qk")
     slots = torch.randperm(block_size * (tokens // block_size + 2))[:tokens]
     slots[tokens // 2] = -1
-    actual_kv = torch.randn(tokens // block_size + 2, 2, kv_heads, block_size, dim).to(dtype)
+    actual_kv = in_slabs(torch.randn(tokens // block_size + 2, 2, kv_heads, block_size, dim).to(dtype))
     expected_kv = actual_kv.clone()
     actual = ops.qk_norm_rope_store(qkv, positions, cos_sin, q_norm, k_norm, 1e-6, actual_kv, slots)
     expected = reference.qk_norm_rope_store(qkv, positions, cos_sin, q_norm, k_norm, 1e-6, expected_kv, slots)
     tolerance = 8e-3 if dtype == BF16 else 1e-6
     assert_close(actual, expected, tolerance)
     assert_close(actual_kv, expected_kv, tolerance)
+    assert_untouched(actual_kv)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
@@ -438,11 +449,12 @@ def test_what_goes_to_an_fp8_cache_is_rounded_as_torch_does(dtype: torch.dtype) 
     qkv = torch.cat([torch.randn(tokens, 80), torch.randn(tokens, 80), values * scale], 1).to(dtype)
     angles = torch.rand(tokens, 20) * 6
     arguments = (qkv, torch.arange(tokens), torch.cat((angles.cos(), angles.sin()), -1), None, None, 1e-6)
-    kv = torch.full((tokens // 8 + 1, 2, 1, 8, 80), 5.0).to(FP8)
+    kv = in_slabs(torch.full((tokens // 8 + 1, 2, 1, 8, 80), 5.0).to(FP8))
     expected, slots = kv.clone(), torch.randperm(tokens)
     slots[-1] = -1
     ops.qk_norm_rope_store(*arguments, kv, slots, 0.25, scale)
     reference.qk_norm_rope_store(*arguments, expected, slots, 0.25, scale)
+    assert_untouched(kv)
     torch.testing.assert_close(kv[:, 1].float(), expected[:, 1].float(), rtol=0, atol=0, equal_nan=True)
     # Keys are rounded from fp32, the reference's from `dtype`: they may fall on the other side.
     torch.testing.assert_close(kv[:, 0].float(), expected[:, 0].float(), rtol=2**-3, atol=2**-9)

@@ -8,6 +8,7 @@ from starling_engine.native import load, ops, reference
 from starling_engine.native.cache_rows import INT4, INT8, cached, columns, uncached
 from torch import Tensor
 
+from tests.engine.slabs import assert_untouched, in_slabs
 from tests.engine.test_native import CHUNKS, DECODE, DRAFTS, MIXED, assert_close, paged_case
 from tests.engine.test_native import _kernels as _kernels
 from tests.engine.test_native import _two_threads_same_numbers as _two_threads_same_numbers
@@ -44,10 +45,11 @@ def test_what_is_stored_is_the_reference_s_to_the_bit(dim: int, rotary: int, dty
     slots = torch.randperm(80)[:tokens]
     slots[tokens // 2] = -1
     rows = cached(torch.zeros(10, 2, kv_heads, block_size, dim), cache, 1.0)
-    found, expected = rows.clone(), rows.clone()
+    found, expected = in_slabs(rows), rows.clone()
     arguments = (qkv, torch.arange(tokens), angles, q_norm, k_norm, 1e-6)
     ops.qk_norm_rope_store(*arguments, found, slots)
     reference.qk_norm_rope_store(*arguments, expected, slots)
+    assert_untouched(found)
     # A row of NaN may have any code: its scale says so.
     assert columns(found) == dim
     torch.testing.assert_close(uncached(found, FP32), uncached(expected, FP32), rtol=0, atol=0, equal_nan=True)
@@ -80,6 +82,6 @@ def test_paged_attention(case: AttentionCase, cache: torch.dtype, dtype: torch.d
     arguments: tuple[Tensor, ...] = (tables, starts, contexts)
     expected = reference.paged_attention(q.float(), uncached(rows, FP32), *arguments, dim**-0.5, window, soft_cap)
     assert not expected.isnan().any()
-    found = ops.paged_attention(q, rows, *arguments, dim**-0.5, window, soft_cap)
+    found = ops.paged_attention(q, in_slabs(rows), *arguments, dim**-0.5, window, soft_cap)
     assert_close(found.float(), expected, 1e-2 if dtype == BF16 else 1e-5)
     assert_close(reference.paged_attention(q, rows, *arguments, dim**-0.5, window, soft_cap).float(), found.float(), 1e-2)

@@ -9,10 +9,11 @@ import torch
 from starling_engine.gguf.reader import BLOCK_TYPES
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_quantized import QuantizedExperts
-from starling_engine.native import load
+from starling_engine.native import load, recurrent_ops
 from starling_engine.native.group_quantized import INT8 as CODES
 from starling_engine.params import SamplingParams
 
+from tests.engine import recurrent_steps as recurrent
 from tests.engine import test_native as kernels
 from tests.engine import test_native_cache_rows as cache_rows
 from tests.engine import test_quantized_ops as quantized
@@ -24,6 +25,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
+CPU = torch.device("cpu")
 BF16, FP32, FP8, INT8, INT4 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8, torch.uint8
 SAMPLED = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
 CASES: dict[str, Callable[[], None]] = {
@@ -33,6 +35,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts of whole tiles": partial(kernels.test_a_grouped_linear, 112, 64, [3, 0, 1, 600], True),
     "linear with long rows": partial(kernels.test_linear, 9, 16, 4098, False, FP32),
     "gated linear": partial(kernels.test_a_gated_linear, 9, 112, 4098, True, BF16),
+    "exact linear": partial(kernels.test_an_exact_linear, 19, 40, 70, True),
     "strided rows": kernels.test_linear_reads_strided_rows,
     "experts": partial(kernels.test_a_grouped_linear, 112, 70, [3, 0, 1, 600], True),
     "experts' sum": partial(kernels.test_a_grouped_sum, 100, 70, [3, 0, 1, 600]),
@@ -67,6 +70,15 @@ CASES: dict[str, Callable[[], None]] = {
     },
     "to fp8": partial(kernels.test_what_goes_to_an_fp8_cache_is_rounded_as_torch_does, BF16),
     **{f"norm in {dtype}": partial(kernels.test_rms_norm, 3, 100, dtype == BF16, dtype) for dtype in (BF16, FP32)},
+    "short convolution": partial(recurrent.check_short_convolution, recurrent_ops, CPU, channels=50, taps=4),
+    "gated delta rule": partial(recurrent.check_gated_delta_rule, recurrent_ops, CPU, heads=(1, 2), dims=(36, 50)),
+    "decays of rows": partial(recurrent.check_gated_delta_rule, recurrent_ops, CPU, heads=(2, 2), dims=(36, 50), row_decays=True),
+    "gated norm by a sigmoid": partial(
+        recurrent.check_gated_rms_norm, recurrent_ops, CPU, dim=24, dtype=BF16, weight_dtype=BF16, sigmoid=True
+    ),
+    "scan": partial(recurrent.check_ssd_scan, recurrent_ops, CPU, heads=(1, 2), dims=(36, 50)),
+    "norm of groups": partial(recurrent.check_grouped_norm, recurrent_ops, CPU, dim=24, dtype=BF16),
+    "gated norm": partial(recurrent.check_gated_rms_norm, recurrent_ops, CPU, dim=24, dtype=BF16, weight_dtype=BF16),
     "silu": partial(kernels.test_silu_mul, 3, 50, BF16),
     "sampling": partial(kernels.test_sample_draws_the_reference_tokens, 32003, 4.0),
     "greedy": kernels.test_greedy_takes_the_first_of_equals,

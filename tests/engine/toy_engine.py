@@ -10,6 +10,7 @@ import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from starling_engine.config import SchedulerConfig, SpeculativeConfig, TiersConfig
@@ -17,7 +18,8 @@ from starling_engine.constraint import MaskRow
 from starling_engine.delta import Delta
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
-from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
+from starling_engine.kv.snapshots import SnapshotSpacing
+from starling_engine.kv.spec import KVGroup, KVSpec, StateGroup, StatePart, StateSpec, WindowSpec, pieces_of
 from starling_engine.kv_offload.manager import TieredOffload
 from starling_engine.kv_offload.orders import ChunkSlot, TransferDone, TransferOrder
 from starling_engine.kv_offload.secondary.base import CHUNK
@@ -32,6 +34,8 @@ from starling_engine.token_packing import pack_tokens
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
 
 VOCAB = 50
+SPACING = SnapshotSpacing(prompt=24, output=8, least=8)
+"""Snapshots of a state lie so near each other because prompts are short here."""
 NO_GRAMMAR = 13
 """Length at which a toy constraint says that it cannot be built."""
 
@@ -186,11 +190,19 @@ def groups_of(block_size: int, window: int = 0) -> list[KVGroup]:
     return [full, KVGroup(WindowSpec(block_size, 1, 8, 4, window), (1,))] if window else [full]
 
 
+def state_of(num_blocks: int) -> StateGroup:
+    """Returns a group of one layer with a state of so many blocks."""
+    return StateGroup(StateSpec((StatePart(num_blocks, (8,)),)), (2,), num_blocks)
+
+
 class ToyWorker:
-    def __init__(self, groups: list[KVGroup], max_num_seqs: int, max_model_len: int, num_blocks: int) -> None:
+    def __init__(
+        self, groups: list[KVGroup], max_num_seqs: int, max_model_len: int, num_blocks: int, state: StateGroup | None = None
+    ) -> None:
         self.groups = groups
         self.block_size = groups[0].spec.block_size
-        self.batch = InputBatch(groups, max_num_seqs, max_model_len, self.block_size)
+        self.batch = InputBatch(groups, max_num_seqs, max_model_len, self.block_size, state=state)
+        self.state = state
         self.pages = np.zeros((num_blocks, self.block_size), np.int64)
         self.last_step = -1
         self.fail_on: set[int] = set()
@@ -246,11 +258,21 @@ class ToyWorker:
         start, end = int(step.starts[r]), int(step.ends[r])
         hashes = prefix_hashes(self.batch.tokens[step.slots[r], :end].tolist())
         first = int(step.query_end[r]) - (end - start)
+        if self.state is not None:
+            *metadata, own = metadata
+            self._run_state(own.block_tables[r].tolist(), hashes[start - 1] if start else None, hashes[-1])
         for meta in metadata:
             for position in range(start, end):
                 at = int(meta.slot_mapping[first + position - start])
                 assert at >= self.block_size, "the null block is never written"
                 self.pages[at // self.block_size, at % self.block_size] = hashes[position]
+
+    def _run_state(self, blocks: list[int], before: int | None, after: int) -> None:
+        """Checks that the state is that of the tokens before, and makes it that of the step's. It is the last one's hash."""
+        assert 0 not in blocks and len(set(blocks)) == len(blocks)
+        for number, block in enumerate(blocks):
+            assert before is None or (self.pages[block] == before + number).all()
+            self.pages[block] = after + number
 
     def _sample(self, plan: StepPlan, step: FlatBatch, r: int, result: StepResult) -> list[int]:
         """Fills in a row's results, and returns the tokens that it samples."""
@@ -260,7 +282,7 @@ class ToyWorker:
             return [0] * result.counts[r]
         tokens = self.batch.tokens[slot, :end].tolist()
         hashes = prefix_hashes(tokens)
-        for group, table in zip(self.groups, self.batch.tables, strict=True):
+        for group, table in zip(self.groups, self.batch.tables, strict=False):  # that of a state comes last
             window = group.spec.window
             for position in range(max(0, start - window + 1) if window else 0, end):
                 page = table[slot, position // self.block_size]
@@ -272,12 +294,14 @@ class ToyWorker:
             return []
         if tokens[0] in self.broken:
             result.extras[r] = RowExtras(error="not finite")
+            self._lost.add(slot)
             return []
         if self.batch.slot_state(slot).pooling is not None:
             result.extras_of(r).pooled = [float(hashes[-1])]
             return []
         if r in plan.masked and r not in self._masks:
             result.extras_of(r).error = "no mask"
+            self._lost.add(slot)
             return []
         sampled: list[int] = []
         for offset, position in enumerate(range(end - 1 - drafts, end)):
@@ -369,29 +393,40 @@ class ToyTiers:
         self.fails = 0.0
         """Share of the secondary tier's operations that fail."""
         self.counts: Counter[str] = Counter()
+        groups, state = len(worker.groups), worker.state
+        pieces = pieces_of(state, CHUNK // worker.block_size) if state is not None else []
+        self.pieces = range(groups, groups + len(pieces))
+        """Groups of the pieces of snapshots."""
 
     def carry_out(self, *, all_of_it: bool = False) -> list[TransferDone]:
         """Carries out some of the orders."""
         self.rng.shuffle(self.orders)
-        count = len(self.orders) if all_of_it else self.rng.randint(0, len(self.orders))
-        now, self.orders = self.orders[:count], self.orders[count:]
-        return [self._do(order) for order in now]
+        waiting = [order for order in self.orders if order.after > self.worker.last_step]
+        ready = [order for order in self.orders if order.after <= self.worker.last_step]
+        count = len(ready) if all_of_it else self.rng.randint(0, len(ready))
+        self.orders = ready[count:] + waiting
+        return [self._do(order) for order in ready[:count]]
 
     def _do(self, order: TransferOrder) -> TransferDone:
         match order.kind:
             case "store":
                 done = [self._copy(at, to_pages=False) for at in order.chunks]
             case "load":
-                assert order.after <= self.worker.last_step, "a step may still write there"
+                assert order.after <= self.worker.last_step, "a step may still write there, or copy from there"
                 done = [self._copy(at, to_pages=True) for at in order.chunks]
             case "look_up":
-                done = [self._works() and (at.group, at.name) in self.secondary for at in order.chunks]
+                done = [self._works() and self._is_outside(at) for at in order.chunks]
             case "promote":
                 done = [self._promote(at) for at in order.chunks]
             case "write_back":
                 done = [self._write_back(at) for at in order.chunks]
         self.counts[order.kind] += sum(done)
         return TransferDone(order.job, done, 1e-3)
+
+    def _is_outside(self, at: ChunkSlot) -> bool:
+        """Returns whether the chunk is there; the first piece of a snapshot stands for all of them."""
+        groups = self.pieces if at.group in self.pieces else [at.group]
+        return all((group, at.name) in self.secondary for group in groups)
 
     def _works(self) -> bool:
         return self.rng.random() >= self.fails
@@ -448,6 +483,7 @@ class ToyEngine:
         rng: random.Random | None = None,
         events: bool = False,
         drafts: int = 0,
+        state: StateGroup | None = None,
     ) -> None:
         groups = groups or groups_of(block_size, window)
         self.log = EventLog(groups) if events else None
@@ -463,13 +499,21 @@ class ToyEngine:
             prefix_caching=prefix_caching,
             speculative=SpeculativeConfig(num_speculative_tokens=drafts),
         )
-        self.kv = KVManager(groups, num_blocks, prefix_caching=prefix_caching, max_in_flight=depth * budget, events=self.log)
+        self.kv = KVManager(
+            groups,
+            num_blocks,
+            prefix_caching=prefix_caching,
+            max_in_flight=depth * budget,
+            events=self.log,
+            state=state,
+            spacing=replace(SPACING, unit=CHUNK) if slots else SPACING,
+        )
         config = TiersConfig(cpu_bytes=slots, cpu_policy=cpu_policy, fs_path=None if secondary is None else "/secondary")
         self.offload = TieredOffload(self.kv, config, slots, 1, preempt) if slots else None
         drafter = ToyDrafter(drafts, rng or random.Random(0), own=stages == 1) if drafts else Drafter()
         self.grammars = ToyGrammars(rng or random.Random(0))
         self.scheduler = Scheduler(self.config, self.kv, offload=self.offload, drafter=drafter, grammars=self.grammars)
-        self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks)
+        self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks, state)
         if isinstance(drafter, ToyDrafter):
             self.worker.guess = drafter.guess
         self.tiers = ToyTiers(self.worker, slots, {} if secondary is None else secondary, rng or random.Random(0))
@@ -510,13 +554,15 @@ class ToyEngine:
         for delta in self.scheduler.open_grammar_gates():
             self._take(delta)
         if self.offload is not None:
-            self._transfer()
+            self._transfer(all_of_it=not self.results)
         while self.scheduler.num_in_flight < self.depth and (plan := self.scheduler.schedule()) is not None:
             assert plan.total_tokens <= self.config.max_num_batched_tokens
             assert sum(plan.sample) + sum(plan.num_drafts) <= self.config.max_num_samples
             self.plans.append(plan)
             self.submitted.append(plan)
             made = plan
+        if self.offload is not None:
+            self._transfer(all_of_it=False)
         self._execute()
         if self.results:
             for delta in self.scheduler.update(self.results.pop(0)):
@@ -533,11 +579,11 @@ class ToyEngine:
             assert masks is None or masks.step_id == plan.step_id, "a rank waits for masks in the order of steps"
             self.results.append(self.worker.execute(plan, masks))
 
-    def _transfer(self) -> None:
-        """Carries out orders; all of them when nothing else can go on."""
+    def _transfer(self, *, all_of_it: bool = True) -> None:
+        """Carries out orders that wait for no step; all of them when nothing else can go on."""
         assert self.offload is not None
         self.tiers.orders += self.offload.take_orders()
-        for done in self.tiers.carry_out(all_of_it=not self.results):
+        for done in self.tiers.carry_out(all_of_it=all_of_it):
             self.scheduler.on_transfer_done(done)
 
     def _take(self, delta: Delta) -> None:

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import tokenizers
+
+from tests.engine.checkpoints import VOCAB
 from tests.engine.real_engine import MODEL
 
 Found = TypeVar("Found")
@@ -25,3 +28,10 @@ def copy_tokenizer(folder: Path) -> None:
     """Copies the tokenizer of the repository's own model."""
     for each in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(MODEL) / each, folder)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes one whose tokens are those of the tests' checkpoints."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{at}": at for at in range(VOCAB)}, "w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.save(str(folder / "tokenizer.json"))

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from starling_agent.contract.backend import BackendState
+from starling_agent.contract.router import PROOF_PATH, ROUTER_TOKEN, token_proof
 
 Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,6 +53,10 @@ class StubBackend:
         self.paths: list[str] = []
         self.late = 0
         self.url = ""
+        self.token: bytes | None = None
+        """The routers' token; None: it is of a release without a proof."""
+        self.shown: list[str | None] = []
+        """Routers' tokens that it was shown."""
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -66,6 +71,11 @@ class StubBackend:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == PROOF_PATH:
+            if self.token is None:
+                return web.Response(status=404)
+            return web.json_response({"proof": token_proof(self.token, request.query["nonce"].encode())})
+        self.shown.append(request.headers.get(ROUTER_TOKEN))
         if request.path == "/backend":
             if self.late:
                 self.late -= 1

@@ -298,7 +298,7 @@ async def test_a_request_that_ends_servers_does_not_end_them_all(start: Start, b
     client = await start(ready=5)
     answer = await client.post(CHAT, json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "backend_lost")
-    assert sum(len(backend.paths) for backend in backends) == MOST_LOST
+    assert sum(bool(backend.paths) for backend in backends) == MOST_LOST
 
 
 async def test_an_error_follows_whole_events(start: Start, backends: list[StubBackend]) -> None:
@@ -366,3 +366,50 @@ async def test_a_backend_that_takes_no_connection_had_no_request(monkeypatch: py
         await asked.close()
         for each in waiting:
             each.close()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_connection_that_ends_while_it_is_idle_is_no_failure_of_its_server(answers: bool) -> None:
+    """Its second request meets the end of the connection. A new one shows what the server is like."""
+    asked = list[str]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = f"connection {len(asked)}"
+        while line := await reader.readline():
+            if line == b"\r\n":
+                asked.append(connection)
+                if (asked.count(connection) == 2) or (len(asked) > 2 and not answers):
+                    break
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    to = upstream.Upstream()
+    try:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with to.send("POST", url, [], b"") as answer:
+            assert b"".join([chunk async for chunk in answer.chunks]) == b"ok"
+        if answers:
+            async with to.send("POST", url, [], b"") as answer:
+                assert answer.status == 200
+        else:
+            with pytest.raises(upstream.BackendUnreachable) as caught:
+                async with to.send("POST", url, [], b""):
+                    raise AssertionError
+            assert caught.value.had_it
+        assert asked == ["connection 0", "connection 0", "connection 2"]
+    finally:
+        await to.close()
+        server.close()
+
+
+async def test_headers_of_one_connection_end_with_it(start: Start, backends: list[StubBackend]) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        seen = {name.lower() for name in request.headers} & {"x-hop", "x-other", "x-mine"}
+        return web.Response(text=" ".join(seen), headers={"Connection": "X-Of-One, keep-alive", "X-Of-One": "1", "X-Of-All": "1"})
+
+    for backend in backends:
+        backend.respond = respond
+    client = await start()
+    answer = await client.get("/v1/models", headers={"Connection": "X-Hop, x-other", "X-Hop": "1", "X-Other": "1", "X-Mine": "1"})
+    assert answer.text == "x-mine" and "x-of-one" not in answer.headers and answer.headers["x-of-all"] == "1"

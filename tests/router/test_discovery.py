@@ -17,6 +17,7 @@ from starling_router.picker import RouterPolicy
 from starling_router.router import ServiceRouter
 
 from tests.router.backends import StubBackend
+from tests.router.conftest import TOKEN
 from tests.router.serving import Start, metric, serving
 from tests.waiting import until
 
@@ -75,6 +76,32 @@ def names(router: ServiceRouter) -> set[str]:
 
 def ready(router: ServiceRouter) -> set[str]:
     return {backend.pod for backend in router.backends.ready}
+
+
+async def test_backends_are_known_once_they_were_found_and_asked(zone: Zone, backends: list[StubBackend]) -> None:
+    port = int(backends[0].url.rpartition(":")[2])
+    zone.addresses = ["127.0.0.1"]
+    backends[0].state = backends[0].state.model_copy(update={"ready": False})
+    async with router_of(named(port)) as router:
+        known = asyncio.create_task(router.knows_backends())
+        await asyncio.sleep(0)
+        assert not known.done() and not router.backends.all
+        await asyncio.wait_for(known, 20)
+        assert [backend.pod for backend in router.backends.all] == ["chat-1-0"], "it has said that it is not ready"
+
+
+async def test_a_server_of_another_service_sees_no_token(start: Start, backends: list[StubBackend], token: FileToken) -> None:
+    """As where a pod's address was given to another service's pod. One that comes to know the token is asked again."""
+    backends[0].token, backends[1].token = b"of another service", token.value
+    client = await start(ready=1, router_token=token)
+    assert (await client.post("/v1/chat/completions", json={})).status_code == 200
+    assert not backends[0].shown and TOKEN in backends[1].shown
+    backends[0].token = token.value
+
+    async def both_are_ready() -> bool:
+        return await metric(client, "router_ready") == 2
+
+    await until(both_are_ready, "the other server to be known")
 
 
 async def test_backends_come_and_go_with_their_addresses(zone: Zone, backends: list[StubBackend]) -> None:

@@ -84,6 +84,7 @@ async def behind(backends: list[StubBackend], tmp_path: Path) -> AsyncIterator[B
             direct = await running.enter_async_context(serving(router, {each.name: each.url for each in backends}, ready))
             server = router.endpoint_picker(fallbacks)
             ports = await server.start("127.0.0.1", EppSettings(0, 0, secure))
+            await server.begin_ready()
             running.push_async_callback(server.close, 0, asyncio.Event())
             before = await running.enter_async_context(envoy(tmp_path, ports, endpoints(backends), fail_open=fail_open))
             await before.sees(1)

@@ -219,6 +219,8 @@ async def test_probes_say_how_it_is(picking: Picking) -> None:
             requests = [health_pb2.HealthCheckRequest(service=name) for name in ("liveness", "readiness", EXT_PROC)]
             return [(await probe.Check(request)).status for request in requests]
 
+        assert await states() == [1, 2, 2], "no endpoint is known yet"
+        await picking.server.begin_ready()
         assert await states() == [1, 1, 1]
         picking.server.end_ready()
 
@@ -226,3 +228,5 @@ async def test_probes_say_how_it_is(picking: Picking) -> None:
             return await states() == [1, 2, 2]
 
         await until(is_unready, "the picker to say that it ends", 20)
+        await picking.server.begin_ready()
+        assert await is_unready(), "what ends stays so"

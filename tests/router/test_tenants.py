@@ -14,13 +14,15 @@ from starling_agent.openai.anthropic.answers import Message
 from starling_agent.openai.protocol.answers import ChatCompletion, Completion, NumberedAnswers, Ranking
 from starling_agent.settings import ServerSettings
 from starling_engine.errors import ConfigError
-from starling_router.accounts import Account
+from starling_router.accounts import Account, Accounts
 from starling_router.answer_usage import AnswerUsage
+from starling_router.backend import Backends
 from starling_router.hold_queue import HoldPolicy
+from starling_router.metrics import RouterMetrics
 from starling_router.picker import RouterPolicy
 from starling_router.quota import Quota, QuotaExceeded, duration
 from starling_router.router import ServiceRouter
-from starling_router.tenants import Tenancy, Tenant, TenantKeys, read_tenants
+from starling_router.tenants import NO_TENANTS, Tenancy, Tenant, TenantKeys, read_tenants
 from starling_router.upstream import RawHeaders
 
 from tests.router.backends import StubBackend
@@ -210,6 +212,32 @@ def test_a_stream_whose_events_show_little_is_counted_by_its_notes() -> None:
         assert account.output - before == counted
 
 
+def test_a_stream_that_nobody_goes_on_with_costs_its_prompt() -> None:
+    """Its first server computed that, whatever the ones say that were asked to go on."""
+    tenant = Tenant("a", tokens_per_minute=1000)
+    account = Account(tenant, Quota(tenant, 1, lambda: 0.0), None)
+    for begins, spent in ((False, 0), (True, 14)):
+        left, counter = float(account.quota.headers()["x-ratelimit-remaining-tokens"]), account.share.counter
+        with account.request({"path": CHAT}, 10) as bill:
+            bill.sent(10)
+            if begins:
+                bill.begin([(b"content-type", b"text/event-stream")])
+                bill.take(b"data: {}\n\n" * 4)
+                bill.sent(6)
+            bill.refused()
+        assert left - float(account.quota.headers()["x-ratelimit-remaining-tokens"]) == spent
+        assert account.share.counter - counter == spent
+
+
+def test_where_there_are_no_tenants_no_answer_is_counted() -> None:
+    everybody = Accounts(NO_TENANTS, RouterMetrics(Backends())).everybody
+    with everybody.request({"path": CHAT}, 10) as bill:
+        bill.sent(10)
+        bill.begin([(b"content-type", b"text/event-stream")])
+        bill.take(b"data: {}\n\n" * 5)
+    assert everybody.output == 0
+
+
 def test_each_answer_is_paid_once_and_a_stream_is_known_by_its_answer() -> None:
     """A request that only agents can read, as one with NaN, streams as any other does."""
     tenant = Tenant("a", tokens_per_minute=1000)
@@ -280,11 +308,14 @@ async def test_a_key_of_no_tenant_is_refused_at_once(client: Callable[[str], htt
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_a_key_that_moves_to_another_tenant_is_let_in_when_the_first_lets_it_go(folder: Path) -> None:
+async def test_a_key_that_moves_to_another_tenant_is_let_in_when_the_first_lets_it_go(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = Tenancy.read(folder / "tenants.yaml", None, 1).keys
     assert keys is not None
     write(folder / "keys" / "batch", "chat-key\nbatch-key\n")
-    assert keys.owner(b"batch-key") is None, "two tenants have one key"
+    assert [keys.owner(b"batch-key") for _ in range(3)] == [None] * 3, "two tenants have one key"
+    assert capsys.readouterr().out.count("no key of the tenant is let in") == 1
     write(folder / "keys" / "chat", "new-key\n")
     owners = [keys.owner(key.encode()) for key in ("batch-key", "chat-key", "new-key")]
     assert [owner and owner.name for owner in owners] == ["batch", "batch", "chat"]
@@ -319,6 +350,9 @@ async def test_quotas_are_counted_and_told(client: Callable[[str], httpx.AsyncCl
     refused = await one.post(CHAT, json={"model": "m", "prompt": "x" * 9000})
     assert "has 0 left" in refused.json()["error"]["message"], "its prompt, which is too long by itself, was not read"
     assert await metric(one, "router_tenant_refused_total") == 2
+    output = 0
+    assert (await one.get("/v1/models")).status_code == (await one.post("/tokenize", json={"prompt": "x"})).status_code == 200
+    assert await metric(one, "router_tenant_refused_total") == 2, "what costs nothing is let in"
 
 
 async def test_a_light_tenant_goes_before_the_rest_of_a_flood(folder: Path, backends: list[StubBackend]) -> None:

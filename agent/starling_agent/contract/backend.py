@@ -1,7 +1,8 @@
 """An agent's endpoint describes itself to a router, which brings a key where keys are set.
 
-`GET /backend` tells its state, and `GET /backend/prompting` how it makes tokens of prompts. To who shows the routers' token
-`GET /backend/cache` tells what is cached, without an end: a line of JSON for each `CoreChanges` of `starling_engine.kv.changes`.
+`GET /backend/proof` shows whether it is of the router's service. `GET /backend` tells its state, and `GET /backend/prompting` how
+it makes tokens of prompts. To who shows the routers' token `GET /backend/cache` tells what is cached, without an end: a line of
+JSON for each `CoreChanges` of `starling_engine.kv.changes`.
 """
 
 from typing import Any
@@ -64,6 +65,12 @@ class BackendState(ContractModel):
     room: int | None = None
     step_tokens: int = Field(default=0, ge=0)
     load: BackendLoad | None = None
+
+
+class BackendProof(ContractModel):
+    """Answers `GET /backend/proof?nonce=...`; see `router.token_proof`. Empty: it has no routers' token."""
+
+    proof: str
 
 
 class ServedPrompting(ContractModel):

@@ -18,6 +18,15 @@ SHADOW = "x-starling-shadow"
 """Says that a router asks for itself what a client has asked before: no rate limit of the client's counts it."""
 
 
+PROOF_PATH = "/backend/proof"
+"""`GET ?nonce=...` of an agent, open to all: it proves that it knows the token, so that a router shows it to no other service."""
+
+
+def token_proof(token: bytes, nonce: bytes) -> str:
+    """Returns the proof of who knows the routers' token, for a nonce that the asker has drawn. It says nothing of the token."""
+    return hmac.new(token, b"proof\0" + nonce, hashlib.sha256).hexdigest()
+
+
 def router_token(admin_token: bytes) -> bytes:
     """Returns the routers' token, 64 hexadecimal digits."""
     return hmac.new(admin_token, b"router", hashlib.sha256).hexdigest().encode()

@@ -91,7 +91,7 @@ class CanaryReport(ContractModel):
 
 
 class RouterReport(ContractModel):
-    """Counts of what clients ask of one router: requests with a body, so no probes, lists of models or proofs of agents.
+    """Counts of what clients ask of one router that needs a group: no probes, lists, stored responses or proofs of agents.
 
     version        grows when the router becomes busy, and when it is quiet again: no request has come for a moment; while a canary
                    runs also with what it is told of it, at once with its first errors and difference, else every 5 seconds at most

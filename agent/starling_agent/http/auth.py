@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from starling_agent.api_keys import ApiKeys, cache_salt_of, tenant_owner
-from starling_agent.contract.router import PRIORITY, ROUTER_TOKEN, SHADOW, TENANT
+from starling_agent.contract.router import PRIORITY, PROOF_PATH, ROUTER_TOKEN, SHADOW, TENANT
 from starling_agent.file_token import FileToken
 from starling_agent.http.error_forms import send_error
 from starling_agent.http.errors import ApiError
@@ -12,9 +12,12 @@ _TOKEN, _TENANT, _PRIORITY, _SHADOW = (name.encode() for name in (ROUTER_TOKEN, 
 STATE_PATHS = frozenset({"/backend", "/backend/prompting", "/backend/cache", "/router/report"})
 """A caller with the routers' token needs no key to ask for the state of a server, or of a router."""
 OPEN_PATHS = frozenset(
-    {"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/docs", "/openapi.json", "/docs/oauth2-redirect", "/ui"}
+    {
+        *("/health", "/ping", "/ready", "/load", "/metrics", "/version"),
+        *("/docs", "/openapi.json", "/docs/oauth2-redirect", "/ui", PROOF_PATH),
+    }
 )
-"""Probes, and pages that hold no secret. /ui is a router's alone."""
+"""Probes, pages that hold no secret, and the proof to routers, who show nobody a key before it. /ui is a router's alone."""
 
 
 def shows_router_token(scope: Scope, token: FileToken | None) -> bool:

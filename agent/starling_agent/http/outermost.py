@@ -14,7 +14,7 @@ from starling_agent.http.errors import as_api_error
 
 REQUEST_ID = b"x-request-id"
 _PRINTABLE = re.compile(rb"[!-~]{1,128}")
-QUIET_ROUTES = ("/health", "/ping", "/ready", "/load", "/metrics", "/backend", "/ui/state", "/router/report")
+QUIET_ROUTES = ("/health", "/ping", "/ready", "/load", "/metrics", "/backend", "/backend/proof", "/ui/state", "/router/report")
 """Routes that machines poll every few seconds; their log lines would bury the others."""
 
 log = structlog.get_logger("starling.http")

@@ -11,7 +11,7 @@ from starling_agent.contract.report import KVLedger, RankHealth, Report, Topolog
 def report_of_engine(engine: AsyncEngine) -> dict[str, Any]:
     """Returns the changes of the report while an engine runs."""
     cores = engine.cores
-    membership, memory = cores.membership, cores.memory
+    membership = cores.membership
     layout = membership.layout
     return {
         "epoch": membership.epoch,
@@ -28,8 +28,16 @@ def report_of_engine(engine: AsyncEngine) -> dict[str, Any]:
             for rank, seconds in enumerate(ranks)
         ],
         "ranks": [RankHealth(rank=rank, worker=worker, healthy=True) for rank, worker in enumerate(membership.workers)],
-        "kv": KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=cores.kv_tokens),
+        "kv": _kv_ledger(engine),
     }
+
+
+def _kv_ledger(engine: AsyncEngine) -> KVLedger | None:
+    """Returns the KV cache; None for a model that caches nothing."""
+    cores, memory = engine.cores, engine.cores.memory
+    if not memory.slab_bytes:
+        return None
+    return KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=cores.kv_tokens)
 
 
 def _expert_ranks(engine: AsyncEngine, layout: ParallelLayout) -> int:

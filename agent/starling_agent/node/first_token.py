@@ -1,11 +1,13 @@
-"""Test that a model serves: a request for one token through its HTTP endpoint, as a client would send it."""
+"""Test that a model serves: a request through its HTTP endpoint, as a client would send it, for one token or what else it gives."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import httpx
 import structlog
 from pydantic_core import from_json
+from starling_engine.model_config.config import ModelConfig
 
 from starling_agent.client.bounded import UNCOMPRESSED, read_all
 from starling_agent.contract.listening import EVERYWHERE, authority
@@ -22,8 +24,26 @@ FIRST_DELAY, MAX_DELAY = 0.25, 10.0
 log = structlog.get_logger("starling.agent")
 
 
+Wanted = Literal["token", "vector", "labels"]
+_ASKED: Mapping[Wanted, tuple[str, Mapping[str, Any]]] = {
+    "token": ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0.0}),
+    "vector": ("/pooling", {"input": "Hello"}),
+    "labels": ("/classify", {"input": "Hello"}),
+}
+"""Paths and fields of requests."""
+
+
+def wanted_of(model: ModelConfig) -> Wanted:
+    """Returns what a model gives whatever its files lack: vectors of one with a head for labels may not be possible."""
+    if model.has_lm_head:
+        return "token"
+    return "vector" if model.classifier is None else "labels"
+
+
 class FirstToken:
-    """Requests one token of `model`. Answers are bounded, since another server may listen at the address.
+    """Requests one token of `model`; of one that gives none a vector, or labels.
+
+    Answers are bounded, since another server may listen at the address.
 
     Certificates are not verified: the process calls itself, by a name that no certificate has. Routers that share `router_token`
     send the request to the pod that it names, this one.
@@ -31,23 +51,32 @@ class FirstToken:
 
     def __init__(self, model: str, api_key: Callable[[], str | None], pod: str, router_token: FileToken) -> None:
         self._pod, self._router_token = pod, router_token
-        self._body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0.0}
+        self._model = model
         self._api_key = api_key
+        self.wanted: Wanted = "token"
+        """Set when the model is known."""
 
     async def request(self, base_url: str) -> str | None:
-        """Returns None when a token came, else the cause."""
-        url = base_url.removesuffix("/").removesuffix("/v1") + "/v1/completions"
+        """Returns None when it came, else the cause."""
+        path, asked = _ASKED[self.wanted]
+        url = base_url.removesuffix("/").removesuffix("/v1") + path
         try:
             # Proxies of the environment are not for this process itself.
             async with httpx.AsyncClient(verify=False, trust_env=False, timeout=TIMEOUT, headers=self._headers()) as client:
-                async with client.stream("POST", url, json=self._body) as answer:
-                    body = await read_all(answer.aiter_raw())
+                async with client.stream("POST", url, json={"model": self._model, **asked}) as answer:
+                    found = await read_all(answer.aiter_raw())
                 if answer.status_code != httpx.codes.OK:
-                    return f"{url} answered {answer.status_code}: {body[:300].decode(errors='replace')}"
-                tokens = from_json(body)["usage"]["completion_tokens"]
-                return None if tokens == 1 else f"{url} answered with {tokens} tokens in place of one"
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                    return f"{url} answered {answer.status_code}: {found[:300].decode(errors='replace')}"
+                return self._fault(url, from_json(found))
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"
+
+    def _fault(self, url: str, answer: Any) -> str | None:
+        if self.wanted != "token":
+            first = answer["data"][0]
+            return None if first["data" if self.wanted == "vector" else "probs"] else f"{url} answered without {self.wanted}"
+        tokens = answer["usage"]["completion_tokens"]
+        return None if tokens == 1 else f"{url} answered with {tokens} tokens in place of one"
 
     def _headers(self) -> dict[str, str]:
         """Authorizes with a key that is valid now: keys change while a node serves."""

@@ -28,7 +28,7 @@ from starling_agent.node.configuration import layout_error
 from starling_agent.node.engine_args import engine_args
 from starling_agent.node.engine_report import report_of_engine, report_without_engine
 from starling_agent.node.failures import NodeFailure, fatal, transient
-from starling_agent.node.first_token import FirstToken
+from starling_agent.node.first_token import FirstToken, wanted_of
 from starling_agent.node.pinned_commit import PinnedCommit, pinned
 from starling_agent.node.progress import ProgressReporter
 from starling_agent.node.recovery import Restart, after_failure
@@ -207,6 +207,7 @@ class Supervisor:
         await connections.complete.wait()
         self._app.open(engine)
         self._state.update(phase="warming", progress=None, **report_of_engine(engine))
+        self._token.wanted = wanted_of(engine.model_config)
         await self._token.require(self._local_url)
 
     async def _watch(self, engine: AsyncEngine) -> Never:

@@ -65,19 +65,28 @@ class AnswerReader:
         if self._parser is None:
             return [Content(output.text)] if output.text else []
         events = self._parser.feed(output.text, output.shown_offsets)
-        if output.finish_reason is not None:
-            # A stop string may end an output anywhere.
-            is_cut = output.finish_reason != "stop" or isinstance(output.stop_reason, str)
-            events += self._parser.finish(is_cut)
         self._undecided += len(output.token_ids)
-        if not events and output.finish_reason is None:
-            return []
-        if events:
-            self.reasoning_tokens += self._count_reasoning(events)
-        pieces = [piece for event in events if (piece := self._piece(event)) is not None]
-        if output.finish_reason is not None and (piece := self._end_input()) is not None:
+        if output.finish_reason is None:
+            return self._pieces(events) if events else []
+        # A stop string may end an output anywhere.
+        is_cut = output.finish_reason != "stop" or isinstance(output.stop_reason, str)
+        pieces = self._pieces([*events, *self._parser.finish(is_cut)])
+        if (piece := self._end_input()) is not None:
             pieces.append(piece)  # the output was cut in it
         return _joined(pieces)
+
+    def _pieces(self, events: Sequence[Event]) -> list[Piece]:
+        """Returns what the events add to the answer, and counts the tokens of reasoning among them."""
+        if len(events) == 1:  # nearly always
+            event = events[0]
+            if type(event) is Reasoning:
+                self.reasoning_tokens += self._undecided
+            self._undecided = 0
+            piece = self._piece(event)
+            return [] if piece is None else [piece]
+        if events:
+            self.reasoning_tokens += self._count_reasoning(events)
+        return _joined([piece for event in events if (piece := self._piece(event)) is not None])
 
     def ended_by(self, reason: FinishReason) -> FinishReason | Literal["tool_calls"]:
         """Returns the reason for which the answer ended."""
@@ -88,8 +97,6 @@ class AnswerReader:
         """Returns how many more tokens are reasoning: all up to a text that is nothing else, or those that its text has."""
         assert self._reading is not None
         tokens, self._undecided = self._undecided, 0
-        if len(events) == 1:  # nearly always
-            return tokens if isinstance(events[0], Reasoning) else 0
         thoughts = [event.text for event in events if isinstance(event, Reasoning)]
         if len(thoughts) == len(events):
             return tokens
@@ -109,7 +116,9 @@ class AnswerReader:
         assert self._reading is not None
         match event:
             case Arguments():
-                return None if self._hides_calls else self._call_piece(event.text)
+                if self._hides_calls:
+                    return None
+                return CallPiece(self.calls - 1, event.text) if self._input is None else self._input_piece(event.text)
             case Content():
                 return event
             case Reasoning():
@@ -125,9 +134,9 @@ class AnswerReader:
             case CallEnd():
                 return self._end_input()
 
-    def _call_piece(self, arguments: str) -> Piece | None:
-        if self._input is None:
-            return CallPiece(self.calls - 1, arguments)
+    def _input_piece(self, arguments: str) -> Piece | None:
+        """Returns what arguments add to the text of a custom tool's call."""
+        assert self._input is not None
         text = self._input.feed(arguments)
         return CallPiece(self.calls - 1, text, is_custom=True) if text else None
 

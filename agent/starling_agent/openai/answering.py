@@ -16,7 +16,7 @@ from starling_agent.openai.event_stream import ErrorEvent, EventStream
 from starling_agent.openai.generation import Generation, PromptDelta
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.stream_notes import StreamNotes
-from starling_agent.openai.stream_record import RESUMABLE
+from starling_agent.openai.stream_record import RESUMABLE, YES
 from starling_agent.openai.streaming import StreamEncoder
 
 log = structlog.get_logger("starling.request")
@@ -50,7 +50,7 @@ async def stream_generation(
     notes = StreamNotes(generation, generation.record)
     own_event = partial(error_event, scope=request.scope)
     noted = notes.write(chunks(notes.read(deltas)))
-    return await stream_of(request, endpoint, noted, notes.error_event(own_event), {RESUMABLE: "yes"})
+    return await stream_of(request, endpoint, noted, notes.error_event(own_event), {RESUMABLE: YES})
 
 
 async def stream_of(

@@ -1,7 +1,7 @@
 """The FastAPI application: its routes, errors and middleware."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, get_type_hints
 
 import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -19,31 +19,11 @@ from starling_agent.http.middleware_stack import middleware_stack
 from starling_agent.http.open_requests import ClientGone
 from starling_agent.openai import chat, completions, embeddings, models, probes, scoring, sleeping, tokens
 from starling_agent.openai.anthropic import routes as anthropic_routes
-from starling_agent.openai.anthropic.protocol import CountRequest, MessagesRequest
 from starling_agent.openai.endpoint import Endpoint
 from starling_agent.openai.protocol.base import RequestModel, field_path
-from starling_agent.openai.protocol.chat import ChatRequest
-from starling_agent.openai.protocol.completion import CompletionRequest
-from starling_agent.openai.protocol.embedding import EmbeddingRequest, PoolingRequest
-from starling_agent.openai.protocol.scoring import RerankRequest, ScoreRequest
-from starling_agent.openai.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from starling_agent.openai.responses import routes as responses_routes
-from starling_agent.openai.responses.protocol import ResponsesRequest
 from starling_agent.version import starling_version
 
-BODIES: Sequence[type[RequestModel]] = (
-    ChatRequest,
-    MessagesRequest,
-    CountRequest,
-    ResponsesRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    ScoreRequest,
-    RerankRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-)
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -95,14 +75,16 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     )
     app.state.endpoint = endpoint
     modules = (chat, responses_routes, anthropic_routes, completions, embeddings, scoring, models, tokens, probes)
-    app.state.allowed = _allowed([module.router for module in modules])
-    for module in modules:
-        app.include_router(module.router, responses=ERRORS)
+    routers = [module.router for module in modules]
+    app.state.allowed = _allowed([*routers, sleeping.router])
+    for router in routers:
+        app.include_router(router, responses=ERRORS)
     if endpoint.engine.config.sleep_mode:
         app.include_router(sleeping.router, responses=ERRORS | SLEEP_ERRORS)
     for kind in (ApiError, StarlingError, HTTPException, RequestValidationError, ClientGone, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _answer_error)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    # FastAPI's documents extend the schema so (Extending OpenAPI); its types do not know.
+    app.openapi = lambda: _openapi(app, routers)  # type: ignore[method-assign]
     return app
 
 
@@ -134,19 +116,34 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
 
 
 def _allowed(routers: Sequence[APIRouter]) -> dict[str, str]:
-    """Returns the header Allow of each path. The framework's names the methods of one route, and a path may have several."""
+    """Returns the header Allow of each path. The framework's names the methods of one route, and a path may have several.
+
+    It does not know HEAD, which is answered wherever GET is.
+    """
     methods: dict[str, set[str]] = {}
-    for route in (route for router in routers for route in router.routes if isinstance(route, APIRoute)):
+    for route in _routes(routers):
         methods.setdefault(route.path, set()).update(route.methods or ())
+    for names in methods.values():
+        names.update({"HEAD"} if "GET" in names else ())
     return {path: ", ".join(sorted(names)) for path, names in methods.items()}
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _routes(routers: Sequence[APIRouter]) -> Iterator[APIRoute]:
+    return (route for router in routers for route in router.routes if isinstance(route, APIRoute))
+
+
+def _bodies(routers: Sequence[APIRouter]) -> Collection[type[RequestModel]]:
+    """Returns the classes of all bodies, as the functions of routes name them."""
+    hints = (hint for route in _routes(routers) for hint in get_type_hints(route.endpoint).values())
+    return dict.fromkeys(hint for hint in hints if isinstance(hint, type) and issubclass(hint, RequestModel))
+
+
+def _openapi(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
     """Makes the schema of /docs. Routes read their bodies without FastAPI, so the bodies' schemas are added here."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, definitions = models_json_schema(
-            [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
+            [(body, "validation") for body in _bodies(routers)], ref_template="#/components/schemas/{model}"
         )
         schema["components"] = {"schemas": {**definitions["$defs"], "Error": ERROR_SCHEMA}}
         for operation in (operation for path in schema["paths"].values() for operation in path.values()):

@@ -41,6 +41,8 @@ class ChunkWriter:
         self._tail = b'],"usage":null}\n\n' if usage_field else b"]}\n\n"
         self._plain_end = shape.after_text + b',"logprobs":null,"finish_reason":null}' + self._tail
         self._openings: dict[int, bytes] = {}
+        self._call_openings: dict[tuple[int, int], bytes] = {}
+        self._arguments_end = b"}}]" + self._plain_end
 
     def role(self, index: int, prompt_ids: list[int] | None) -> bytes:
         """Returns the first chunk of a chat's choice, with the prompt's token ids if given."""
@@ -60,8 +62,11 @@ class ChunkWriter:
 
     def arguments(self, index: int, call: int, text: str) -> bytes:
         """Returns a chunk of a chat with a piece of the arguments of call number `call` alone."""
-        delta = b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":%s}}]' % (call, _encode(text))
-        return self._opening(index) + delta + self._plain_end
+        opening = self._call_openings.get((index, call))
+        if opening is None:
+            delta = b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":' % call
+            opening = self._call_openings[index, call] = self._opening(index) + delta
+        return opening + _encode(text) + self._arguments_end
 
     def rich_text(self, index: int, text: str, *, logprobs: object, extra: dict[str, object], usage: Usage | None) -> bytes:
         """Returns a chunk with more than text: log probabilities, `extra` fields of the choice, the usage up to here."""

@@ -4,7 +4,6 @@ import json
 import re
 from typing import Any
 
-import regex
 from starling_engine.errors import InvalidRequest
 from starling_engine.structured_output.lark import expression
 
@@ -16,7 +15,10 @@ INPUT = "input"
 """The argument that is the text."""
 _WHOLE_INPUT = "The whole input, as text."
 _END_ANCHOR = re.compile(r"(?<!\\)((?:\\\\)*)\$\Z")
-_TEXT_BEGINS = regex.compile(rf'\{{\s*"{INPUT}"\s*:\s*"')
+_BEGINNING = f'{{"{INPUT}":"'
+"""Stands before the text, with any white space after the brace and around the colon."""
+_AFTER_SPACE = {1, len(_BEGINNING) - 2, len(_BEGINNING) - 1}
+"""Places in the beginning that white space may be before."""
 _TEXT = re.compile(r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])\w{4}|\\u\w{4}(?=[^\\]|\\[^u]|\\u\w{4}))*')
 """Matches a JSON string up to its end, or to the half of a character whose other half may follow."""
 
@@ -66,34 +68,52 @@ class InputReader:
     """Reads the text of one call out of its arguments, in pieces. Where a model wrote other arguments, their JSON is the text."""
 
     def __init__(self) -> None:
+        self._arguments: list[str] = []
+        """Pieces without a text yet."""
+        self._matched = 0
+        """Characters of the beginning that are there."""
+        self._is_other = False
+        """The arguments begin with something else."""
         self._held = ""
-        """JSON whose text is not known yet."""
-        self._has_begun = False
+        """The half of a character that the text has up to now."""
         self._has_ended = False
 
     def feed(self, arguments: str) -> str:
         """Takes a piece of the arguments. Returns the text that is known with it."""
         if self._has_ended:
             return ""
-        self._held += arguments
-        if not self._has_begun:
-            begin = _TEXT_BEGINS.match(self._held)
-            if begin is None:
-                return ""
-            self._has_begun, self._held = True, self._held[begin.end() :]
-        match = _TEXT.match(self._held)
+        if self._matched < len(_BEGINNING):
+            self._arguments.append(arguments)
+            arguments = "" if self._is_other else self._behind_beginning(arguments)
+        text = self._held + arguments
+        match = _TEXT.match(text)
         known = match.group() if match else ""
-        self._held = self._held[len(known) :]
+        self._held = text[len(known) :]
         self._has_ended = self._held.startswith('"')
         return decoded(f'"{known}"')
 
+    def _behind_beginning(self, arguments: str) -> str:
+        """Returns what the piece has of the text, if that has begun."""
+        for at, character in enumerate(arguments):
+            if self._matched == len(_BEGINNING):
+                return arguments[at:]
+            if character == _BEGINNING[self._matched]:
+                self._matched += 1
+            elif not (character.isspace() and self._matched in _AFTER_SPACE):
+                self._is_other = True
+                break
+        return ""
+
     def rest(self) -> str:
         """Takes the end of the arguments, also of a call that was cut. Returns the text that is left."""
-        if self._has_ended or (not self._has_begun and _TEXT_BEGINS.fullmatch(self._held, partial=True)):
+        if self._has_ended:
             return ""
-        if self._has_begun:
+        if self._matched == len(_BEGINNING):
             return decoded(whole_json(f'"{self._held}'))
+        if not self._is_other:  # cut before the text
+            return ""
+        arguments = "".join(self._arguments)
         try:
-            return valid_text(json.loads(whole_json(self._held))[INPUT])
+            return valid_text(json.loads(whole_json(arguments))[INPUT])
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return self._held
+            return arguments

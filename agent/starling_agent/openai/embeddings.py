@@ -1,11 +1,8 @@
-"""POST /v1/embeddings and /pooling"""
+"""POST /v1/embeddings, /v2/embed and /pooling"""
 
-import array
-import base64
-import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
@@ -13,14 +10,26 @@ from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
+from starling_agent.openai.field_names import errors_named
+from starling_agent.openai.messages import text_of_part
 from starling_agent.openai.pooling import pool, prompt_form
-from starling_agent.openai.protocol.answers import Embedding, NumberedAnswers, PooledData
-from starling_agent.openai.protocol.embedding import EmbeddingFields, EmbeddingRequest, PoolingRequest
+from starling_agent.openai.protocol.answers import EmbedAnswer, Embedding, EmbedMeta, InputTokens, NumberedAnswers, PooledData
+from starling_agent.openai.protocol.base import refuse_unknown, shown
+from starling_agent.openai.protocol.embedding import EmbeddingFields, EmbeddingRequest, EmbedRequest, PoolingRequest
+from starling_agent.openai.protocol.refused import MEDIA
 from starling_agent.openai.rendering import render_alone
 from starling_agent.openai.request_body import body_of, body_schema
+from starling_agent.openai.vector_types import as_base64, vectors_by_type
 
 T = TypeVar("T")
 Vector = list[float] | str
+PROMPT_NAMES = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage", "corpus"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+"""Cohere's types of inputs, and names of the prompts that are for them; sentence-transformers looks for the same ones."""
 router = APIRouter(tags=["OpenAI"])
 
 
@@ -36,6 +45,75 @@ async def pooling(request: Request, body: Annotated[PoolingRequest, Depends(body
     return await _answer(request, body, "pool", lambda i, vector: PooledData(index=i, data=vector))
 
 
+@router.post("/v2/embed", openapi_extra=body_schema(EmbedRequest))
+async def embed(request: Request, body: Annotated[EmbedRequest, Depends(body_of(EmbedRequest))]) -> Response:
+    """Returns the same vectors in Cohere's form, and in its types."""
+    endpoint, source = endpoint_of(request), body.source()
+    endpoint.model_name(body.model)
+    texts = body.texts if body.texts is not None else _texts_of(body.inputs or [])
+    names = {"input": source, "prompt_name": "input_type", "dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
+    answer_id = caller_of(request).answer_id("embd", None)
+    with errors_named(names):
+        wanted = EmbeddingRequest(
+            model=body.model,
+            input=texts,
+            prompt_name=_prompt_name(endpoint, body.input_type),
+            **_truncation(endpoint, body),
+        )
+        _, prompts = await _prompts(endpoint, wanted, caller_of(request).request_id)
+        _check_longest(body, source, prompts)
+        pooled = await pool(request, endpoint, {"input": prompts}, PoolingParams(dimensions=body.output_dimension), answer_id)
+    vectors = vectors_by_type(pooled.vectors, body.embedding_types or ["float"])
+    tokens = InputTokens(pooled.usage.prompt_tokens)
+    cached = pooled.usage.prompt_tokens_details.cached_tokens
+    meta = EmbedMeta(billed_units=tokens, tokens=tokens, cached_tokens=cached)
+    return json_response(EmbedAnswer(id=answer_id, embeddings=vectors, texts=texts, meta=meta, usage=pooled.usage))
+
+
+def _texts_of(inputs: list[Any]) -> list[str]:
+    """Returns the text of each of `inputs`. Raises InvalidRequest with the path of the fault."""
+    texts = []
+    for i, one in enumerate(inputs):
+        path = f"inputs[{i}]"
+        content = one.get("content") if isinstance(one, dict) else None
+        if not isinstance(one, dict) or not isinstance(content, list) or len(content) != 1:
+            raise InvalidRequest(f"must be an object whose content is a list of one text, got {shown(one)}", path)
+        refuse_unknown(one, ("content",), path)
+        texts.append(text_of_part(content[0], f"{path}.content[0]"))
+    return texts
+
+
+def _prompt_name(endpoint: Endpoint, kind: str | None) -> str | None:
+    """Returns the name of the checkpoint's prompt for a type of inputs; None where it has none: then all are alike to it.
+
+    Another type than Cohere's has to be such a name.
+    """
+    if kind == "image":
+        raise InvalidRequest(MEDIA.reason, "input_type")
+    known = PROMPT_NAMES.get(kind or "")
+    return kind if known is None else next((name for name in known if name in endpoint.pooled_texts.names), None)
+
+
+def _truncation(endpoint: Endpoint, body: EmbedRequest) -> dict[str, Any]:
+    """Returns the fields of what cuts inputs. Without `truncate` ends are cut, and without `max_tokens` as little as possible."""
+    if body.max_tokens is not None and body.max_tokens < 1:
+        raise InvalidRequest(f"must be at least 1, got {body.max_tokens}", "max_tokens")
+    if body.truncate == "NONE":
+        return {}
+    longest = endpoint.engine.cores.longest_request
+    most = -1 if body.max_tokens is None or body.max_tokens > longest else body.max_tokens
+    return {"truncate_prompt_tokens": most, "truncation_side": "left" if body.truncate == "START" else "right"}
+
+
+def _check_longest(body: EmbedRequest, source: str, prompts: list[list[int]]) -> None:
+    """Raises InvalidRequest for an input that would have to be cut where that is not wanted."""
+    if body.truncate != "NONE" or body.max_tokens is None:
+        return
+    for i, prompt in enumerate(prompts):
+        if len(prompt) > body.max_tokens:
+            raise InvalidRequest(f"has {len(prompt)} tokens, and max_tokens is {body.max_tokens}", f"{source}[{i}]")
+
+
 async def _answer(request: Request, body: EmbeddingFields, kind: str, made: Callable[[int, Vector], T]) -> Response:
     """Answers with the vectors as the request wants them, each in the form that is `made` of its number and itself."""
     endpoint = endpoint_of(request)
@@ -46,7 +124,7 @@ async def _answer(request: Request, body: EmbeddingFields, kind: str, made: Call
     answer_id = caller_of(request).answer_id(kind, body.request_id)
     pooled = await pool(request, endpoint, {field: prompts}, params, answer_id)
     as_text = body.encoding_format == "base64"
-    data = [made(i, _base64(vector) if as_text else vector) for i, vector in enumerate(pooled.vectors)]
+    data = [made(i, as_base64(vector) if as_text else vector) for i, vector in enumerate(pooled.vectors)]
     return json_response(NumberedAnswers(id=answer_id, created=int(time.time()), model=model, data=data, usage=pooled.usage))
 
 
@@ -67,11 +145,3 @@ async def _prompts(endpoint: Endpoint, body: EmbeddingFields, request_id: str) -
 
 def _are_texts(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and any(isinstance(item, str) for item in value))
-
-
-def _base64(vector: list[float]) -> str:
-    """Encodes float32, little-endian, as OpenAI's client decodes it."""
-    values = array.array("f", vector)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return base64.b64encode(values.tobytes()).decode("ascii")

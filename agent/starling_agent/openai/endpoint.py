@@ -2,8 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,15 +10,14 @@ import msgspec
 import structlog
 from fastapi import Request
 from starling_engine import AsyncEngine, BeamSearchParams
+from starling_engine.frontend.cross_encoder import pair_scorer
 from starling_engine.frontend.pooled_texts import PooledTexts
-from starling_engine.frontend.reranker import Reranker
 from starling_engine.outputs import OutputDelta, StreamDelta
 
 from starling_agent.drain import Drain
 from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.requests import RequestMetrics
-from starling_agent.openai.field_names import errors_named
 from starling_agent.openai.generation import Generation, PromptDelta, merged
 from starling_agent.openai.prompting import Prompting
 from starling_agent.openai.prompting_bundle import PromptingBundles
@@ -60,9 +58,8 @@ class Endpoint(Prompting):
         self.responses = background.store
         self.batcher = StreamBatcher(engine.config.worker.device)
         self.metrics = RequestMetrics() if metrics is None else metrics
-        pooler = model.pooler
-        self.pooled_texts = PooledTexts(self.prompts, self.rendering.render, pooler)
-        self.reranker = Reranker(self.prompts, self.rendering.render, pooler) if pooler.classifier_tokens else None
+        self.pooled_texts = PooledTexts(self.prompts, self.rendering.render, model.pooler)
+        self.pair_scorer = pair_scorer(self.prompts, self.rendering.render, model)
         cache = CacheShape(engine.config.block_size, engine.config.cache_dtype)
         self.exporter = exporter or Exporter(
             EngineCollector(lambda: engine.stats, self.names[0], cache, self.metrics, lambda: engine.sleep_level)
@@ -70,7 +67,7 @@ class Endpoint(Prompting):
 
     def deltas(self, generation: Generation) -> AsyncGenerator[PromptDelta]:
         """Returns the stream of deltas. The engine gets the request when the first one is awaited."""
-        return merged([self._stream(generation, i) for i in range(len(generation.prompts))])
+        return merged([self._stream(generation, i) for i in range(len(generation.prompts))], generation.renamed)
 
     def _stream(self, generation: Generation, prompt: int) -> AsyncGenerator[StreamDelta]:
         ids, engine_id, params, record = (
@@ -90,7 +87,7 @@ class Endpoint(Prompting):
             prediction=generation.prediction,
             earlier=None if record is None else record.earlier.get(prompt),
         )
-        return self.metrics.measured(_named(stream, generation.renamed))
+        return self.metrics.measured(stream)
 
     async def _search(
         self, generation: Generation, params: BeamSearchParams, ids: list[int], engine_id: str
@@ -109,14 +106,6 @@ class Endpoint(Prompting):
             finished=True,
             num_cached_tokens=found.num_cached_tokens,
         )
-
-
-async def _named(stream: AsyncIterator[StreamDelta], names: Mapping[str, str]) -> AsyncGenerator[StreamDelta]:
-    """Gives fields that an error of the stream names the request's own names."""
-    async with aclosing(cast("AsyncGenerator[StreamDelta]", stream)) as deltas:
-        with errors_named(names):
-            async for delta in deltas:
-                yield delta
 
 
 def endpoint_of(request: Request) -> Endpoint:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from starling_engine import BeamSearchParams, SamplingParams
 from starling_engine.outputs import DraftCount, StreamDelta
 
-from starling_agent.openai.field_names import OwnName, own_name
+from starling_agent.openai.field_names import OwnName, errors_named, own_name
 from starling_agent.openai.output_format import OutputReading
 from starling_agent.openai.stream_record import StreamRecord
 
@@ -88,13 +88,23 @@ class TokenCount:
             self.completion += sum(len(output.token_ids) for output in delta.outputs)
 
 
-async def merged(streams: Sequence[AsyncGenerator[StreamDelta]]) -> AsyncGenerator[PromptDelta]:
-    """Yields the deltas of all streams with their prompt's number, as they come. The first error ends all streams."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for delta in only:
-                yield 0, delta
-        return
+async def merged(streams: Sequence[AsyncGenerator[StreamDelta]], names: Mapping[str, str]) -> AsyncGenerator[PromptDelta]:
+    """Yields the deltas of all streams with their prompt's number, as they come. The first error ends all streams.
+
+    `names` has the request's own names of fields that an error names, by the engine's.
+    """
+    with errors_named(names):
+        if len(streams) == 1:
+            async with aclosing(streams[0]) as only:
+                async for delta in only:
+                    yield 0, delta
+        else:
+            async with aclosing(_side_by_side(streams)) as deltas:
+                async for numbered in deltas:
+                    yield numbered
+
+
+async def _side_by_side(streams: Sequence[AsyncGenerator[StreamDelta]]) -> AsyncGenerator[PromptDelta]:
     # Bounded: for a slow reader the engine's streams merge their deltas, and this queue does not grow.
     queue: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(maxsize=len(streams))
     tasks = [asyncio.create_task(_feed(i, stream, queue)) for i, stream in enumerate(streams)]

@@ -161,10 +161,11 @@ def _content(content: object, param: str) -> str | list[dict[str, str]]:
         raise InvalidRequest(f"must be a text or a list of parts, got {shown(content)}", param)
     if not content:
         raise InvalidRequest("there must be at least one part", param)
-    return [{"type": "text", "text": _part(part, f"{param}[{i}]")} for i, part in enumerate(content)]
+    return [{"type": "text", "text": text_of_part(part, f"{param}[{i}]")} for i, part in enumerate(content)]
 
 
-def _part(part: object, param: str) -> str:
+def text_of_part(part: object, param: str) -> str:
+    """Returns the text of a part. Raises InvalidRequest with the path of the fault."""
     if not isinstance(part, dict):
         raise InvalidRequest(f"a part must be an object, got {shown(part)}", param)
     kind = part.get("type")

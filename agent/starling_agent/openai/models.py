@@ -9,8 +9,10 @@ from starling_agent.http.error_forms import is_anthropic
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.codex_models import CodexModelList, codex_models
 from starling_agent.openai.endpoint import Endpoint, endpoint_of
-from starling_agent.openai.protocol.answers import ModelCard, ModelList
+from starling_agent.openai.protocol.answers import ModelArchitecture, ModelCard, ModelList
 
+VECTORS = ModelArchitecture(modality="text->embeddings", output_modalities=("embeddings",))
+"""Modalities of a model without a head for tokens."""
 router = APIRouter(tags=["OpenAI"])
 
 
@@ -52,4 +54,5 @@ def _card(endpoint: Endpoint, name: str) -> ModelCard:
         root=endpoint.engine.config.worker.model_path,
         max_model_len=endpoint.max_model_len,
         context_length=endpoint.max_model_len,
+        architecture=ModelArchitecture() if endpoint.engine.model_config.has_lm_head else VECTORS,
     )

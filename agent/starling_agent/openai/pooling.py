@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -31,22 +31,29 @@ class PooledPrompts:
 
 
 async def pool(
-    request: Request, endpoint: Endpoint, prompts: Mapping[str, list[list[int]]], params: PoolingParams, answer_id: str
+    request: Request,
+    endpoint: Endpoint,
+    prompts: Mapping[str, list[list[int]]],
+    params: PoolingParams | Sequence[PoolingParams],
+    answer_id: str,
 ) -> PooledPrompts:
     """Returns the vectors of the prompts; the first failure, or a client that is gone, cancels the others.
 
-    `prompts` has them by the request's fields that they are of, which errors name.
+    `prompts` has them by the request's fields that they are of, which errors name; `params` are for all of them, or for each.
     """
     semaphore = asyncio.Semaphore(OPEN_INPUTS)
     salt = caller_of(request).cache_salt(None)
 
-    async def one(ids: list[int], engine_id: str) -> EmbeddingRequestOutput:
+    async def one(ids: list[int], wanted: PoolingParams, engine_id: str) -> EmbeddingRequestOutput:
         async with semaphore:
             with endpoint.metrics.pooling(len(ids)):
-                return await endpoint.engine.embed(ids, params, request_id=engine_id, cache_salt=salt)
+                return await endpoint.engine.embed(ids, wanted, request_id=engine_id, cache_salt=salt)
 
-    check_prompts(endpoint.engine, prompts, params)
-    pending = gather_or_cancel(one(ids, f"{answer_id}-{i}") for i, ids in enumerate(itertools.chain(*prompts.values())))
+    flat = list(itertools.chain(*prompts.values()))
+    each = [params] * len(flat) if isinstance(params, PoolingParams) else params
+    if each:
+        check_prompts(endpoint.engine, prompts, each[0])
+    pending = gather_or_cancel(one(ids, wanted, f"{answer_id}-{i}") for i, (ids, wanted) in enumerate(zip(flat, each, strict=True)))
     found = await endpoint.open_requests.run(request.receive, pending)
     tokens, cached = sum(len(output.prompt_token_ids) for output in found), sum(output.num_cached_tokens for output in found)
     return PooledPrompts([output.outputs.embedding for output in found], make_usage(tokens, 0, cached))

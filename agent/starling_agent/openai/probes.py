@@ -7,9 +7,10 @@ from starling_engine.delta import Stats
 from starling_engine.errors import EngineDead
 from starling_engine.sleep import ASLEEP
 
-from starling_agent.contract.backend import BackendLoad, BackendState
+from starling_agent.contract.backend import BackendLoad, BackendProof, BackendState
+from starling_agent.contract.router import PROOF_PATH, token_proof
 from starling_agent.http.auth import is_of_router
-from starling_agent.http.errors import ApiError, asleep
+from starling_agent.http.errors import ApiError, asleep, invalid
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.cache_stream import CacheStream
 from starling_agent.openai.endpoint import Endpoint, endpoint_of
@@ -37,7 +38,8 @@ async def health(request: Request) -> Response:
     return json_response(ProbeStatus("ok"))
 
 
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping")
+@router.post("/ping")
 async def ping(request: Request) -> Response:
     """Answers as /health, under SageMaker's name for it."""
     return await health(request)
@@ -107,6 +109,16 @@ def _load(stats: Stats) -> BackendLoad:
         prefix_queries_total=stats.prefix_queries_total,
         prefix_hits_total=stats.prefix_hits_total + stats.external_hits_total,
     )
+
+
+@router.get(PROOF_PATH)
+async def backend_proof(request: Request) -> Response:
+    """Proves for ?nonce=TEXT that this server knows its routers' token. It needs no key, and says nothing of the token."""
+    nonce, token = request.query_params.get("nonce", ""), endpoint_of(request).settings.router_token
+    if not 16 <= len(nonce) <= 128:
+        raise invalid("must have 16 to 128 characters", "nonce")
+    value = b"" if token is None else token.value
+    return json_response(BackendProof(proof=token_proof(value, nonce.encode()) if value else "").model_dump())
 
 
 class GzipResponse(Response):

@@ -24,7 +24,7 @@ def body_of(model: type[M], *, resumable: bool = False) -> Callable[[Request], A
 
     async def read(request: Request) -> M:
         unsaid: dict[str, Any] = {}
-        if resumable and RESUMABLE in request.headers and is_of_router(request.scope):
+        if resumable and wants_notes(request):
             body = _without_notes(request, await request.body())
             if request.scope["state"]["notes"]:
                 # The stream may be of a server of an earlier version, where `model` could be left out.
@@ -40,6 +40,11 @@ def body_of(model: type[M], *, resumable: bool = False) -> Callable[[Request], A
             raise InvalidRequest(f"{error.message}; {endpoint_of(request).possible_models}", "model") from None
 
     return read
+
+
+def wants_notes(request: Request) -> bool:
+    """Says whether a router asks for notes in the stream."""
+    return RESUMABLE in request.headers and is_of_router(request.scope)
 
 
 def _without_notes(request: Request, body: bytes) -> bytes:

@@ -1,6 +1,7 @@
-"""POST /score and /rerank, and /classify, which no model here has a head for
+"""POST /score, /rerank and /classify
 
-A reranker that is a language model scores a pair by the logits of its answers. All other models score by the cosine of two vectors.
+A reranker that is a language model scores a pair by the logits of its answers, a model with a head by its one label.
+All other models score by the cosine of two vectors.
 """
 
 import asyncio
@@ -12,15 +13,22 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.pairs import Side, answer_scores, check_compared, check_sides, cosines
-from starling_engine.frontend.reranker import Reranker
+from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, cosines
+from starling_engine.model_config.classifier import activated
 
-from starling_agent.http.errors import ApiError
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
 from starling_agent.openai.pooling import pool, prompt_form, truncation_of
-from starling_agent.openai.protocol.answers import NumberedAnswers, RankedDocument, RankedResult, Ranking, Score, Usage
-from starling_agent.openai.protocol.scoring import RerankRequest, ScoreRequest, ScoringRequest
+from starling_agent.openai.protocol.answers import (
+    Classification,
+    NumberedAnswers,
+    RankedDocument,
+    RankedResult,
+    Ranking,
+    Score,
+    Usage,
+)
+from starling_agent.openai.protocol.scoring import ClassifyRequest, RerankRequest, ScoreRequest, ScoringRequest
 from starling_agent.openai.request_body import body_of, body_schema
 
 router = APIRouter(tags=["scores"])
@@ -62,10 +70,25 @@ async def rerank(request: Request, body: Annotated[RerankRequest, Depends(body_o
     return json_response(Ranking(id=answer_id, model=model, results=results, usage=scored.usage))
 
 
-@router.post("/classify")
-async def classify() -> Response:
-    """Refuses: the models that are served have no such head."""
-    raise ApiError(400, "this model has no classification head", param="model", code="invalid_value")
+@router.post("/classify", openapi_extra=body_schema(ClassifyRequest))
+async def classify(request: Request, body: Annotated[ClassifyRequest, Depends(body_of(ClassifyRequest))]) -> Response:
+    """Returns the probability of each label for each input."""
+    endpoint = endpoint_of(request)
+    model, params = endpoint.model_name(body.model), PoolingParams(classify=True)
+    endpoint.engine.validate([], params)
+    classifier = endpoint.engine.model_config.classifier
+    assert classifier is not None, "checked with the parameters"
+    answer_id = caller_of(request).answer_id("classify", body.request_id)
+    form = prompt_form(endpoint, body, add_special_tokens=body.add_special_tokens is not False)
+    prompts = await endpoint.prompts.read(body.input, "input", form)
+    pooled = await pool(request, endpoint, {"input": prompts}, params, answer_id)
+    activation = "identity" if body.use_activation is False else classifier.label_activation
+    data = [_classification(i, classifier.labels, activated(activation, vector)) for i, vector in enumerate(pooled.vectors)]
+    return json_response(NumberedAnswers(id=answer_id, created=int(time.time()), model=model, data=data, usage=pooled.usage))
+
+
+def _classification(index: int, labels: Sequence[str], probs: list[float]) -> Classification:
+    return Classification(index=index, label=labels[probs.index(max(probs))], probs=probs, num_classes=len(probs))
 
 
 async def _score(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
@@ -78,8 +101,8 @@ async def _score(request: Request, body: ScoringRequest, first: Side, second: Si
     check_sides(first, second)
     first = await _shortened(endpoint, first, body.max_tokens_per_query, "max_tokens_per_query")
     second = await _shortened(endpoint, second, body.max_tokens_per_doc, "max_tokens_per_doc")
-    if endpoint.reranker is not None:
-        return await _judge(request, endpoint.reranker, body, first, second, answer_id)
+    if endpoint.pair_scorer is not None:
+        return await _judge(request, endpoint.pair_scorer, body, first, second, answer_id)
     return await _compare(request, body, first, second, answer_id)
 
 
@@ -94,23 +117,23 @@ async def _shortened(endpoint: Endpoint, side: Side, most: int | None, field: st
 
 
 async def _judge(
-    request: Request, reranker: Reranker, body: ScoringRequest, first: Side, second: Side, answer_id: str
+    request: Request, scorer: PairScorer, body: ScoringRequest, first: Side, second: Side, answer_id: str
 ) -> ScoredPairs:
-    """Scores by the logits of the reranker's answers: their difference as a probability, or as it is."""
+    """Scores by a model that was trained to."""
     endpoint = endpoint_of(request)
     truncation = truncation_of(endpoint, body, add_special_tokens=False)
     if truncation is not None and truncation.side == "left":
         raise InvalidRequest("a reranker's prompt is cut at its document's end; possible: right", "truncation_side")
     pairs = zip(first.of(len(second.texts)), second.texts, strict=True)
-    most, total, prompts = endpoint.engine.config.scheduler.max_num_waiting_tokens, 0, list[list[int]]()
+    most, total, prompts = endpoint.engine.config.scheduler.max_num_waiting_tokens, 0, list[PairPrompt]()
     for i, (query, document) in enumerate(pairs):
-        prompts.append(await reranker.prompt(query, document, body.instruction, truncation, second.name(i)))
-        total += len(prompts[-1])
+        prompts.append(await scorer.prompt(query, document, body.instruction, truncation, second.name(i)))
+        total += len(prompts[-1].ids)
         if i and total > most:  # a long query is a part of each
             raise InvalidRequest(f"more than {most} tokens were sent (each prompt has the query); send fewer texts", second.field)
-    tokens = list(endpoint.engine.model_config.pooler.classifier_tokens)
-    found = await pool(request, endpoint, {second.field: prompts}, PoolingParams(logit_token_ids=tokens), answer_id)
-    return ScoredPairs(answer_scores(found.vectors, body.use_activation), found.usage)
+    ids, params = [prompt.ids for prompt in prompts], [prompt.params for prompt in prompts]
+    found = await pool(request, endpoint, {second.field: ids}, params, answer_id)
+    return ScoredPairs(scorer.scores(found.vectors, body.use_activation), found.usage)
 
 
 async def _compare(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:

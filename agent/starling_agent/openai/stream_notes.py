@@ -1,6 +1,6 @@
 """Writes notes for a router between the events of a stream, and leaves out events that the stream had elsewhere."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -13,6 +13,7 @@ from starling_agent.openai.stream_record import (
     LAST_NOTE,
     NOTE_BEGIN,
     NOTE_END,
+    CountNote,
     EndNote,
     GainNote,
     Note,
@@ -82,3 +83,11 @@ class StreamNotes:
     def _taken(self) -> bytes:
         note, self._note = self._note, Note([])
         return NOTE_BEGIN + _encode(note) + NOTE_END
+
+
+async def counted(chunks: AsyncGenerator[bytes], tokens: Callable[[], int]) -> AsyncGenerator[bytes]:
+    """Writes behind each chunk how many tokens there are by then, into a stream that cannot be resumed."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk + NOTE_BEGIN + _encode(CountNote(tokens())) + NOTE_END
+    yield LAST_NOTE

@@ -14,7 +14,8 @@ from starling_engine.outputs import DraftCount, EarlierOutput, EarlierRun, Finis
 
 RESUME_TYPE = "application/vnd.starling.resume"
 RESUMABLE = "x-starling-resumable"
-"""Asks for notes in a stream, and says of an answer that it has them."""
+"""Asks for notes in a stream, and says of an answer that it has them: YES, or COUNTED where it cannot be resumed."""
+YES, COUNTED = "yes", "counted"
 NOTE_BEGIN, NOTE_END = b": note ", b"\n\n"
 LAST_NOTE = b": note end\n\n"
 """Ends a stream that nobody is to go on with. One without it was cut."""
@@ -59,6 +60,12 @@ class Note(msgspec.Struct, omit_defaults=True):
     ends: list[EndNote] = []
     prompts: list[PromptNote] = []
     stream: StreamNote | None = None
+
+
+class CountNote(msgspec.Struct):
+    """Tokens that a stream has gained in all, where nobody can go on with it: a router's quotas count them."""
+
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

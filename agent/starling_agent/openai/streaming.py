@@ -77,14 +77,14 @@ class StreamEncoder:
     def _piece(self, index: int, piece: Piece) -> bytes:
         """Returns a chunk with nothing but a piece of the answer; nearly each token gives one."""
         match piece:
-            case CallPiece(id=None, is_custom=False):
-                return self._writer.arguments(index, piece.index, piece.arguments)
+            case CallPiece():
+                if piece.id is None and not piece.is_custom:
+                    return self._writer.arguments(index, piece.index, piece.arguments)
+                return self._writer.delta(index, _piece_delta(piece), logprobs=None, extra={}, usage=None)
             case Content():
                 return self._writer.text(index, piece.text)
             case Reasoning():
                 return self._writer.reasoning(index, piece.text)
-            case _:
-                return self._writer.delta(index, _piece_delta(piece), logprobs=None, extra={}, usage=None)
 
     def _rich_pieces(self, index: int, output: OutputDelta, pieces: list[Piece], parts: list[bytes]) -> None:
         """Adds chunks, of which the first one has what belongs to all of the output's tokens."""

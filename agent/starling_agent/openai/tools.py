@@ -189,8 +189,19 @@ def _function(fields: dict[str, Any], param: str) -> OfferedTool:
         raise InvalidRequest(f"must be a JSON schema of an object, got {shown(parameters)}", path)
     if parameters is not None and (fault := fault_of_size(parameters)) is not None:
         raise InvalidRequest(fault, path)
+    kind = None if parameters is None else parameters.get("type")
+    if kind is not None and kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidRequest(f"must be a JSON schema of an object, got the type {shown(kind)}", path)
     function = {name: value for name, value in fields.items() if name != "strict" and value is not None}
     return OfferedTool(function, path, is_custom=False, is_strict=bool(fields.get("strict")))
+
+
+def check_callers(tool: Mapping[str, Any], param: str) -> None:
+    """Raises InvalidRequest for a tool that the model may not call itself."""
+    callers = tool.get("allowed_callers")
+    if callers is not None and not (isinstance(callers, list) and "direct" in callers):
+        why = f"must have direct: no code runs here that could call it, got {shown(callers)}"
+        raise InvalidRequest(why, f"{param}.allowed_callers")
 
 
 def checked_name(name: object, param: str) -> str:

@@ -183,13 +183,13 @@ def _skip_literal(source: Source) -> Reader[bool]:
 
 def read_arguments(reading: Reading) -> Reader[None]:
     """Reads the arguments of the open call up to the end of their JSON, or to what is none."""
-    source, scanner = reading.source, reading.output.open_call
+    output, scanner = reading.output, reading.output.open_call
     assert scanner is not None
-    while not (scanner.is_done or scanner.is_broken):
-        chunk = yield from source.chunk()
-        if not chunk:
-            return
-        source.skip(reading.output.arguments(chunk))
+
+    def take(text: str) -> tuple[int, bool]:
+        return output.arguments(text), not (scanner.is_done or scanner.is_broken)
+
+    yield from reading.source.through(take)
 
 
 def end_call(reading: Reading, closing: str) -> Reader[None]:

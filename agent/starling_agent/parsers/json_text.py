@@ -12,6 +12,8 @@ LITERAL_CHARACTERS = re.compile(r"[-+.\w]+")
 _STRING_CHARACTERS = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = re.compile(r"[ \t\n\r]+")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_STRING_PIECE = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+')
+"""Matches what a string may have within it, escapes included."""
 _ESCAPE_BEGINNING = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _CLOSING = {"{": "}", "[": "]"}
 
@@ -69,7 +71,7 @@ class JsonScanner:
         self._is_key = False
         self._wants = "value"
         """Says what may come: value, first (value, or the end of a list), key, first_key (likewise), colon or comma."""
-        self._comma = ""
+        self._comma: list[str] = []
         """A comma and the space behind it, which are written with what follows: none may be last."""
         self._pending = ""
         """The beginning of a constant, a number or an escape, whose end is not there yet."""
@@ -81,7 +83,7 @@ class JsonScanner:
 
     def feed(self, text: str) -> tuple[int, str]:
         """Takes text up to the end of the value. Returns how many characters it took, and the JSON to write for them."""
-        if self._in_string and not self._pending and _STRING_CHARACTERS.fullmatch(text):  # most of long arguments
+        if self._in_string and not self._pending and _STRING_PIECE.fullmatch(text):  # most of long arguments
             return len(text), text
         held = len(self._pending)
         text = self._pending + text
@@ -102,7 +104,7 @@ class JsonScanner:
         elif self._wants == "colon":
             out = ": null"
         elif (found := literal(self._pending)) is not None:
-            out = self._comma + found
+            out = "".join((*self._comma, found))
         else:
             out = "null" if self._wants == "value" and not self._comma else ""
         self._in_string, self._pending = False, ""
@@ -134,10 +136,7 @@ class JsonScanner:
 
     def _between_strings(self, text: str, at: int, out: list[str]) -> int:
         if match := _SPACE.match(text, at):
-            if self._comma:
-                self._comma += match.group()
-            else:
-                out.append(match.group())
+            (self._comma or out).append(match.group())
             return match.end()
         character = text[at]
         if character in "{[":
@@ -147,7 +146,7 @@ class JsonScanner:
         if character == '"':
             return self._begin_string(at, out)
         if character == "," and self._wants == "comma" and self._open:
-            self._comma = ","
+            self._comma = [","]
             self._wants = "key" if self._open[-1] == "{" else "value"
             return at + 1
         if character == ":" and self._wants == "colon":
@@ -159,8 +158,7 @@ class JsonScanner:
     def _begin(self, character: str, at: int, out: list[str]) -> int:
         if self._wants not in ("value", "first"):
             return self._break(at)
-        out.append(self._comma + character)
-        self._comma = ""
+        self._write(character, out)
         self._open.append(character)
         self._wants = "first_key" if character == "{" else "first"
         return at + 1
@@ -170,8 +168,8 @@ class JsonScanner:
         fits = bool(self._open) and _CLOSING[self._open[-1]] == character
         if not fits or not (self._wants in ("comma", "first", "first_key") or self._comma):
             return self._break(at)
+        self._comma = []
         out.append(character)
-        self._comma = ""
         self._open.pop()
         self._after_value()
         return at + 1
@@ -180,8 +178,7 @@ class JsonScanner:
         if self._wants not in ("value", "first", "key", "first_key"):
             return self._break(at)
         self._is_key = self._wants in ("key", "first_key")
-        out.append(self._comma + '"')
-        self._comma = ""
+        self._write('"', out)
         self._in_string = True
         return at + 1
 
@@ -207,10 +204,14 @@ class JsonScanner:
         found = literal(match.group())
         if found is None:
             return self._break(match.end())  # all of it, since its beginning may have been taken before
-        out.append(self._comma + found)
-        self._comma = ""
+        self._write(found, out)
         self._after_value()
         return match.end()
+
+    def _write(self, text: str, out: list[str]) -> None:
+        """Writes what begins a value or a key, behind its comma."""
+        out += (*self._comma, text)
+        self._comma = []
 
     def _break(self, at: int) -> int:
         self.is_broken = True

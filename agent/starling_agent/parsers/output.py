@@ -67,7 +67,7 @@ class TrimmedText:
     def __init__(self, sink: Callable[[str], None], trims: bool) -> None:
         self._sink = sink
         self._trims = trims
-        self._space = ""
+        self._space: list[str] = []
         self.has_begun = False
         """Text was passed on."""
         self._is_marked = False
@@ -78,21 +78,25 @@ class TrimmedText:
             self.has_begun |= bool(text)
             self._sink(text)
             return
+        if self.has_begun and not self._space and text and not text[-1].isspace():  # nearly always
+            self._is_marked = False
+            self._sink(text)
+            return
         stripped = text.rstrip()
         if not stripped:
-            self._space += text
+            self._space.append(text)
             return
-        shown = self._space + stripped
+        shown = "".join((*self._space, stripped))
         if self._is_marked and not self.has_begun:
             shown = shown.lstrip()
         self.has_begun = True
         self._is_marked = False
-        self._space = text[len(stripped) :]
+        self._space = [text[len(stripped) :]] if len(stripped) < len(text) else []
         self._sink(shown)
 
     def forget_space(self) -> None:
         """Says that white space which was held back is written already."""
-        self._space = ""
+        self._space = []
 
     def mark(self) -> None:
         """Says that something else begins here, before which white space does not count."""
@@ -100,6 +104,6 @@ class TrimmedText:
 
     def end(self) -> None:
         """Takes the end of the output."""
-        if not self._is_marked and self._space:
-            self._sink(self._space)
-        self._space = ""
+        if (space := "".join(self._space)) and not self._is_marked:
+            self._sink(space)
+        self._space = []

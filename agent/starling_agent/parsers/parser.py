@@ -40,11 +40,7 @@ class OutputParser:
         self._unfinished: list[Event] = []
         next(self._reader, None)
         if prefix:
-            self._source.add(
-                prefix, sorted(found.start() for text in token_texts for found in re.finditer(re.escape(text), prefix))
-            )
-            next(self._reader, None)
-            self._output.take()
+            self.feed(prefix, sorted(found.start() for text in token_texts for found in re.finditer(re.escape(text), prefix)))
             self._output.content.forget_space()
             self._output.reasoning.forget_space()
 
@@ -57,8 +53,8 @@ class OutputParser:
         """Takes more text. `token_offsets` are offsets in it where the markers' tokens begin."""
         if not text:
             return []
-        self._source.add(text, token_offsets)
-        next(self._reader, None)
+        if not self._source.add(text, token_offsets):
+            next(self._reader, None)
         return self._events()
 
     def finish(self, is_cut: bool) -> list[Event]:

@@ -2,12 +2,19 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import regex
+
 Arguments = Mapping[str, Any]
+TAG_SECONDS = 1.0
+"""Processor time in which a template's own expression may look for tags in one output: it may take any power of a length."""
+TAGS, LINES = "xml-inline", "kv-lines"
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-_JSON_STRING = r'"(?:[^"\\]|\\.)*"'
+_JSON_STRING = r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)'
+"""Matches one that has no end, too, up to the text's: otherwise each quote in it would be looked at as a beginning."""
 _BARE_KEY = r"(?<=[{,])\s*(?P<key>\w+)(?=\s*:)"
 
 
@@ -31,7 +38,7 @@ def _json(text: str, arguments: Arguments) -> Any:
 
 def _plain_json(text: str, arguments: Arguments) -> str:
     marks = [
-        f"{re.escape(opens)}(?P<s{i}>.*?){re.escape(closes)}"
+        f"{re.escape(opens)}(?:(?P<s{i}>.*?){re.escape(closes)}|.*)"  # likewise
         for i, (opens, closes) in enumerate(arguments.get("string_delims", ()))
     ]
     keys = [_BARE_KEY] if arguments.get("unquoted_keys") else []
@@ -45,35 +52,56 @@ def _plain_json(text: str, arguments: Arguments) -> str:
     return re.sub("|".join((*marks, _JSON_STRING, *keys)), written, text, flags=re.DOTALL)
 
 
-def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
-    """Reads tags that each have a key and a value. Of a key that is there again the last one counts, unless they are merged."""
-    values: dict[str, list[Any]] = {}
-    for found in re.finditer(arguments["tag_pattern"], text, re.DOTALL):
-        values.setdefault(found["key"], []).append(_inner(found.groupdict().get("value") or "", arguments))
-    merges = arguments.get("merge_duplicates", False)
-    return {key: several if merges and len(several) > 1 else several[-1] for key, several in values.items()}
+class RegionReader:
+    """Reads the regions of one output, by the names that templates have for what is in them, which are `CONTENTS`.
+
+    Raises ValueError, KeyError, regex.error, and TimeoutError once `TAG_SECONDS` have passed.
+    """
+
+    def __init__(self) -> None:
+        self._left = TAG_SECONDS
+
+    def read(self, content: str, text: str, arguments: Arguments) -> Any:
+        if content == TAGS:
+            return self._tags(text, arguments)
+        return self._lines(text, arguments) if content == LINES else _PLAIN[content](text, arguments)
+
+    def _tags(self, text: str, arguments: Arguments) -> dict[str, Any]:
+        """Reads tags that each have a key and a value. Of a key that is there again the last one counts, unless they are merged."""
+        values: dict[str, list[Any]] = {}
+        for key, value in self._found(arguments["tag_pattern"], text):
+            values.setdefault(key, []).append(self._inner(value, arguments))
+        merges = arguments.get("merge_duplicates", False)
+        return {key: several if merges and len(several) > 1 else several[-1] for key, several in values.items()}
+
+    def _found(self, pattern: str, text: str) -> list[tuple[str, str]]:
+        if self._left <= 0:
+            raise TimeoutError
+        began = time.process_time()  # it is what the expression's own limit counts
+        try:
+            found = [*regex.finditer(pattern, text, regex.DOTALL, timeout=self._left)]
+        finally:
+            self._left -= time.process_time() - began
+        return [(one["key"], one.groupdict().get("value") or "") for one in found]
+
+    def _lines(self, text: str, arguments: Arguments) -> dict[str, Any]:
+        pairs = (line.partition(arguments.get("kv_sep", ":")) for line in text.split(arguments.get("line_sep", "\n")))
+        return {_text(key, arguments): self._inner(_text(value, arguments), arguments) for key, is_pair, value in pairs if is_pair}
+
+    def _inner(self, text: str, arguments: Arguments) -> Any:
+        parser = arguments.get("value_parser")
+        return text if parser is None else self.read(parser.get("name", "text"), text, parser.get("args", {}))
 
 
-def _lines(text: str, arguments: Arguments) -> dict[str, Any]:
-    pairs = (line.partition(arguments.get("kv_sep", ":")) for line in text.split(arguments.get("line_sep", "\n")))
-    return {_text(key, arguments): _inner(_text(value, arguments), arguments) for key, separator, value in pairs if separator}
-
-
-def _inner(text: str, arguments: Arguments) -> Any:
-    parser = arguments.get("value_parser")
-    return text if parser is None else READERS[parser.get("name", "text")](text, parser.get("args", {}))
-
-
-READERS: Mapping[str, Callable[[str, Arguments], Any]] = {
+_PLAIN: Mapping[str, Callable[[str, Arguments], Any]] = {
     "text": _text,
     "int": lambda text, arguments: int(_text(text, arguments)),
     "float": lambda text, arguments: float(_text(text, arguments)),
     "bool": _bool,
     "json": _json,
-    "xml-inline": _tags,
-    "kv-lines": _lines,
 }
-"""Readers of a region's text by the names that templates have for them. They raise ValueError, KeyError or re.error."""
+CONTENTS = (*_PLAIN, TAGS, LINES)
+"""Names that templates have for what is in a region."""
 
 
 def transformed(transform: Any, scope: Mapping[str, Any]) -> Any:

@@ -5,7 +5,6 @@ https://huggingface.co/docs/transformers/main/chat_response_parsing
 
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ import regex
 
 from starling_agent.parsers.output import Output
 from starling_agent.parsers.reading import Family, Reading
-from starling_agent.parsers.region_values import READERS, transformed
+from starling_agent.parsers.region_values import CONTENTS, TAGS, RegionReader, transformed
 from starling_agent.parsers.schemas import json_value, schema_of, types_of
 from starling_agent.parsers.source import Reader, Sink
 
@@ -63,7 +62,7 @@ def described_family(template: Any, special: Sequence[str]) -> Family:
         raise ValueError("there is none")
     try:
         return _family(template, special)
-    except (TypeError, AttributeError, KeyError, re.error, regex.error) as error:
+    except (TypeError, AttributeError, KeyError, regex.error) as error:
         raise ValueError(f"it is malformed: {error}") from None
 
 
@@ -92,11 +91,11 @@ def _region(name: str, spec: Any) -> Region:
     if not isinstance(spec, dict):
         raise ValueError(f"the field {name} must be an object")
     content, arguments = spec.get("content", "text"), spec.get("content_args", {})
-    if content not in READERS:
-        raise ValueError(f"the field {name} has the content {content!r}; possible: {', '.join(READERS)}")
+    if content not in CONTENTS:
+        raise ValueError(f"the field {name} has the content {content!r}; possible: {', '.join(CONTENTS)}")
     if not isinstance(arguments, dict):
         raise ValueError(f"the content_args of the field {name} must be an object")
-    if content == "xml-inline" and "key" not in re.compile(arguments["tag_pattern"]).groupindex:
+    if content == TAGS and "key" not in _compiled(arguments["tag_pattern"]).groupindex:
         raise ValueError(f"the tag_pattern of the field {name} must have a group key")
     return Region(
         name,
@@ -137,14 +136,16 @@ def _compiled(pattern: str) -> "regex.Pattern[str]":
 
 
 class _Text:
-    """The text of an output that is looked through for marks. Offsets are those of the output."""
+    """The text of an output that is looked through for marks, and LONGEST_MARK characters before it, which a mark may look at."""
 
     def __init__(self, reading: Reading) -> None:
         self._source = reading.source
         self._text = ""
+        self._begin = 0
+        """Offset of `_text` in the output."""
         self._at = 0
         self._empty_at = -1
-        """Offset of the last mark without a text: another one there would be found for ever."""
+        """Place of the last mark that has no text: another one there would be found for ever."""
 
     def next_mark(self, marks: "Marks", sink: Sink | None) -> Reader["Found | None"]:
         """Reads up to a mark, and passes on the text before it as it comes. Returns None at the end."""
@@ -160,7 +161,12 @@ class _Text:
                 return None
             chunk = yield from self._source.chunk()
             self._source.skip(len(chunk))
-            self._text += chunk
+            self._add(chunk)
+
+    def _add(self, chunk: str) -> None:
+        past = max(0, self._at - LONGEST_MARK)
+        self._text = self._text[past:] + chunk
+        self._begin, self._at, self._empty_at = self._begin + past, self._at - past, self._empty_at - past
 
     def _pass(self, end: int, sink: Sink | None) -> None:
         begin, self._at = self._at, end
@@ -187,7 +193,7 @@ class _Text:
         at = self._at
         while (match := mark.pattern.search(self._text, at, partial=not self._source.is_at_end)) is not None:
             is_empty_again = not match.group() and match.start() == self._empty_at
-            if match.partial or (self._source.counts(match.start(), match.group()) and not is_empty_again):
+            if match.partial or (self._source.counts(self._begin + match.start(), match.group()) and not is_empty_again):
                 return match
             at = match.start() + 1
         return None
@@ -199,14 +205,14 @@ Marks = Sequence[tuple[Region, Mark]]
 
 def _read(regions: Sequence[Region], reading: Reading) -> Reader[None]:
     """Reads an output, behind what the prompt has written of it, to its end."""
-    text, output = _Text(reading), reading.output
+    text, values, output = _Text(reading), RegionReader(), reading.output
     rest = next((region for region in regions if region.opens is None), None)
     marks = [(one, one.opens) for one in regions if one.opens is not None and (reading.has_calls or one.field != _CALLS)]
     if rest is not None and rest.closes is not None:
         marks.append((rest, rest.closes))
     seen = set[str]()
     while (found := (yield from text.next_mark(marks, _sink(output, rest)))) is not None:
-        region, opening = found
+        region, _ = found
         output.content.mark()
         output.reasoning.mark()
         closing = [] if region.closes is None else [(region, region.closes)]
@@ -214,7 +220,7 @@ def _read(regions: Sequence[Region], reading: Reading) -> Reader[None]:
             body: list[str] = []
             closed = yield from text.next_mark(closing, body.append)
             if closed is not None or not output.is_cut:
-                _write_calls(reading, region, opening, "".join(body), "" if closed is None else closed[1].group())
+                _write_calls(reading, values, found, "".join(body), "" if closed is None else closed[1].group())
         elif region is not rest:
             sink = _sink(output, region)
             if sink is not None and region.join and region.field in seen:
@@ -230,12 +236,12 @@ def _sink(output: Output, region: Region | None) -> Sink | None:
     return None if part is None else getattr(output, part)
 
 
-def _write_calls(reading: Reading, region: Region, opening: "regex.Match[str]", body: str, closing: str) -> None:
-    """Writes the calls of a region; what is none is content."""
+def _write_calls(reading: Reading, values: RegionReader, found: Found, body: str, closing: str) -> None:
+    """Writes the calls of a region that was found; what is none is content."""
     try:
-        calls = [_call(one, reading.tools) for one in _values(region, opening, body)]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, re.error):
-        reading.output.content(opening.group() + body + closing)
+        calls = [_call(one, reading.tools) for one in _values(values, *found, body)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TimeoutError, regex.error):
+        reading.output.content(found[1].group() + body + closing)
         return
     for name, call_id, arguments in calls:
         reading.output.begin_call(name, call_id)
@@ -243,8 +249,8 @@ def _write_calls(reading: Reading, region: Region, opening: "regex.Match[str]", 
         reading.output.end_call()
 
 
-def _values(region: Region, opening: "regex.Match[str]", body: str) -> list[Any]:
-    value = READERS[region.content](body, region.arguments)
+def _values(values: RegionReader, region: Region, opening: "regex.Match[str]", body: str) -> list[Any]:
+    value = values.read(region.content, body, region.arguments)
     names = {name: text for name, text in opening.groupdict().items() if text is not None}
     if region.transform is None:
         return value if isinstance(value, list) else [value]

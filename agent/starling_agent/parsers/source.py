@@ -12,6 +12,8 @@ from starling_engine.frontend.stop_strings import longest_beginning
 T = TypeVar("T")
 Reader = Generator[None, None, T]
 Sink = Callable[[str], None]
+Take = Callable[[str], tuple[int, bool]]
+"""Takes text. Returns how many characters it has read, and if it wants more; all are read as long as it does."""
 
 
 LONGEST_WORD = 256
@@ -26,6 +28,8 @@ class Markers:
     def __init__(self, *markers: str) -> None:
         self.all = tuple(dict.fromkeys(markers))
         self.pattern = re.compile("|".join(re.escape(one) for one in sorted(self.all, key=len, reverse=True)))
+        self.beginning = re.compile("|".join(re.escape(one) for one in {marker[:1] for marker in markers}))
+        """Finds the first character of any."""
 
 
 class Source:
@@ -47,9 +51,23 @@ class Source:
         self._token_offsets: set[int] = set()
         self._last_token = -1
         self._kept: list[str] | None = None
+        self._straight: Take | None = None
+        """Takes text without markers' tokens in place of the reader, which has read all before: nearly all text is such."""
+        self._wants_more = True
+        """The last answer of what takes text."""
 
-    def add(self, text: str, token_offsets: Sequence[int]) -> None:
-        """Adds text. `token_offsets` are offsets in it, where tokens stand whose texts the tokenizer has as one token."""
+    def add(self, text: str, token_offsets: Sequence[int]) -> bool:
+        """Adds text. `token_offsets` are offsets in it, where tokens stand whose texts the tokenizer has as one token.
+
+        Returns True if it is read already. Otherwise the reader has to go on.
+        """
+        if self._straight is not None and not token_offsets:
+            taken, self._wants_more = self._straight(text)
+            self._begin += taken
+            if self._wants_more and taken == len(text):
+                return True
+            text = text[taken:]
+        self._straight = None
         self._begin += self._at
         self._text = self._text[self._at :] + text
         self._at = 0
@@ -57,6 +75,7 @@ class Source:
             first = self._begin + len(self._text) - len(text)
             self._token_offsets.update(first + offset for offset in token_offsets)
             self._last_token = first + token_offsets[-1]
+        return False
 
     @property
     def is_at_end(self) -> bool:
@@ -82,6 +101,7 @@ class Source:
         Returns the marker, which is read too; None at the end of the output.
         """
         spelled = [marker for marker in markers.all if marker not in self._token_texts]
+        straight = None if sink is None else _passing(sink, markers.beginning if spelled else None)
         while True:
             held = 0
             if spelled or self._last_token >= self._begin + self._at:  # otherwise no marker can be here
@@ -95,6 +115,7 @@ class Source:
             self._pass(len(self._text) - held, sink)
             if self.is_ended:
                 return None
+            self._straight = straight if self._kept is None and not held else None
             yield
 
     def text_until(self, markers: Markers) -> Reader[tuple[str, str | None]]:
@@ -102,6 +123,19 @@ class Source:
         parts: list[str] = []
         marker = yield from self.until(markers, parts.append)
         return "".join(parts), marker
+
+    def through(self, take: Take) -> Reader[None]:
+        """Passes on what comes as long as `take` wants it."""
+        self._wants_more = True
+        while self._wants_more:
+            if self._at < len(self._text):
+                taken, self._wants_more = take(self._text[self._at : self._at + CHUNK])
+                self._pass(self._at + taken, None)
+            elif self.is_ended:
+                return
+            else:
+                self._straight = take if self._kept is None else None
+                yield
 
     def rest(self, sink: Sink) -> Reader[None]:
         """Passes on all that comes."""
@@ -204,3 +238,15 @@ class Source:
             self._kept.append(text)
         if sink is not None:
             sink(text)
+
+
+def _passing(sink: Sink, beginning: re.Pattern[str] | None) -> Take:
+    """Returns what passes on text in which no marker can begin; `beginning` finds where one may."""
+
+    def take(text: str) -> tuple[int, bool]:
+        if beginning is not None and beginning.search(text):
+            return 0, True
+        sink(text)
+        return len(text), True
+
+    return take

@@ -17,7 +17,7 @@ MAX_DEPTH = 3
 ANY_DEPTH = 2
 """Likewise, where the schema does not say what is in them."""
 MAX_VALUES = 2_000
-"""Values in the form of a tool's arguments."""
+"""Values in the form of one tool's arguments; those of all tools of a request have `written_calls.MAX_PARTS`."""
 _IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]*"
 _WITH_MARKS = ("string", "object", "array")
 _CONSTANTS = ("boolean", "null", "number")

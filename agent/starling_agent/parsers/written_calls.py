@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starling_engine.errors import InvalidRequest
+from starling_engine.params import MAX_FORM_CHARACTERS
 
 from starling_agent.parsers.schemas import GrammarSchema, is_text, schema_of, types_of
 
@@ -17,12 +18,17 @@ NAME, KEY, IS_TEXT, TYPE = "NAME", "KEY", "IS_TEXT", "TYPE"
 """Stand in a format's texts for the names of a tool and of an argument, whether this is text (true or false), and its type."""
 ANY_OBJECT = {"type": "object"}
 NO_PATHS: Mapping[str, str] = {}
+MAX_PARTS = MAX_FORM_CHARACTERS // 10
+"""Parts of the forms of a request's calls. Each has ten characters or more, and schemas may refer to themselves: what the engine
+would refuse for its size is not even made."""
 
 
 def json_arguments(schema: Any) -> Tag:
-    """Returns the form of arguments that are a JSON object."""
+    """Returns the form of arguments that are a JSON object, also where the schema does not say so."""
     if isinstance(schema, GrammarSchema):
         return sequence(constant(f"{{{json.dumps(schema.key)}: "), json_string(schema), constant("}"))
+    if isinstance(schema, dict) and (not types_of(schema) or isinstance(schema.get("type"), list)):
+        schema = {**schema, **ANY_OBJECT}
     return {"type": "json_schema", "json_schema": ANY_OBJECT if schema is None else schema}
 
 
@@ -106,7 +112,14 @@ class WrittenCalls:
         return _output({"type": "triggered_tags", "triggers": [self.trigger], "tags": self._calls(schemas, paths)})
 
     def _calls(self, schemas: Mapping[str, Any], paths: Mapping[str, str]) -> list[Tag]:
-        return [self._call(name, schema, paths.get(name, "tools")) for name, schema in schemas.items()]
+        calls, parts = [], 0
+        for name, schema in schemas.items():
+            path = paths.get(name, "tools")
+            calls.append(self._call(name, schema, path))
+            parts += _parts(calls[-1])
+            if parts > MAX_PARTS:
+                raise InvalidRequest(f"with it the form of the tools' calls has more than {MAX_FORM_CHARACTERS} characters", path)
+        return calls
 
     def _call(self, name: str, schema: Any, path: str) -> Tag:
         try:
@@ -139,6 +152,11 @@ def named(form: Tag, path: str) -> Tag:
     if "content" in form:
         parts["content"] = named(form["content"], path)
     return {**form, **parts}
+
+
+def _parts(form: Tag) -> int:
+    inner = [*form.get("elements", ()), *form.get("tags", ()), *([form["content"]] if "content" in form else [])]
+    return 1 + sum(map(_parts, inner))
 
 
 def property_path(key: str) -> str:

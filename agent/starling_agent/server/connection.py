@@ -76,6 +76,9 @@ class ClientConnection(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            # A request that came in one piece with the end of the one before: the idle client's timer would break its answer.
+            super()._unset_keepalive_if_required()
         # The application has not begun yet. Only after the whole body: otherwise the client would see a reset and no answer.
         if self.conn.their_state is h11.DONE and self.loop.time() >= self._old_at and CLOSE_HEADER not in self.headers:
             self.headers.append(CLOSE_HEADER)

@@ -46,7 +46,7 @@ class Machine:
         self._folders = folders
         self._proxy = proxy
         self._changed = changed
-        self._runners: dict[str, PodRunner] = {}
+        self._runners: dict[str, PodRunner[LocalPod]] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._leader_ports: dict[str, int] = {}
         self._client = AgentClient(CONNECT_SECONDS)

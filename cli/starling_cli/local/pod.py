@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from starling_agent.contract.report import Report
 
@@ -59,10 +60,13 @@ class LocalPod:
         return self.deleted_at is None and self.pid is not None and self.report is not None and self.report.ready
 
 
-class PodRunner:
+Pod = TypeVar("Pod", bound=LocalPod)
+
+
+class PodRunner(Generic[Pod]):
     """Runs the process of one pod. `changed` is called after every change of its state."""
 
-    def __init__(self, pod: LocalPod, prepare: Prepare, changed: Callable[[], None]) -> None:
+    def __init__(self, pod: Pod, prepare: Prepare, changed: Callable[[], None]) -> None:
         self.pod = pod
         self._prepare = prepare
         self._changed = changed

@@ -37,32 +37,31 @@ class LocalRouters:
         self._folders, self._objects, self._changed = folders, objects, changed
         self._backends = folders.folder / "backends"
         """File in place of the headless Service of agents."""
-        self._runners: dict[str, PodRunner] = {}
+        self._runners: dict[str, PodRunner[LocalRouter]] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._routers: dict[str, LocalRouter] = {}
         self._count = itertools.count(1)
 
     @property
     def pods(self) -> Sequence[LocalRouter]:
-        return [*self._routers.values()]
+        return [runner.pod for runner in self._runners.values()]
 
     @property
     def ready(self) -> Sequence[LocalRouter]:
-        return [router for router in self._routers.values() if router.is_ready]
+        return [router for router in self.pods if router.is_ready]
 
     def reconcile(self, deployment: Manifest | None, agents: Sequence[LocalPod]) -> None:
         """Tells routers the agents, and has one run as the Deployment says: its predecessor drains as soon as it is ready."""
         self._write_backends(agents)
         for name in [name for name, runner in self._runners.items() if runner.is_gone]:
-            del self._runners[name], self._routers[name]
+            del self._runners[name]
             self._probes.pop(name).cancel()
         version = None if deployment is None else deployment["metadata"]["resourceVersion"]
-        if deployment is not None and all(router.revision != version for router in self._routers.values()):
+        if deployment is not None and all(router.revision != version for router in self.pods):
             self._start(deployment)
         if version is None or any(router.revision == version for router in self.ready):
-            for name, router in self._routers.items():
-                if router.revision != version:
-                    self._runners[name].stop()
+            for runner in self._runners.values():
+                if runner.pod.revision != version:
+                    runner.stop()
 
     def end_all(self) -> None:
         """Ends all routers as Ctrl-C does: no server is to come, so what they hold has nothing to wait for."""
@@ -95,7 +94,7 @@ class LocalRouters:
         meta = deployment["metadata"]
         name = f"{meta['name']}-{next(self._count)}"
         folder, scratch, log = self._folders.of_pod(name)
-        router = self._routers[name] = LocalRouter(
+        router = LocalRouter(
             name=name,
             group=meta["name"],
             group_uid=meta["uid"],

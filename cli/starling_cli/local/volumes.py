@@ -141,6 +141,9 @@ def _selected_keys(content: dict[str, bytes], source: Object) -> dict[str, bytes
 
 
 def _write(folder: Path, content: dict[str, bytes]) -> Path:
+    """Writes a volume's files. What a pod before had there and is no longer told goes: it may be a key that was taken back."""
+    for stale in [file for file in folder.rglob("*") if file.is_file() and str(file.relative_to(folder)) not in content]:
+        stale.unlink()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path, data in content.items():
         file = folder / path

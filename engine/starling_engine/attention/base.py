@@ -1,5 +1,6 @@
 """The interface of attention backends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,9 @@ class AttentionWeights:
     q_norm, k_norm [head_dim] weights of a per-head RMSNorm before rotation, or None; fp32 where the result is rounded only once;
     key_scale, value_scale: a cache of float8_e4m3fn holds keys and values divided by them;
     sinks [num_heads] fp32, or None: one more score for each query of a head, learnt and without a value. It takes part in the
-    softmax's denominator alone, so that a query may attend to nothing.
+    softmax's denominator alone, so that a query may attend to nothing;
+    rotates False: cos_sin leaves all elements as they are;
+    bias returns what the scores of a sequence of so many tokens get, [num_heads, T, T]; in both directions alone.
     """
 
     num_heads: int
@@ -32,6 +35,8 @@ class AttentionWeights:
     key_scale: float = 1.0
     value_scale: float = 1.0
     sinks: torch.Tensor | None = None
+    rotates: bool = True
+    bias: Callable[[int], torch.Tensor] | None = None
 
 
 class AttentionBackend(Protocol):
@@ -42,6 +47,8 @@ class AttentionBackend(Protocol):
     """True where the host has no part in `forward`, so that a step can be recorded and replayed."""
     cascades: bool
     """True where it can attend to `AttentionMetadata.shared_blocks` for all sequences at once."""
+    takes_query_blocks: bool
+    """True where `AttentionMetadata.query_blocks` spares it the search for each program's sequence."""
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Normalises and rotates, stores keys and values, attends.

@@ -17,6 +17,7 @@ class FlashAttention:
     name = "flash_attn"
     capturable = False
     cascades = False
+    takes_query_blocks = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""

@@ -20,6 +20,7 @@ class FlashInferAttention:
     name = "flashinfer"
     capturable = False
     cascades = False
+    takes_query_blocks = False
 
     def __init__(self) -> None:
         self._wrapper: BatchPrefillWithPagedKVCacheWrapper | None = None

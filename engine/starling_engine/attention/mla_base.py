@@ -13,8 +13,8 @@ from starling_engine.model_config.mla_shape import MlaShape
 class MlaWeights:
     """Parameters of one layer except its linear layers.
 
-    scale multiplies scores before the softmax; cos_sin as in `AttentionWeights`, with rope_dim columns. w_uk [num_heads, nope_dim,
-    kv_rank] and w_uv [num_heads, value_dim, kv_rank] turn latents into keys and values.
+    scale multiplies scores before the softmax; cos_sin as in `AttentionWeights`, with at most rope_dim columns.
+    w_uk [num_heads, nope_dim, kv_rank] and w_uv [num_heads, value_dim, kv_rank] turn latents into keys and values.
     """
 
     shape: MlaShape
@@ -33,7 +33,8 @@ class MlaBackend(ABC):
     name: str
     capturable: bool
     cascades: bool
-    """Both as in `AttentionBackend`."""
+    takes_query_blocks: bool
+    """All as in `AttentionBackend`."""
 
     @abstractmethod
     def forward(

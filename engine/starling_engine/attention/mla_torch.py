@@ -27,6 +27,7 @@ class TorchMla(MlaBackend):
     name = "torch"
     capturable = False
     cascades = False
+    takes_query_blocks = False
 
     def forward(
         self,
@@ -124,14 +125,14 @@ def _gather(kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor, longe
     last = meta.context_lens[rows].long() - 1
     at = torch.arange(longest, device=kv.device).clamp(max=last[:, None])
     blocks = meta.block_tables[rows].long().gather(1, at // block_size)
-    return kv.view(-1, kv.shape[-1])[blocks * block_size + at % block_size]
+    return kv[blocks, at % block_size]
 
 
 def _store(kv: torch.Tensor, latents: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Writes latents [T, latent_dim] where `slot_mapping` says. A token with -1 is left out."""
     if (slot_mapping < 0).any():
         latents, slot_mapping = latents[slot_mapping >= 0], slot_mapping[slot_mapping >= 0]
-    kv.view(-1, kv.shape[-1])[slot_mapping] = latents
+    kv[slot_mapping // kv.shape[1], slot_mapping % kv.shape[1]] = latents
 
 
 def _by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

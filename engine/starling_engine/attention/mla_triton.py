@@ -10,8 +10,8 @@ from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.kernels import mla, mla_expanded
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.mla_store import rotate_and_store
-from starling_engine.kernels.paged_attention import sms
 from starling_engine.model_config.mla_shape import SCRATCH, MlaShape, QuerySpan, spans
+from starling_engine.platforms.triton_support import sms
 
 SHORT = 32
 """Most queries of a sequence that always take the absorbed form: the expanded one's launches would take longer than the work."""
@@ -27,6 +27,7 @@ class TritonMla(MlaBackend):
     name = "triton"
     capturable = True
     cascades = False
+    takes_query_blocks = False
 
     def forward(
         self,

@@ -21,6 +21,7 @@ class NativeAttention:
     name = "native"
     capturable = False
     cascades = False
+    takes_query_blocks = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         scales = layer.key_scale, layer.value_scale

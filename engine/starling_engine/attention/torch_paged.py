@@ -14,16 +14,26 @@ class TorchPagedAttention:
     name = "torch"
     capturable = False
     cascades = False
+    takes_query_blocks = False
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
-        heads = qkv.view(qkv.shape[0], -1, layer.head_dim)
-        q, k, v = torch.split(heads, [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
-        cos, sin = layer.cos_sin[meta.positions].unsqueeze(1).chunk(2, dim=-1)
-        q = rotate(_norm(q, layer.q_norm, layer.norm_eps), cos, sin)
-        k = rotate(_norm(k, layer.k_norm, layer.norm_eps), cos, sin)
+        q, k, v = split_heads(qkv, layer, meta.positions)
         _store(kv, cached(k, kv.dtype, layer.key_scale), cached(v, kv.dtype, layer.value_scale), meta.slot_mapping)
         return _attend(q, layer, kv, meta).flatten(1)
+
+
+def split_heads(
+    qkv: torch.Tensor, layer: AttentionWeights, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """qkv [T, row] -> queries [T, H, D], keys and values [T, KVH, D]. Queries and keys are normed and rotated as the layer says."""
+    heads = qkv.view(qkv.shape[0], -1, layer.head_dim)
+    q, k, v = torch.split(heads, [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+    q, k = _norm(q, layer.q_norm, layer.norm_eps), _norm(k, layer.k_norm, layer.norm_eps)
+    if layer.rotates:
+        cos, sin = layer.cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    return q, k, v
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

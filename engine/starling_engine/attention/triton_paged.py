@@ -5,8 +5,9 @@ import torch
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import cascade_pays
-from starling_engine.kernels.paged_attention import AttentionCall, attend, cascade_attention, sms
+from starling_engine.kernels.paged_attention import AttentionCall, attend, cascade_attention
 from starling_engine.kernels.store import qk_norm_rope_store
+from starling_engine.platforms.triton_support import sms
 
 
 class TritonAttention:
@@ -19,6 +20,7 @@ class TritonAttention:
     name = "triton"
     capturable = True
     cascades = True
+    takes_query_blocks = True
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
@@ -36,6 +38,7 @@ class TritonAttention:
             window=layer.window,
             soft_cap=layer.soft_cap,
             sinks=layer.sinks,
+            query_blocks=meta.query_blocks,
             **scales,
         )
         shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]

@@ -15,9 +15,11 @@ from starling_engine.executor.base import Executor
 from starling_engine.ipc.wakeup import Wakeup
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
+from starling_engine.kv.snapshots import SnapshotSpacing
 from starling_engine.kv_offload.base import OffloadManager
 from starling_engine.kv_offload.manager import TieredOffload
 from starling_engine.kv_offload.orders import TierStatus, TransferChunks, TransferDone
+from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
 from starling_engine.model_config.config import load_model_config
 from starling_engine.request import EngineRequest
@@ -59,6 +61,8 @@ class EngineCore:
             prefix_caching=settings.prefix_caching,
             max_in_flight=self.depth * settings.max_num_batched_tokens,
             events=EventLog(report.groups, published=config.kv_events is not None),
+            state=report.state,
+            spacing=SnapshotSpacing(unit=CHUNK) if config.worker.tiers is not None else SnapshotSpacing(),
         )
         self.wakeup = Wakeup()
         """Called when something has come for the core that is no message."""

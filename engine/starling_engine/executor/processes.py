@@ -18,7 +18,7 @@ from starling_engine.executor.gather import ReplyGather, StepResults
 from starling_engine.executor.health import ExecutorHealth, RemoteRanks
 from starling_engine.ipc import child
 from starling_engine.ipc.listening import listen
-from starling_engine.kv.layer_specs import kv_groups
+from starling_engine.kv.layer_specs import kv_groups, state_group
 from starling_engine.kv_offload.orders import TransferChunks
 from starling_engine.model_config.config import load_model_config
 from starling_engine.step import StepMasks, StepPlan, StepResult
@@ -127,8 +127,10 @@ class ProcessExecutor:
         if len(self._ready) < self._ranks or (config.tiers is not None and len(self._transfers_ready) < self._ranks):
             return None
         first = self._ready[0]
+        model = load_model_config(Path(config.model_path))
         return WorkerReport(
-            groups=kv_groups(load_model_config(Path(config.model_path)), config),
+            groups=kv_groups(model, config),
+            state=state_group(model, config),
             ledger=first.ledger,
             seconds=[self._ready[rank].seconds for rank in range(self._ranks)],
             async_scheduling=first.async_scheduling,

@@ -151,7 +151,8 @@ class AllGather:
             if not len(all_x):  # on no rank
                 return x.clone()
             here = torch.where(routes.choose(all_ids, step) == self._ranks.shard.index, all_ids, -1)
-            sums = self._ranks.all_reduce(compute(all_x, here, all_weights).float())
+            part = compute(all_x, here, all_weights)
+            sums = self._ranks.all_reduce(part.to(self._ranks.part_dtype(part.dtype)))
             return sums[mine].to(x.dtype)
 
         return combine

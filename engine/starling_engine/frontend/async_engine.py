@@ -29,7 +29,6 @@ from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.kv.changes import CoreChanges
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.model_config.pooler import PoolerConfig
 from starling_engine.outputs import EarlierOutput, EarlierRun, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
 from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest, ReasoningLimit
@@ -215,7 +214,7 @@ class AsyncEngine:
         request_id = request_id or new_request_id()
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
-        pooling = _resolved(params, self.model_config.pooler)
+        pooling = _resolved(params, self.model_config)
         request = EngineRequest(id=request_id, prompt_ids=ids, pooling=pooling, arrival=time.time(), cache_salt=cache_salt)
         delta = await self._pool(request, ids if pooling.reads_prefix_cache else [])
         raise_failure(delta)
@@ -275,11 +274,15 @@ class AsyncEngine:
     def _check_params(self, params: SamplingParams | PoolingParams | BeamSearchParams) -> None:
         model = self.model_config
         if isinstance(params, PoolingParams):
-            params.validate(model.hidden_size, model.vocab_size, model.pooler.dimensions)
+            params.validate(model.vector_size, model.vocab_size, model.pooler.dimensions, model.traits.token_types)
         elif isinstance(params, BeamSearchParams):
             params.validate(len(model.eos_token_ids))
         else:
             params.validate(model.vocab_size, model.eos_token_ids)
+        if isinstance(params, PoolingParams) and params.classify:
+            if model.classifier is None:
+                raise InvalidRequest("this model has no classification head", "model")
+            return
         if model.pooler.fault is not None and isinstance(params, PoolingParams) and params.logit_token_ids is None:
             raise InvalidRequest(f"this model makes no vectors here: {model.pooler.fault}", "model")
         if not model.has_lm_head and (not isinstance(params, PoolingParams) or params.logit_token_ids is not None):
@@ -350,8 +353,9 @@ class AsyncEngine:
             raise InvalidRequest("the prompt must hold at least one token", "prompt")
         longest = self.cores.longest_request
         if len(ids) + room > longest:
+            considered = ", the KV cache considered" if self.model_config.causal else ""
             raise PromptTooLong(
-                f"This model's maximum context length is {longest} tokens, the KV cache considered. However, the prompt has "
+                f"This model's maximum context length is {longest} tokens{considered}. However, the prompt has "
                 f"{len(ids)}, of which at most {longest - room} are possible",
                 "prompt",
             )
@@ -437,10 +441,14 @@ def _continued(record: EngineRequest, output: EarlierOutput) -> EngineRequest:
     return msgspec.structs.replace(record, output_ids=list(output.token_ids), attempt=1)
 
 
-def _resolved(params: PoolingParams, pooler: PoolerConfig) -> PoolingParams:
+def _resolved(params: PoolingParams, model: ModelConfig) -> PoolingParams:
     """Returns the parameters with the model's defaults. Logits are those behind the last token, whatever its vectors are."""
     if params.logit_token_ids is not None:
         return PoolingParams(pooling="last", normalize=False, logit_token_ids=params.logit_token_ids)
+    if params.classify:
+        assert model.classifier is not None, "checked with the parameters"
+        return PoolingParams(pooling=model.classifier.head.pooling, normalize=False, classify=True, second_from=params.second_from)
+    pooler = model.pooler
     normalize = pooler.normalize if params.normalize is None else params.normalize
     return msgspec.structs.replace(params, pooling=params.pooling or pooler.pooling, normalize=normalize)
 

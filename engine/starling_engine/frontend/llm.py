@@ -3,11 +3,11 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -18,16 +18,19 @@ from starling_engine.frontend.beam import BeamSearchOutput, BeamSearchSequence
 from starling_engine.frontend.beam_requests import hides_last
 from starling_engine.frontend.chat import Message
 from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.cross_encoder import pair_scorer
 from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
-from starling_engine.frontend.pairs import Side, answer_scores, check_compared, check_sides, cosines
+from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, cosines
 from starling_engine.frontend.pooled_texts import PooledTexts, truncation_to
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
-from starling_engine.frontend.reranker import Reranker
 from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.model_config.classifier import activated
 from starling_engine.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -170,25 +173,53 @@ class LLM:
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Returns the vectors of `embed`, each as `outputs.data`. Raises InvalidRequest for a `pooling_task` but "embed"."""
+        """Returns the vectors of `embed`, or the probabilities of `classify`, each as `outputs.data`.
+
+        Raises InvalidRequest for any other `pooling_task`, and where labels are asked for with an argument of vectors.
+        """
+        if pooling_task == "classify":
+            for name, given in (("pooling_params", pooling_params), ("prompt_name", prompt_name)):
+                if given is not None:
+                    raise InvalidRequest("is for vectors; labels have none", name)
+            labelled = self.classify(prompts, use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
+            return [_pooling_output(one, one.outputs.probs) for one in labelled]
         if pooling_task != "embed":
-            raise InvalidRequest(f"possible: 'embed'; scores are those of LLM.score, got {pooling_task!r}", "pooling_task")
+            possible = "possible: 'embed', 'classify'; scores are those of LLM.score"
+            raise InvalidRequest(f"{possible}, got {pooling_task!r}", "pooling_task")
         found = self.embed(
             prompts, pooling_params, use_tqdm, prompt_name=prompt_name, truncate_prompt_tokens=truncate_prompt_tokens
         )
+        return [_pooling_output(one, one.outputs.embedding) for one in found]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Returns the probability of each label for each prompt, by the model's head; with `use_activation` False its logits.
+
+        Texts are read as they are, and cut as by `embed`. Raises InvalidRequest for a model without such a head.
+        """
+        parsed, params = parse_prompts(prompts), PoolingParams(classify=True)
+        each = [params] * len(parsed)
+        self.engine.validate([], params)
+        form = self._form(True, "", truncate_prompt_tokens)
+        found = self._embed(self._thread.run(self._token_ids(parsed, each, form, self._encoder.text)), each, use_tqdm)
+        classifier = self.engine.model_config.classifier
+        assert classifier is not None, "checked with the parameters"
+        activation = "identity" if use_activation is False else classifier.label_activation
         return [
-            PoolingRequestOutput(
+            ClassificationRequestOutput(
                 one.request_id,
                 one.prompt_token_ids,
-                PoolingOutput(one.outputs.embedding),
+                ClassificationOutput(activated(activation, one.outputs.embedding)),
                 num_cached_tokens=one.num_cached_tokens,
             )
             for one in found
         ]
-
-    def classify(self, prompts: Prompt | Sequence[Prompt]) -> NoReturn:  # noqa: ARG002 (vLLM's form)
-        """Raises InvalidRequest: the models that are served have no such head."""
-        raise InvalidRequest("this model has no classification head", "model")
 
     def score(
         self,
@@ -202,19 +233,19 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """Returns the score of each document with its query, or with the one query of all, in the documents' order.
 
-        A reranker's score is the probability of "yes" in [0, 1], or with `use_activation` False the difference of the logits. That
+        A reranker's score is the probability of "yes" in [0, 1], or with `use_activation` False the difference of the logits; that
+        of a model with a head for one label is what its authors make of it, or with `use_activation` False its logit. The score
         of any other model is the cosine in [-1, 1] of the vectors that `embed` has. A reranker's prompt is cut at its document's
         end. Raises InvalidRequest or PromptTooLong, naming the argument.
         """
         first, second = Side("queries", _listed(queries)), Side("documents", _listed(documents))
         check_sides(first, second)
-        if self._reranker is None:
+        if self._scorer is None:
             check_compared(instruction, use_activation)
             return self._compare(first, second, truncate_prompt_tokens, use_tqdm)
-        params = PoolingParams(logit_token_ids=list(self.engine.model_config.pooler.classifier_tokens))
-        prompts = self._thread.run(self._pairs(self._reranker, first, second, params, instruction, truncate_prompt_tokens))
-        found = self._embed(prompts, [params] * len(prompts), use_tqdm)
-        scores = answer_scores([one.outputs.embedding for one in found], use_activation)
+        prompts = self._thread.run(self._pairs(self._scorer, first, second, instruction, truncate_prompt_tokens))
+        found = self._embed([prompt.ids for prompt in prompts], [prompt.params for prompt in prompts], use_tqdm)
+        scores = self._scorer.scores([one.outputs.embedding for one in found], use_activation)
         return [_scored(score, one) for score, one in zip(scores, found, strict=True)]
 
     def beam_search(
@@ -254,9 +285,8 @@ class LLM:
         return PooledTexts(self._encoder, self._render, self.engine.model_config.pooler)
 
     @cached_property
-    def _reranker(self) -> Reranker | None:
-        pooler = self.engine.model_config.pooler
-        return Reranker(self._encoder, self._render, pooler) if pooler.classifier_tokens else None
+    def _scorer(self) -> PairScorer | None:
+        return pair_scorer(self._encoder, self._render, self.engine.model_config)
 
     async def _render(self, **job: Any) -> ChatPrompt:
         """Renders here: a script trusts its checkpoint, and nobody waits behind it."""
@@ -270,16 +300,26 @@ class LLM:
     async def _pooled(
         self, prompts: Sequence[ParsedPrompt], params: Sequence[PoolingParams], prompt_name: str | None, truncate: int | None
     ) -> list[list[int]]:
-        """Returns the token ids of each prompt. Raises InvalidRequest if the engine would refuse one."""
+        """Returns the token ids of prompts that become vectors. Raises InvalidRequest if the engine would refuse one."""
         form = self._form(self._texts.special_tokens, self._texts.prompt(prompt_name), truncate)
+        if prompt_name is not None and any(prompt.ids is not None for prompt in prompts):
+            raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
+        return await self._token_ids(prompts, params, form, self._texts.ids)
+
+    async def _token_ids(
+        self,
+        prompts: Sequence[ParsedPrompt],
+        params: Sequence[PoolingParams],
+        form: PromptForm,
+        read: Callable[[str, str, PromptForm], Awaitable[list[int]]],
+    ) -> list[list[int]]:
+        """Returns those of each prompt, of which `read` reads the texts. Raises InvalidRequest if the engine would refuse one."""
         checked = []
         for index, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
             with _noting(index, len(prompts)):
                 if prompt.ids is None:
                     assert prompt.text is not None
-                    ids = await self._texts.ids(prompt.text, "prompt", form)
-                elif prompt_name is not None:
-                    raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
+                    ids = await read(prompt.text, "prompt", form)
                 else:
                     ids = form.truncation.cut(prompt.ids) if form.truncation else prompt.ids
                 self.engine.validate([ids], prompt_params)
@@ -287,16 +327,16 @@ class LLM:
         return checked
 
     async def _pairs(
-        self, reranker: Reranker, first: Side, second: Side, params: PoolingParams, instruction: str | None, truncate: int | None
-    ) -> list[list[int]]:
+        self, scorer: PairScorer, first: Side, second: Side, instruction: str | None, truncate: int | None
+    ) -> list[PairPrompt]:
         truncation = self._form(False, "", truncate).truncation
         pairs = zip(first.of(len(second.texts)), second.texts, strict=True)
         prompts = []
         for index, (query, document) in enumerate(pairs):
             with _noting(index, len(second.texts)):
-                ids = await reranker.prompt(query, document, instruction, truncation, f"{second.field}[{index}]")
-                self.engine.validate([ids], params)
-                prompts.append(ids)
+                prompt = await scorer.prompt(query, document, instruction, truncation, f"{second.field}[{index}]")
+                self.engine.validate([prompt.ids], prompt.params)
+                prompts.append(prompt)
         return prompts
 
     def _compare(self, first: Side, second: Side, truncate: int | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
@@ -411,6 +451,10 @@ async def _gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once
 
 def _listed(texts: str | Sequence[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _pooling_output(one: EmbeddingRequestOutput | ClassificationRequestOutput, data: list[float]) -> PoolingRequestOutput:
+    return PoolingRequestOutput(one.request_id, one.prompt_token_ids, PoolingOutput(data), num_cached_tokens=one.num_cached_tokens)
 
 
 def _scored(score: float, document: EmbeddingRequestOutput, query: EmbeddingRequestOutput | None = None) -> ScoringRequestOutput:

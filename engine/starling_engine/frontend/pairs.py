@@ -1,11 +1,14 @@
 """Pairs of texts, and what the score of a pair is."""
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.tokenizer import Truncation
+from starling_engine.model_config.classifier import sigmoid
+from starling_engine.params import PoolingParams
 
 Vector = Sequence[float]
 
@@ -30,6 +33,32 @@ class Side:
     def of(self, count: int) -> list[str]:
         """Returns a text for each of so many pairs."""
         return self.texts if len(self.texts) == count else self.texts * count
+
+
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """Token ids of a pair, and what the engine is asked to make of them."""
+
+    ids: list[int]
+    params: PoolingParams
+
+
+class PairScorer(Protocol):
+    """A model that was trained to score pairs."""
+
+    async def prompt(
+        self, query: str, document: str, instruction: str | None, truncation: Truncation | None, param: str
+    ) -> PairPrompt:
+        """Returns a pair's prompt. What is too long for the truncation is cut from the document's end, `param` in the request.
+
+        Raises InvalidRequest for an instruction where none is possible, or where nothing of the document would stay;
+        PromptTooLong where nothing cuts it.
+        """
+        ...
+
+    def scores(self, found: Sequence[Vector], use_activation: bool | None) -> list[float]:
+        """Returns the score of each pair, of what the engine made of its prompt."""
+        ...
 
 
 def check_sides(first: Side, second: Side) -> None:
@@ -69,7 +98,3 @@ def _cosine(one: Vector, other: Vector) -> float:
     """Returns the product of the vectors, which rounding may bring past 1."""
     product: float = sum(map(operator.mul, one, other))
     return max(-1.0, min(1.0, product))
-
-
-def sigmoid(value: float) -> float:
-    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))

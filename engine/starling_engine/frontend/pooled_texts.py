@@ -1,7 +1,7 @@
 """Texts that become vectors, as the checkpoint's authors mean them: behind a prompt, or through the chat template."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from itertools import takewhile
 from typing import Literal
 
@@ -33,6 +33,11 @@ class PooledTexts:
         """True if the tokenizer puts its tokens around a text. Templates write their own."""
         return self._pooler.messages is None
 
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the checkpoint's prompts."""
+        return self._pooler.prompts.keys()
+
     def prompt(self, name: str | None) -> str:
         """Returns the text that goes before an input: that of a name, else the checkpoint's default. Raises InvalidRequest."""
         name = self._pooler.default_prompt_name if name is None else name
@@ -41,10 +46,14 @@ class PooledTexts:
         if name not in self._pooler.prompts:
             possible = ", ".join(self._pooler.prompts) or "none"
             raise InvalidRequest(f"{name[:100]!r} is no prompt of this model; possible: {possible}", "prompt_name")
-        return self._pooler.prompts[name]
+        return self._cased(self._pooler.prompts[name])
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._pooler.lower_case else text
 
     async def ids(self, text: str, param: str, form: PromptForm) -> list[int]:
         """Returns the token ids of a text, whose prompt is the form's prefix. Raises InvalidRequest or PromptTooLong."""
+        text = self._cased(text)
         if self._pooler.messages is None:
             return await self._encoder.text(text, param, form)
         if form.truncation is None:

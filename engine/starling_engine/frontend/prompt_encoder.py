@@ -55,14 +55,18 @@ class PromptEncoder:
     async def encode(self, prompt: str | ChatPrompt, param: str, add_special_tokens: bool) -> list[int]:
         """Returns token ids of a prompt. It may be too long for the model, but not by orders of magnitude."""
         text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
-        if len(text) > self.max_characters:
-            why = f"the prompt is too long: {len(text)} characters, and so many tokens never hold more than {self.max_characters}"
-            raise too_long(self.max_model_len, why, param)
+        self.check_length(text, param)
         if len(text) > THREAD_CHARACTERS:
             return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
         ids = self.tokenizer.encode(prompt, add_special_tokens)
         await asyncio.sleep(0)  # others run between the prompts of a list
         return ids
+
+    def check_length(self, text: str, param: str) -> None:
+        """Raises PromptTooLong for a text of which no part but a beginning can fit."""
+        if len(text) > self.max_characters:
+            why = f"the prompt is too long: {len(text)} characters, and so many tokens never hold more than {self.max_characters}"
+            raise too_long(self.max_model_len, why, param)
 
     def possible(self, text: str, side: str = "right") -> str:
         """Returns what may be left of a text that is cut on that side. The rest need not be tokenized, which takes long."""

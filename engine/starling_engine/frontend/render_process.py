@@ -6,8 +6,10 @@ A single filter (`'x' | center(10000000000)`, a power of large integers) never r
 from collections.abc import Callable
 from typing import Any
 
-from starling_engine.frontend.chat import ChatRenderer
+from starling_engine.errors import PromptTooLong
+from starling_engine.frontend.chat import ChatRenderer, Message
 from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.template import LARGEST_PROMPT
 from starling_engine.ipc.limited_child import ProcessLimits
 from starling_engine.ipc.limited_process import JobWords, LimitedProcess
 
@@ -24,10 +26,22 @@ class RenderProcess(LimitedProcess):
         super().__init__(module, renderer.to_json(), limits, _WORDS, max_waiting=max_waiting)
 
     async def render(self, **job: Any) -> ChatPrompt:
-        """Renders a chat as `ChatRenderer.render` does. Raises as `answer` does."""
+        """Renders a chat as `ChatRenderer.render` does. Raises as `answer` does, and PromptTooLong."""
+        characters = sum(map(_characters, job["messages"]))
+        if characters > LARGEST_PROMPT:  # they would not fit in the memory of the process either
+            why = f"the prompt is too long: {characters} characters in messages, of which at most {LARGEST_PROMPT} are possible"
+            raise PromptTooLong(why, "messages")
         rendered = await self.answer(job, "messages")
         control = rendered["control"]
         return ChatPrompt(rendered["text"], None if control is None else tuple((start, end) for start, end in control))
+
+
+def _characters(message: Message) -> int:
+    """Returns the length of a message's text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return sum(len(part.get("text", "")) for part in content)
+    return len(content) if isinstance(content, str) else 0
 
 
 class ChatRendering:

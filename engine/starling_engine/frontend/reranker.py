@@ -2,13 +2,16 @@
 
 import asyncio
 import re
+from collections.abc import Sequence
 
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.pairs import PairPrompt, Vector, answer_scores
 from starling_engine.frontend.pooled_texts import Render
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.tokenizer import Truncation
 from starling_engine.model_config.pooler import PoolerConfig
+from starling_engine.params import PoolingParams
 
 QWEN3_RERANKER = """\
 <|im_start|>system
@@ -38,15 +41,22 @@ class Reranker:
         self._render_chat = render
         self._default = None if pooler.default_prompt_name is None else pooler.prompts[pooler.default_prompt_name]
         self._rendering = pooler.rendering
+        self._params = PoolingParams(logit_token_ids=list(pooler.classifier_tokens))
         self._has_own = knows_pairs(self._tokenizer.renderer.templates.by_name.get("default", ""))
 
     async def prompt(
         self, query: str, document: str, instruction: str | None, truncation: Truncation | None, param: str
-    ) -> list[int]:
-        """Returns token ids. What is too long for the truncation is cut from the document's end, `param` in the request.
+    ) -> PairPrompt:
+        """See `PairScorer`. A template may take no instruction."""
+        return PairPrompt(await self._ids(query, document, instruction, truncation, param), self._params)
 
-        Raises InvalidRequest where the template takes no instruction, or where nothing of the document would stay.
-        """
+    def scores(self, found: Sequence[Vector], use_activation: bool | None) -> list[float]:
+        """See `PairScorer`: the probability of "yes" against "no", or the difference of their logits."""
+        return answer_scores(found, use_activation)
+
+    async def _ids(
+        self, query: str, document: str, instruction: str | None, truncation: Truncation | None, param: str
+    ) -> list[int]:
         if truncation is None:
             return await self._encoder.chat(await self._render(query, document, instruction), param, PromptForm(False, room=0))
         document = self._encoder.possible(document)

@@ -36,19 +36,27 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
     Raises ModelError for a checkpoint that cannot be served, ConfigError for arguments that do not fit it.
     """
     folder = resolve_model(args.model, args.revision)
-    model = load_model_config(folder)
+    tokenizer = resolve_tokenizer(args, folder)
+    model = load_model_config(folder, tokenizer)
     max_model_len = args.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")
+    if not model.causal:
+        _refuse_caches(args)
+    if model.has_state:
+        _refuse_beside_state(args, model)
+    # An encoder's prompt is computed in one step.
+    max_num_batched_tokens = max(args.max_num_batched_tokens, 0 if model.causal else max_model_len)
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        step_target_ms=args.step_target_ms,
+        max_num_batched_tokens=max_num_batched_tokens,
+        step_target_ms=args.step_target_ms if model.causal else 0,
         max_num_waiting=args.max_num_waiting,
         max_num_waiting_tokens=args.max_num_waiting_tokens,
         policy=args.scheduling_policy,
-        prefix_caching=args.enable_prefix_caching,
+        prefix_caching=args.enable_prefix_caching and model.causal,
+        whole_prompts=not model.causal,
         stages=args.pipeline_parallel_size,
         preempt=args.preempt,
         eos_token_ids=model.eos_token_ids,
@@ -69,7 +77,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         seed=args.seed or 0,
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         num_speculative_tokens=scheduler.speculative.num_speculative_tokens,
         own_drafts=_own_drafts(args, scheduler),
         block_size=args.block_size,
@@ -98,11 +106,38 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         progress_timeout=args.progress_timeout,
         async_scheduling=args.async_scheduling,
         seed=args.seed,
-        vocabulary=VocabularyConfig(str(resolve_tokenizer(args, folder)), model.vocab_size, model.eos_token_ids),
+        vocabulary=VocabularyConfig(str(tokenizer), model.vocab_size, model.eos_token_ids),
         kv_events=args.kv_events,
         sleep_mode=args.enable_sleep_mode,
     )
     return folder, model, config
+
+
+def _refuse_caches(args: EngineArgs) -> None:
+    """Raises ConfigError for an argument about what an encoder does not have: cached keys and values, and sampled tokens."""
+    cached = ("kv_cpu_bytes", "kv_fs_path", "kv_store", "kv_events", "kv_cache_memory_bytes")
+    given = [name for name in cached if getattr(args, name)]
+    given += [name for name, usual in (("kv_cache_dtype", "auto"), ("preempt", "auto")) if getattr(args, name) != usual]
+    if given:
+        raise ConfigError("is not possible for an encoder, which caches no keys and values; leave it out", given[0])
+    sampled = ("speculative_config", "spec_method", "step_target_ms", "classifier_from_token")
+    given = [name for name in sampled if getattr(args, name)]
+    if given:
+        raise ConfigError("is not possible for an encoder, which samples no tokens; leave it out", given[0])
+
+
+def _refuse_beside_state(args: EngineArgs, model: ModelConfig) -> None:
+    """Raises ConfigError for an argument that a recurrent state leaves no way for.
+
+    A state cannot go back behind a draft that is refused. Prefixes are found by the keys and values of layers that attend.
+    """
+    tiers = [name for name in ("kv_cpu_bytes", "kv_fs_path", "kv_store") if getattr(args, name)]
+    if tiers and not any(layer.attends for layer in model.layers):
+        raise ConfigError("is not possible for a model without attention, of which no prefixes are found; leave it out", tiers[0])
+    for name in ("speculative_config", "spec_method"):
+        if getattr(args, name):
+            reason = "which cannot go back behind a draft that is refused"
+            raise ConfigError(f"is not possible for a model with a recurrent state, {reason}; leave it out", name)
 
 
 def _own_drafts(args: EngineArgs, scheduler: SchedulerConfig) -> SpeculativeConfig | None:

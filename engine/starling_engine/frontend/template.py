@@ -14,7 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from starling_engine.errors import InvalidRequest
+from starling_engine.errors import InvalidRequest, PromptTooLong
 from starling_engine.frontend.template_reading import loops_over_content, sought_texts, tests_type_of_content, written_texts
 
 LARGEST_PROMPT = 16 << 20
@@ -87,7 +87,8 @@ def _bounded(pieces: Iterable[str]) -> Iterator[str]:
     for piece in pieces:
         length += len(piece)
         if length > LARGEST_PROMPT:
-            raise InvalidRequest(f"the chat template writes more than {LARGEST_PROMPT} characters", "messages")
+            why = f"the prompt is too long: the chat template writes more than {LARGEST_PROMPT} characters"
+            raise PromptTooLong(why, "messages")
         yield piece
 
 

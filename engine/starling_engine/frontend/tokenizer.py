@@ -90,6 +90,26 @@ class Tokenizer:
         except TypeError as error:  # half a surrogate pair, as JSON can hold one
             raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", "prompt") from error
 
+    def encode_pair(self, first: str, second: str, truncation: Truncation | None, param: str) -> tuple[list[int], int | None]:
+        """Returns token ids of two texts with the checkpoint's tokens around them, and where those of the second segment begin.
+
+        That is None for a tokenizer without segments. A truncation cuts the second text's end. Raises InvalidRequest where nothing
+        of it would stay.
+        """
+        try:
+            if truncation is None:
+                found = self.backend.encode_batch_fast([(first, second)], add_special_tokens=True)[0]
+            else:
+                one, other = (self.backend.encode(text, add_special_tokens=False) for text in (first, second))
+                room = truncation.tokens - len(one.ids) - int(self.backend.num_special_tokens_to_add(is_pair=True))
+                if room < 1:
+                    raise InvalidRequest(f"leaves no room for {param} behind the first text", "truncate_prompt_tokens")
+                other.truncate(room, direction="right")
+                found = self.backend.post_process(one, other, add_special_tokens=True)
+        except TypeError as error:  # half a surrogate pair, as JSON can hold one
+            raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", param) from error
+        return found.ids, found.type_ids.index(1) if 1 in found.type_ids else None
+
     def num_around(self, add_special_tokens: bool) -> int:
         """Returns how many tokens `encode` puts around a plain prompt."""
         return int(self.backend.num_special_tokens_to_add(is_pair=False)) if add_special_tokens else 0

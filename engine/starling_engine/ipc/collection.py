@@ -34,3 +34,9 @@ def freeze_heap() -> None:
     """Collects once; what is left is never looked at again. Called when a process is ready to serve."""
     gc.collect()
     gc.freeze()
+
+
+def freeze_again() -> None:
+    """Freezes also what came since the heap was frozen, as a model that a waking rank has made. Else does nothing."""
+    if gc.get_freeze_count():
+        freeze_heap()

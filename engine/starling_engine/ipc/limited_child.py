@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn, Protocol
 
-from starling_engine.errors import InvalidRequest, ModelError
+from starling_engine.errors import InvalidRequest, ModelError, PromptTooLong
 from starling_engine.ipc.child import die_with_parent
 from starling_engine.ipc.priority import lower_priority
 
@@ -202,7 +202,7 @@ def _caught(answer: Callable[[], Answer], memory: str) -> Answer:
     try:
         return answer()
     except InvalidRequest as error:
-        return {"refused": error.message, "param": error.param}
+        return {"refused": error.message, "param": error.param, "too_long": isinstance(error, PromptTooLong)}
     except ModelError as error:
         return {"broken": str(error)}
     except (MemoryError, SystemError):  # Python's compiler raises the second when it gets no memory

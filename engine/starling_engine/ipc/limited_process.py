@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from starling_engine.errors import RETRY_AFTER, InvalidRequest, ModelError, QueueFull, RequestFailed
+from starling_engine.errors import RETRY_AFTER, InvalidRequest, ModelError, PromptTooLong, QueueFull, RequestFailed
 from starling_engine.ipc.limited_child import (
     CRASH,
     MEMORY,
@@ -84,12 +84,20 @@ class LimitedProcess:
         # A job stays in the thread's queue, and counts, even when its client has gone.
         return await asyncio.shield(answered)
 
-    def _on_answered(self, _: asyncio.Future[Any]) -> None:
+    def _on_answered(self, answered: asyncio.Future[Any]) -> None:
         self._open -= 1
+        if not answered.cancelled():
+            answered.exception()  # asyncio logs one with a traceback that nobody takes, as when the client has gone
 
     def warm_up(self) -> None:
         """Starts the process, without waiting for it."""
-        self._thread.submit(self._running)
+        self._thread.submit(self._warm_up)
+
+    def _warm_up(self) -> None:
+        try:
+            self._running()
+        except (OSError, EOFError):  # the first job tries again, and says why
+            self._end()
 
     def close(self) -> None:
         """Ends the process. The current job and those that wait end with an error. A second call does nothing."""
@@ -191,7 +199,8 @@ def _receive(process: subprocess.Popen[bytes], seconds: float) -> Answer:
 
 def _read(answer: Answer) -> Any:
     if "refused" in answer:
-        raise InvalidRequest(answer["refused"], answer["param"])
+        kind = PromptTooLong if answer["too_long"] else InvalidRequest
+        raise kind(answer["refused"], answer["param"])
     if "broken" in answer:
         raise ModelError(answer["broken"])
     return answer["answer"]

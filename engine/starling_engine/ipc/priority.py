@@ -16,13 +16,13 @@ TRIES, PAUSE_SECONDS = 10, 0.1
 """The kernel takes a session's niceness from ordinary users once in a tenth of a second, from all of them together."""
 
 
-def lower_priority() -> None:
-    """Makes the calling thread nicer, and the threads and processes that it starts from now on.
+def lower_priority(process: int | None = None) -> None:
+    """Makes the calling thread nicer, or the first thread of a process, and the threads and processes that it starts from now on.
 
     Only Linux has a niceness for each thread.
     """
     if hasattr(os, "sched_getaffinity"):
-        thread = threading.get_native_id()
+        thread = threading.get_native_id() if process is None else process
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
 
 

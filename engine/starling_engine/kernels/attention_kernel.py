@@ -86,19 +86,21 @@ def _attend(
     do_not_specialize=["sequences", "blocks", "shortest", "longest", "prefix", "suffix", "segment_base", "all_segments", "room"]
 )
 def attention_kernel(
-    q, kv, block_tables, query_start, context_lens, sinks, out, partial_out, partial_lse, sequences, blocks, shortest, longest,
-    prefix, suffix, segment_base, all_segments, room, scale, value_scale, soft_cap, stride_q_token, stride_block, stride_value,
-    stride_head, stride_table,
+    q, kv, block_tables, query_start, context_lens, query_blocks, sinks, out, partial_out, partial_lse, sequences, blocks, shortest,
+    longest, prefix, suffix, segment_base, all_segments, room, scale, value_scale, soft_cap, stride_q_token, stride_block,
+    stride_value, stride_head, stride_table,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROW_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    SPLIT: tl.constexpr, PARTIAL: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
+    PARTIAL: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (query block, key-value head, segment). See `paged_attention`.
 
     PREFIX: all tokens attend to the first `prefix` keys of sequence 0's table, none hidden. Else sequences with `shortest` to
-    `longest` queries attend to their keys from `suffix` on. SHORT: each sequence has room for `blocks` query blocks.
-    SPLIT: keys are split over the segments. PARTIAL: writes results of `all_segments`, at `segment_base` plus the segment. Their
-    number is no constant, so that one kernel serves all of them. `room`: as in `Partial`. `sinks` come in where they are merged.
+    `longest` queries attend to their keys from `suffix` on. SHORT: each sequence has room for `blocks` query blocks. Or
+    `query_blocks` lists them, as `AttentionMetadata` has them, with a sequence of -1 where there is none.
+    PARTIAL: keys are split over the segments, of which there may be one. Writes results of `all_segments`, at `segment_base` plus
+    the segment. Their number is no constant, so that one kernel serves all of them. `room`: as in `Partial`. `sinks` come in where
+    they are merged.
     ROW_SIZE: elements of a cached row, known when this is compiled. A row of codes is no multiple of 16 bytes, and yet is read in
     more than one.
     """
@@ -115,14 +117,24 @@ def attention_kernel(
     else:
         if SHORT:
             sequence = query_block // blocks
+        elif query_blocks is not None:
+            sequence = tl.load(query_blocks + 2 * query_block)
+            if sequence < 0:
+                return
         else:
             sequence = _sequence_of(query_block, query_start, sequences, BLOCK_Q)
         begin = tl.load(query_start + sequence)
         queries = tl.load(query_start + sequence + 1) - begin
         context = tl.load(context_lens + sequence)
-        token = (query_block % blocks if SHORT else query_block - begin // BLOCK_Q - sequence) * BLOCK_Q
-        if (queries < shortest) | (queries > longest):
-            return
+        if SHORT:
+            token = query_block % blocks * BLOCK_Q
+        elif query_blocks is not None:
+            token = tl.load(query_blocks + 2 * query_block + 1) * BLOCK_Q
+        else:
+            token = (query_block - begin // BLOCK_Q - sequence) * BLOCK_Q
+        if query_blocks is None or SHORT:  # noqa: SIM102 - known when it is compiled
+            if (queries < shortest) | (queries > longest):
+                return
     if token >= queries:
         return
 
@@ -157,7 +169,7 @@ def attention_kernel(
 
     first = seen_from // KEYS
     last = tl.maximum(tl.cdiv(seen_to, KEYS), first)
-    if SPLIT:
+    if PARTIAL:
         share = tl.cdiv(last - first, tl.num_programs(2))
         first = first + tl.program_id(2) * share
         last = tl.minimum(first + share, last)

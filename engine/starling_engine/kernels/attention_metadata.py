@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+HostLens = tuple[Sequence[int], Sequence[int]]
+"""query_start and context_lens of `AttentionMetadata`."""
+
 
 @dataclass(slots=True)
 class AttentionMetadata:
@@ -22,6 +25,8 @@ class AttentionMetadata:
     shared_blocks leading blocks that all sequences share and that were full before this step, as
                   `kernels.attention_plan.common_prefix` counts them: a backend may attend to them for all sequences at once
     host_lens     query_start and context_lens as the host knows them, where it does; nothing waits for the device to read them
+    query_blocks  [N, 2] int32, the query blocks of prompts, by `kernels.attention_plan.QueryBlocks` of the layers' shape; None
+                  where nobody has listed them. Only where max_query_len is more than a decode with drafts has
     """
 
     positions: torch.Tensor
@@ -31,4 +36,5 @@ class AttentionMetadata:
     block_tables: torch.Tensor
     max_query_len: int
     shared_blocks: int = 0
-    host_lens: tuple[Sequence[int], Sequence[int]] | None = None
+    host_lens: HostLens | None = None
+    query_blocks: torch.Tensor | None = None

@@ -38,7 +38,7 @@ SEGMENT_KEYS = 256
 """Fewest keys of a segment of the context: fewer save less than the reduction of one more segment costs."""
 
 MAX_SEGMENTS = 64
-"""The reduction holds all of a row's segments at once."""
+"""The reduction holds as many at once."""
 
 MIN_ROWS = 16
 """Fewest rows that tl.dot multiplies."""
@@ -98,6 +98,39 @@ def prefill_tiles(head_dim: int, itemsize: int) -> AttentionTiles:
     return AttentionTiles(128, 32, 8, 3, 128) if head_dim <= 128 else AttentionTiles(128, 32, 8, 3)
 
 
+@dataclass(frozen=True, slots=True)
+class QueryBlocks:
+    """Lists the query blocks of a step with prompts once for all layers: a program looks up its own, and searches for nothing.
+
+    A query block has `tokens` tokens. Sequences of at most `short` tokens have none, for they fit in one block of the tiles for
+    decode. One that is alone in a step has some, whatever its length.
+    """
+
+    tokens: int
+    short: int
+
+    @classmethod
+    def of(cls, head_dim: int, itemsize: int, group: int) -> "QueryBlocks":
+        small = decode_tiles(head_dim, itemsize, group, 1)
+        assert small is not None, "a single token is a decode"
+        return cls(prefill_tiles(head_dim, itemsize).tokens(group), small.tokens(group))
+
+    def shortest(self, sequences: int) -> int:
+        """Returns the fewest tokens of a sequence that has query blocks."""
+        return self.short + 1 if sequences > 1 else 1
+
+    def most(self, tokens: int, sequences: int) -> int:
+        """Returns the most query blocks of a step of so many tokens. Each sequence has less than one that it does not fill."""
+        return tokens // self.tokens + min(sequences, tokens // self.shortest(sequences))
+
+    def listed(self, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Returns [N, 2]: for each query block its sequence, and its number in it. `lengths` [S] are tokens of sequences."""
+        counts = np.where(lengths >= self.shortest(len(lengths)), -(-lengths // self.tokens), 0)
+        sequences = np.repeat(np.arange(len(lengths)), counts)
+        numbers = np.arange(len(sequences)) - np.repeat(counts.cumsum() - counts, counts)
+        return np.stack((sequences, numbers), axis=1).astype(np.int32)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
     """Sizes of a step for one layer. `itemsize` is of queries, in bytes; `row_bytes` is of a cached row, if its type differs."""
@@ -122,6 +155,16 @@ def decode_segments(shape: AttentionShape, longest: int, sms: int) -> int:
     `longest` is the longest possible context.
     """
     return _segments(shape.sequences * shape.kv_heads, longest, PROGRAMS_PER_SM * sms)
+
+
+def keys_saved(context: int, kv_heads: int, longest: int, *, sequences: int, room: int, sms: int) -> int:
+    """Returns the keys that a program for a decode beside a prompt need not read, since its step is no recorded one.
+
+    A step splits its contexts by its own `sequences`, and a recorded one by all for which it has `room`. `context` is the decode's,
+    and `longest` the longest possible one.
+    """
+    own, recorded = (_segments(count * kv_heads, longest, PROGRAMS_PER_SM * sms) for count in (sequences, room))
+    return -(-context // recorded) - -(-context // own)
 
 
 def prefix_segments(shape: AttentionShape, prefix_len: int, sms: int) -> int:

@@ -6,7 +6,6 @@ right are the operands of a matmul, K is DEPTH and N is WIDTH. Matrices are plai
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import triton
@@ -57,13 +56,8 @@ CODED_MANY_ROWS = ExpertTiles(64, ProgramTile(64, 128, 8, 2), ProgramTile(64, 12
 """Tiles for codes, whose depth holds whole groups. Nothing here was timed on a GPU."""
 
 Weight = torch.Tensor | CodedWeight
-
-
-class Biases(Protocol):
-    """The biases of all slots: gates before ups [S, 2 I], and downs [S, H]."""
-
-    gate_ups: torch.Tensor
-    downs: torch.Tensor
+Biases = tuple[torch.Tensor, torch.Tensor] | tuple[None, None]
+"""The biases of all slots, where experts have some: gates before ups [S, 2 I], and downs [S, H]."""
 
 
 def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype, *, coded: bool = False) -> ExpertTiles:
@@ -88,7 +82,7 @@ def experts(
     gate_up: Weight,
     down: Weight,
     tiles: ExpertTiles,
-    biases: Biases | None = None,
+    biases: Biases = (None, None),
     gate: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
     """Does what `ExpertsMethod.apply` does, with gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype or as codes.
@@ -105,7 +99,7 @@ def experts(
     activated = x.new_empty(pairs, _depth(down))
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
-    gate_ups, downs = (None, None) if biases is None else (biases.gate_ups, biases.downs)
+    gate_ups, downs = biases
     form = {"ALPHA": 0.0, "LIMIT": 0.0} if gate is None else {"ALPHA": gate.alpha, "LIMIT": gate.limit}
     _launch(
         _gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, gate_ups, x.stride(0), TOP_K=top_k, **form

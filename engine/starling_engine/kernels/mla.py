@@ -21,6 +21,9 @@ LOG2_E = 1.4426950408889634
 TINY = tl.constexpr(1e-30)
 """Avoids division by zero for rows without a key."""
 
+JOINED_AT_ONCE = tl.constexpr(16)
+"""Segments that a program joins at once: 16 rows of 512 elements are 64 registers a thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class MlaTiles:
@@ -53,7 +56,7 @@ def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype) -> MlaTile
 
 
 def segments_for(programs: int, longest: int, sms: int) -> int:
-    """Returns the segments of each context, so that all SMs have a program: a power of two, since each number is a kernel.
+    """Returns the segments of each context, so that all SMs have a program: a power of two.
 
     `programs` are those that have work at least, without splitting; `longest` is the longest possible context. Neither depends on
     values on the device.
@@ -75,11 +78,12 @@ def attend(
     """Attends to latents. Returns [H, T, kv_rank], to go through W_UV.
 
     q_latent [H, T, kv_rank]: queries that went through W_UK; q_rope [T, H, rope_dim]; kv [num_blocks, block_size, kv_rank +
-    rope_dim], with the step's latents stored. All are contiguous. Rows of tokens that belong to no sequence are undefined; those of
-    a sequence with a context of 0 are zero.
+    rope_dim], with the step's latents stored. All are contiguous, but for kv's first dimension. Rows of tokens that belong to no
+    sequence are undefined; those of a sequence with a context of 0 are zero.
     """
     heads, tokens, rank = q_latent.shape
     rope, block_size = q_rope.shape[2], kv.shape[1]
+    assert kv.stride()[1:] == (rank + rope, 1)
     tiles = tiles or mla_tiles(heads, meta.max_query_len, kv.dtype)
     rows = len(meta.context_lens)
     blocks = rows if meta.max_query_len == 1 else tokens // tiles.tokens + rows
@@ -99,6 +103,7 @@ def attend(
         partial,
         lse,
         meta.block_tables.stride(0),
+        kv.stride(0),
         tokens,
         heads,
         rows,
@@ -112,18 +117,19 @@ def attend(
         TOKENS=tiles.tokens,
         ROWS=max(16, tiles.heads * tiles.tokens),
         KEYS=tiles.keys,
-        SEGMENTS=segments,
+        SPLIT=segments > 1,
         DECODE=meta.max_query_len == 1,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
     if segments > 1:
         lanes = triton.next_power_of_2(rank)
-        _join[(heads * tokens,)](partial, lse, out, heads * tokens, RANK=rank, LANES=lanes, SEGMENTS=segments)
+        _join[(heads * tokens,)](partial, lse, out, heads * tokens, segments, RANK=rank, LANES=lanes)
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
+# A run of sequences may begin anywhere in a step's tables.
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"], do_not_specialize_on_alignment=["tables", "query_start", "context_lens"])
 def _attend(
     q_latent,
     q_rope,
@@ -134,6 +140,7 @@ def _attend(
     out,
     lse,
     table_stride,
+    block_stride,
     num_tokens,
     num_heads,
     num_rows,
@@ -147,10 +154,10 @@ def _attend(
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
+    SPLIT: tl.constexpr,
     DECODE: tl.constexpr,
 ):
-    """Grid [blocks of tokens * groups of heads, SEGMENTS]. Row r is head r % HEADS of a group, of token r // HEADS of a block."""
+    """Grid [blocks of tokens * groups of heads, segments]. Row r is head r % HEADS of a group, of token r // HEADS of a block."""
     groups = tl.cdiv(num_heads, HEADS)
     block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     sequence, first = _sequence(block, query_start, num_rows, TOKENS, DECODE)
@@ -174,7 +181,7 @@ def _attend(
     acc = tl.zeros([ROWS, RANK_LANES], tl.float32)
     # The last of the block's tokens sees most; each segment has whole tiles of that.
     seen = tl.max(sees, 0)
-    most = tl.cdiv(tl.cdiv(seen, KEYS), SEGMENTS) * KEYS
+    most = tl.cdiv(tl.cdiv(seen, KEYS), tl.num_programs(1)) * KEYS
     low = tl.program_id(1) * most
     high = tl.minimum(low + most, seen)
     table = tables + sequence.to(tl.int64) * table_stride
@@ -182,7 +189,7 @@ def _attend(
         key = at + tl.arange(0, KEYS)
         inside = key < high
         kv_block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        source = kv + (kv_block * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * (RANK + ROPE)
+        source = kv + (kv_block * block_stride + key % BLOCK_SIZE * (RANK + ROPE))[:, None]
         # The rest of the last block may be anything, even NaN.
         key_latents = tl.load(source + rank[None, :], mask=inside[:, None] & (rank < RANK)[None, :], other=0.0)
         key_rope = tl.load(source + RANK + rope[None, :], mask=inside[:, None] & (rope < ROPE)[None, :], other=0.0)
@@ -196,7 +203,7 @@ def _attend(
         acc = tl.dot(weights.to(key_latents.dtype), key_latents, acc * shrink[:, None], input_precision="ieee")
         top = new_top
     acc = acc / tl.maximum(total, TINY)[:, None]
-    if SEGMENTS > 1:
+    if SPLIT:
         row += tl.program_id(1).to(tl.int64) * num_heads * num_tokens
         tl.store(lse + row, tl.where(total > 0, top + tl.log2(tl.maximum(total, TINY)), float("-inf")), mask=live)
         latent_mask &= (total > 0)[:, None]
@@ -223,14 +230,23 @@ def _sequence(block, query_start, num_rows, TOKENS: tl.constexpr, DECODE: tl.con
     return low, start + (block - start // TOKENS - low) * TOKENS
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _join(partial, lse, out, rows, RANK: tl.constexpr, LANES: tl.constexpr, SEGMENTS: tl.constexpr):
-    """Joins partial results [SEGMENTS, rows, RANK], with the log2 of each one's weight -> out [rows, RANK]."""
-    row, lane, segment = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, SEGMENTS)
-    log = tl.load(lse + segment * rows + row)
-    top = tl.max(log, 0)
-    share = tl.where(log > float("-inf"), tl.exp2(log - tl.where(top > float("-inf"), top, 0.0)), 0.0)
-    share = share / tl.maximum(tl.sum(share, 0), TINY)
-    mask = (share > 0)[:, None] & (lane < RANK)[None, :]
-    part = tl.load(partial + (segment[:, None] * rows + row) * RANK + lane[None, :], mask=mask, other=0.0)
-    tl.store(out + row * RANK + lane, tl.sum(part * share[:, None], 0).to(out.dtype.element_ty), mask=lane < RANK)
+@triton.jit(do_not_specialize=["rows", "segments"])
+def _join(partial, lse, out, rows, segments, RANK: tl.constexpr, LANES: tl.constexpr):
+    """Joins partial results [segments, rows, RANK], with the log2 of each one's weight -> out [rows, RANK]."""
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    top = tl.full((), float("-inf"), tl.float32)
+    total = tl.zeros((), tl.float32)
+    joined = tl.zeros([LANES], tl.float32)
+    for first in range(0, segments, JOINED_AT_ONCE):
+        segment = first + tl.arange(0, JOINED_AT_ONCE)
+        log = tl.load(lse + segment * rows + row, mask=segment < segments, other=float("-inf"))
+        new_top = tl.maximum(top, tl.max(log, 0))
+        base = tl.where(new_top > float("-inf"), new_top, 0.0)
+        share, shrink = tl.exp2(log - base), tl.exp2(top - base)
+        mask = (log > float("-inf"))[:, None] & (lane < RANK)[None, :]
+        part = tl.load(partial + (segment[:, None] * rows + row) * RANK + lane[None, :], mask=mask, other=0.0)
+        joined = joined * shrink + tl.sum(part * share[:, None], 0)
+        total = total * shrink + tl.sum(share, 0)
+        top = new_top
+    joined = joined / tl.maximum(total, TINY)
+    tl.store(out + row * RANK + lane, joined.to(out.dtype.element_ty), mask=lane < RANK)

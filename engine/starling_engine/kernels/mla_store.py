@@ -19,15 +19,16 @@ def rotate_and_store(
     *,
     interleaved: bool,
 ) -> torch.Tensor:
-    """Stores the step's latents in kv [num_blocks, block_size, kv_rank + rope_dim], contiguous.
+    """Stores the step's latents in kv [num_blocks, block_size, kv_rank + rope_dim], contiguous but for the first dimension.
 
     q [T, H, key_dim], of which the last rope_dim are rotated; c [T, kv_rank]; k_rope [T, rope_dim]; cos_sin [max_position,
-    rope_dim] fp32; positions and slot_mapping as in `AttentionMetadata`.
+    at most rope_dim] fp32, which leaves further pairs as they are; positions and slot_mapping as in `AttentionMetadata`.
 
     Returns the rotated queries [T, H, rope_dim]. `interleaved` pairs lie side by side. They come out in two halves, in queries and
     keys alike: the order does not matter to a dot product.
     """
     (tokens, heads, key_dim), rank, rope = q.shape, c.shape[1], k_rope.shape[1]
+    assert kv.stride()[1:] == (rank + rope, 1)
     out = q.new_empty(tokens, heads, rope)
     _rotate_and_store[(tokens, 1 + triton.cdiv(heads, HEADS))](
         q,
@@ -42,10 +43,13 @@ def rotate_and_store(
         q.stride(1),
         c.stride(0),
         k_rope.stride(0),
+        kv.stride(0),
         heads,
+        BLOCK_SIZE=kv.shape[1],
         NOPE=key_dim - rope,
         RANK=rank,
         HALF=rope // 2,
+        TURNED=cos_sin.shape[1] // 2,
         INTERLEAVED=interleaved,
         HEADS=HEADS,
         RANK_LANES=triton.next_power_of_2(rank),
@@ -68,10 +72,13 @@ def _rotate_and_store(
     head_stride,
     c_stride,
     k_stride,
+    block_stride,
     num_heads,
+    BLOCK_SIZE: tl.constexpr,
     NOPE: tl.constexpr,
     RANK: tl.constexpr,
     HALF: tl.constexpr,
+    TURNED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr,
     RANK_LANES: tl.constexpr,
@@ -82,13 +89,13 @@ def _rotate_and_store(
     pair = tl.arange(0, HALF_LANES)
     low = pair * 2 if INTERLEAVED else pair
     high = low + 1 if INTERLEAVED else low + HALF
-    table = cos_sin + tl.load(positions + token) * (2 * HALF)
-    cosine = tl.load(table + pair, mask=pair < HALF, other=0.0)
-    sine = tl.load(table + HALF + pair, mask=pair < HALF, other=0.0)
+    table = cos_sin + tl.load(positions + token) * (2 * TURNED)
+    cosine = tl.load(table + pair, mask=pair < TURNED, other=1.0)
+    sine = tl.load(table + TURNED + pair, mask=pair < TURNED, other=0.0)
     if part == 0:
         slot = tl.load(slot_mapping + token)
         if slot >= 0:
-            row = kv + slot * (RANK + 2 * HALF)
+            row = kv + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * (RANK + 2 * HALF)
             at = tl.arange(0, RANK_LANES)
             tl.store(row + at, tl.load(c + token * c_stride + at, mask=at < RANK), mask=at < RANK)
             key = k_rope + token * k_stride

@@ -4,7 +4,6 @@
 results that `split_attention` merges.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from starling_engine.kernels.attention_plan import (
     MAX_GROUP,
     AttentionShape,
     AttentionTiles,
+    QueryBlocks,
     decode_segments,
     decode_tiles,
     prefill_tiles,
@@ -23,7 +23,7 @@ from starling_engine.kernels.attention_plan import (
 )
 from starling_engine.kernels.split_attention import Partial, merge, merge_short
 from starling_engine.native.cache_rows import columns
-from starling_engine.platforms import triton_support
+from starling_engine.platforms.triton_support import sms
 
 NO_LIMIT = 1 << 30
 
@@ -43,6 +43,7 @@ class AttentionCall:
     key_scale: float = 1.0
     value_scale: float = 1.0
     sinks: Tensor | None = None
+    query_blocks: Tensor | None = None
 
     def __post_init__(self) -> None:
         heads, dim = self.q.shape[1:]
@@ -87,7 +88,7 @@ class AttentionScope:
 
     Sequences with `shortest` to `longest` queries attend to their keys from `suffix` on. Or, with `prefix`, all tokens attend to
     the first `prefix` keys of the first sequence. `blocks`: query blocks that are enough for each of these sequences, where they
-    are short; 0: their lengths decide, on the device.
+    are short; 0: their lengths decide, on the device. `listed`: the call's `query_blocks` are those of these sequences.
     """
 
     blocks: int = 0
@@ -95,6 +96,7 @@ class AttentionScope:
     longest: int = NO_LIMIT
     prefix: int = 0
     suffix: int = 0
+    listed: bool = False
 
 
 def paged_attention(
@@ -111,13 +113,14 @@ def paged_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     sinks: Tensor | None = None,
+    query_blocks: Tensor | None = None,
 ) -> Tensor:
     """Attends causally from q [T, H, D] to kv [num_blocks, 2, KVH, block_size, D] -> [T, H, D] of q's dtype, summed in fp32.
 
     block_tables [S, max_blocks], query_start [S + 1] and context_lens [S] int32, as in `AttentionMetadata`; scale > 0. Keys and
     values of float8_e4m3fn are multiplied by key_scale and value_scale; a cache of int8 or uint8 has rows of `cache_rows` in place
-    of D elements. sinks [H] as in `AttentionWeights`. Launches depend on shapes alone, and on max_query_len, whose default is T.
-    Rows of tokens without a sequence are undefined.
+    of D elements. sinks [H] as in `AttentionWeights`, query_blocks as in `AttentionMetadata`. Launches depend on shapes alone, and
+    on max_query_len, whose default is T. Rows of tokens without a sequence are undefined.
     """
     call = AttentionCall(
         q=q,
@@ -131,6 +134,7 @@ def paged_attention(
         key_scale=key_scale,
         value_scale=value_scale,
         sinks=sinks,
+        query_blocks=query_blocks,
     )
     return attend(call, len(q) if max_query_len is None else max_query_len)
 
@@ -164,12 +168,14 @@ def _attend_mixed(call: AttentionCall) -> Tensor:
     """
     dim, itemsize = call.q.shape[2], call.q.itemsize
     out = torch.empty_like(call.q)
-    small = decode_tiles(dim, itemsize, call.group, 1)
+    small, blocks = decode_tiles(dim, itemsize, call.group, 1), QueryBlocks.of(dim, itemsize, call.group)
     assert small is not None
-    short = small.tokens(call.group) if call.sequences > 1 else 0
-    launch(call, AttentionScope(shortest=short + 1), prefill_tiles(dim, itemsize), out)
-    if not short:
+    shortest = blocks.shortest(call.sequences)
+    listed = call.query_blocks is not None
+    launch(call, AttentionScope(shortest=shortest, listed=listed), prefill_tiles(dim, itemsize), out)
+    if shortest == 1:
         return out
+    short = shortest - 1
     part = AttentionScope(blocks=1, longest=short)
     segments = decode_segments(call.shape, call.longest, sms(call.q.device))
     if segments == 1:
@@ -212,11 +218,15 @@ def launch(
     tokens, heads, dim = call.q.shape
     kv_heads, block_size = call.kv.shape[2:4]
     block_q = tiles.tokens(call.group)
+    listed = call.query_blocks if part.listed else None
     if part.prefix:
         query_blocks = -(-tokens // block_q)
+    elif listed is not None:
+        query_blocks = len(listed)
     else:
         query_blocks = call.sequences * part.blocks or tokens // block_q + call.sequences
     partial = out if isinstance(out, Partial) else None
+    assert segments == 1 or partial is not None
     final = out if isinstance(out, Tensor) else None
     attention_kernel[query_blocks, kv_heads, segments](
         call.q,
@@ -224,6 +234,7 @@ def launch(
         call.block_tables,
         call.query_start,
         call.context_lens,
+        listed,
         call.sinks,
         final,
         partial and partial.out,
@@ -253,7 +264,6 @@ def launch(
         CAPPED=call.soft_cap > 0,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
-        SPLIT=segments > 1,
         PARTIAL=partial is not None,
         SHORT=part.blocks > 0,
         PREFIX=part.prefix > 0,
@@ -262,11 +272,3 @@ def launch(
         num_stages=tiles.stages,
         maxnreg=tiles.registers,
     )
-
-
-@functools.cache
-def sms(device: torch.device) -> int:
-    """Returns the number of streaming multiprocessors of the device; an H200's where it is no GPU and stands in for none."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return (triton_support.stand_in or triton_support.H200).processors

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from starling_engine.kernels.attention_kernel import LOG2_E
 
+FEW, MANY = 8, 64
+"""Segments that a program merges at once: with two kernels for all numbers of segments, no step meets another one."""
+
 
 @dataclass(frozen=True)
 class Partial:
@@ -39,10 +42,13 @@ class Partial:
 
 @triton.jit(do_not_specialize=["count", "room"])
 def _merge(
-    partial_out, partial_lse, sinks, query_start, out, count, room, PADDED_SEGMENTS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    partial_out, partial_lse, sinks, query_start, out, count, room, AT_ONCE: tl.constexpr, HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head), of `count` segments. With `query_start`, (token of a sequence that has `room` for them, head)."""
+    """Program (token, head), of `count` segments, AT_ONCE at a time.
+
+    With `query_start`, (token of a sequence that has `room` for them, head).
+    """
     token = tl.program_id(0)
     row = token.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     if query_start is not None:
@@ -54,22 +60,27 @@ def _merge(
             return
         token = begin + own
     to = token.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    segments = tl.arange(0, PADDED_SEGMENTS)
     dims = tl.arange(0, PADDED_DIM)
-    lse = tl.load(partial_lse + row * count + segments, mask=segments < count, other=float("-inf"))
-    # A segment without keys was never written, and is not read.
-    some = lse > float("-inf")
-    top = tl.max(lse, 0)
+    top = tl.full((), float("-inf"), tl.float32)
+    total = tl.zeros((), tl.float32)
+    merged = tl.zeros([PADDED_DIM], tl.float32)
     if sinks is not None:
-        sink = tl.load(sinks + tl.program_id(1)) * LOG2_E
-        top = tl.maximum(top, sink)
-    weight = tl.exp2(lse - tl.where(top > float("-inf"), top, 0.0))
-    pointers = partial_out + (row * count + segments)[:, None] * HEAD_DIM + dims[None, :]
-    parts = tl.load(pointers, mask=some[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-    total = tl.sum(weight, 0)
-    if sinks is not None:
-        total += tl.exp2(sink - top)
-    merged = tl.sum(parts * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+        top = tl.load(sinks + tl.program_id(1)) * LOG2_E
+        total += 1
+    for first in range(0, count, AT_ONCE):
+        segment = first + tl.arange(0, AT_ONCE)
+        lse = tl.load(partial_lse + row * count + segment, mask=segment < count, other=float("-inf"))
+        # A segment without keys was never written, and is not read.
+        some = lse > float("-inf")
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(new_top > float("-inf"), new_top, 0.0)
+        weight, shrink = tl.exp2(lse - base), tl.exp2(top - base)
+        pointers = partial_out + (row * count + segment)[:, None] * HEAD_DIM + dims[None, :]
+        parts = tl.load(pointers, mask=some[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+        merged = merged * shrink + tl.sum(parts * weight[:, None], 0)
+        total = total * shrink + tl.sum(weight, 0)
+        top = new_top
+    merged = merged / tl.where(total > 0, total, 1.0)
     tl.store(out + to * HEAD_DIM + dims, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
@@ -100,7 +111,7 @@ def _launch(partial: Partial, out: Tensor, sinks: Tensor | None, query_start: Te
         out,
         segments,
         partial.room,
-        PADDED_SEGMENTS=triton.next_power_of_2(segments),
+        AT_ONCE=FEW if segments <= FEW else MANY,
         HEAD_DIM=dim,
         PADDED_DIM=triton.next_power_of_2(dim),
         num_warps=4,

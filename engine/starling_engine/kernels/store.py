@@ -80,7 +80,7 @@ def _whole_rows(
     return tl.where(is_value[:, None], x, key).to(kind).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])  # a group's slots begin where the group's before end
 def _qk_norm_rope_store(
     qkv, positions, cos_sin, q_norm, k_norm, eps, kv, slot_mapping, out, key_scale, value_scale, stride_token, stride_block,
     stride_value, stride_head, stride_offset,

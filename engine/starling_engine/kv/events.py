@@ -142,7 +142,7 @@ class EventLog:
 
     def removed(self, group: int, hashes: Sequence[bytes], medium: Medium = "GPU") -> None:
         """Reports blocks that were removed now."""
-        if not self.is_open:
+        if not self.is_open or group == len(self._specs):  # listeners are not told of snapshots
             return
         self._num_stored -= len(hashes)
         last = self._events[-1] if self._events else None

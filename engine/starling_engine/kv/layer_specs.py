@@ -1,8 +1,22 @@
 """The KV specs and groups of a model's layers. Imports no torch, so that memory can be planned without it."""
 
+from dataclasses import replace
+
 from starling_engine.config import CACHE_GROUP, WorkerConfig
-from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, WindowSpec, group_layers
+from starling_engine.kv.spec import (
+    KVGroup,
+    KVSpec,
+    LatentSpec,
+    StateGroup,
+    StatePart,
+    StateSpec,
+    WindowSpec,
+    group_layers,
+    slab_bytes,
+)
 from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.gated_delta import GatedDeltaConfig
+from starling_engine.model_config.mamba2 import Mamba2Config
 from starling_engine.topology.shard import ALL, Shard
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
@@ -16,9 +30,27 @@ def kv_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
     return [KVGroup(group.spec, tuple(i for i in group.layers if i in local)) for group in groups]
 
 
+def state_group(model: ModelConfig, config: WorkerConfig) -> StateGroup | None:
+    """Returns the layers of this rank that have a recurrent state, and how many blocks one takes on the rank that needs most."""
+    if not model.has_state:
+        return None
+    states = [_state_layers(model, replace(config, rank=rank)) for rank in range(config.layout.world_size)]
+    spec, layers = states[config.rank][1:]
+    return StateGroup(spec, layers, max(spec.columns(len(layers), slab)[-1] for slab, spec, layers in states))
+
+
+def _state_layers(model: ModelConfig, config: WorkerConfig) -> tuple[int, StateSpec, tuple[int, ...]]:
+    """Returns the bytes of the rank's slabs, and the state of those of its layers that have one."""
+    at, layout = config.layout.coordinates(config.rank), config.layout
+    local = stage_layers(model, Shard(at.pp, layout.pipeline))
+    specs = state_specs(model, Shard(at.tp, layout.tensor))
+    (spec,) = set(specs.values())
+    return slab_bytes(kv_groups(model, config), spec), spec, tuple(i for i in specs if i in local)
+
+
 def whole_groups(model: ModelConfig, config: WorkerConfig, tensor: Shard = ALL) -> list[KVGroup]:
-    """Returns the groups with the layers of all stages, for the heads of `tensor`."""
-    return group_layers(kv_specs(model, config.block_size, config.kv_dtype, tensor))
+    """Returns the groups with the layers of all stages, for the heads of `tensor`. An encoder has none."""
+    return group_layers({} if not model.causal else kv_specs(model, config.block_size, config.kv_dtype, tensor))
 
 
 def stage_layers(model: ModelConfig, stage: Shard) -> range:
@@ -27,10 +59,45 @@ def stage_layers(model: ModelConfig, stage: Shard) -> range:
     return range(share.start, share.start + share.size)
 
 
-def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard = ALL) -> list[KVSpec]:
-    """Returns each layer's spec, for the heads of `tensor`. `block_size` is in tokens, `kv_dtype` a key of DTYPE_BYTES."""
+def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard = ALL) -> dict[int, KVSpec]:
+    """Returns the spec of each layer that attends, by its index, for the heads of `tensor`.
+
+    `block_size` is in tokens, `kv_dtype` a key of DTYPE_BYTES.
+    """
     heads = tensor.heads(config.num_kv_heads).size
-    return [_spec(config, heads, window, block_size, kv_dtype) for window in config.windows]
+    attending = {index: layer for index, layer in enumerate(config.layers) if layer.attends}
+    return {index: _spec(config, heads, layer.window, block_size, kv_dtype) for index, layer in attending.items()}
+
+
+def state_specs(config: ModelConfig, tensor: Shard = ALL) -> dict[int, StateSpec]:
+    """Returns the state of each layer that has one, by its index, for the heads of `tensor`.
+
+    That is a matrix of each head, and the last inputs of the short convolution, the oldest first. A gated short convolution has
+    these inputs alone.
+    """
+    if config.gated_delta is not None:
+        spec = _delta_state(config.gated_delta, tensor)
+    elif config.mamba2 is not None:
+        spec = _mamba2_state(config.mamba2, tensor)
+    elif config.short_conv is not None:
+        conv = config.short_conv
+        spec = StateSpec((StatePart(conv.kernel - 1, (tensor.of(conv.channels).size,)),))
+    else:
+        return {}
+    return {index: spec for index, layer in enumerate(config.layers) if layer.has_state}
+
+
+def _delta_state(delta: GatedDeltaConfig, tensor: Shard) -> StateSpec:
+    channels = 2 * tensor.of(delta.key_heads).size * delta.key_dim + tensor.of(delta.value_heads).size * delta.value_dim
+    recurrent = StatePart(tensor.of(delta.value_heads).size, (delta.key_dim, delta.value_dim))
+    return StateSpec((recurrent, StatePart(delta.kernel - 1, (channels,))))
+
+
+def _mamba2_state(mamba: Mamba2Config, tensor: Shard) -> StateSpec:
+    heads, groups = tensor.of(mamba.heads).size, tensor.heads(mamba.groups).size
+    channels = heads * mamba.head_dim + 2 * groups * mamba.state_size
+    recurrent = StatePart(heads, (mamba.state_size, mamba.head_dim))
+    return StateSpec((recurrent, StatePart(mamba.kernel - 1, (channels,))))
 
 
 def _spec(config: ModelConfig, heads: int, window: int, block_size: int, kv_dtype: str) -> KVSpec:

@@ -1,17 +1,20 @@
-"""Manages the blocks of sequences: block tables of all KV groups, prefix hits, forks, windows, and reservations.
+"""Manages the blocks of sequences: block tables of all KV groups, recurrent state, prefix hits, forks, windows, and reservations.
 
 A sequence is admitted only when the pool can hold all of its known tokens. Blocks that it has not taken yet are reserved, so two
 half-prefilled prompts never wait for each other. Only growth by new output tokens can run out of blocks.
 """
 
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from starling_engine.kv.events import BlockSpan, EventLog
 from starling_engine.kv.hashing import HashChain
 from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
-from starling_engine.kv.spec import KVGroup, peak_blocks
+from starling_engine.kv.snapshots import SequenceState, SnapshotCache, SnapshotSpacing, prompt_stops
+from starling_engine.kv.spec import KVGroup, StateGroup, peak_blocks
 from starling_engine.step import BlockCopy
 
 
@@ -37,10 +40,27 @@ class SequenceBlocks:
     """Number of tokens at which the next block leaves the window of a group."""
     salt: str | None = None
     """The cache salt in the chain's root, for listeners to KV events."""
+    state: SequenceState = field(default_factory=SequenceState)
+    found_snapshot: list[int] = field(default_factory=list)
+    """Blocks of the snapshot at the end of the last search's prefix."""
+    junction: int = 0
+    """Tokens of the prefix that the last search would have found, if there were snapshots everywhere."""
+    restores: list[BlockCopy] = field(default_factory=list)
+    """Copies that make its state that of the snapshot; for the first step that it is in."""
 
     @property
     def num_blocks(self) -> int:
-        return len(self.tables[0])
+        return len(self.tables[0]) if self.tables else 0
+
+    @property
+    def worker_tables(self) -> list[list[int]]:
+        """The block tables as the workers have them: that of the state comes last, where there is one."""
+        return [*self.tables, self.state.blocks] if self.state.blocks else self.tables
+
+    @property
+    def held(self) -> list[list[int]]:
+        """All blocks that the sequence has references to."""
+        return [*self.tables, self.state.blocks, *self.state.copied.values()]
 
 
 def agreed_length(groups: Iterable[int], limit: int, longest: Callable[[int, int], int]) -> int:
@@ -55,7 +75,7 @@ def agreed_length(groups: Iterable[int], limit: int, longest: Callable[[int, int
 
 
 class KVManager:
-    """Manages all block tables.
+    """Manages all block tables. Sequences of a model without groups have none, and are as long as they want to be.
 
     `max_in_flight` is the most tokens of a sequence in flight: the step's token budget times the steps in flight.
     """
@@ -68,17 +88,25 @@ class KVManager:
         prefix_caching: bool = True,
         max_in_flight: int = 2048,
         events: EventLog | None = None,
+        state: StateGroup | None = None,
+        spacing: SnapshotSpacing = SnapshotSpacing(),  # noqa: B008 - it is frozen
     ) -> None:
         self.groups = list(groups)
-        self.block_size = groups[0].spec.block_size
+        self.block_size = groups[0].spec.block_size if groups else 1
         assert all(g.spec.block_size == self.block_size for g in groups), "hits of groups meet at one block size"
         self.prefix_caching = prefix_caching
         self.events = EventLog(groups, published=False) if events is None else events
         """Takes what is stored and removed, for listeners."""
-        self.pool = BlockPool(num_blocks, len(groups), self.events)
+        self.state_blocks = state.num_blocks if state is not None else 0
+        """Blocks of a sequence's recurrent state."""
+        self.pool = BlockPool(num_blocks, len(groups) + (state is not None), self.events)
+        self._snapshots = SnapshotCache(self.pool, len(groups), self.state_blocks)
+        self._spacing = spacing
+        unit = max(self.block_size, spacing.unit)
+        self._output_spacing = -(-spacing.output // unit) * unit
         self.reserved = 0
         self._max_in_flight = max_in_flight
-        self.max_tokens = self._longest_sequence()
+        self.max_tokens = self._longest_sequence() if groups else sys.maxsize
         """The longest sequence that the pool can hold alone."""
         self._windows = [g for g, group in enumerate(groups) if group.spec.window]
         self._search_order = sorted(range(len(groups)), key=lambda g: bool(groups[g].spec.window))
@@ -89,12 +117,12 @@ class KVManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Returns the blocks that a sequence of `num_tokens` has at its peak, over all groups."""
-        return peak_blocks(self.groups, num_tokens, self._max_in_flight)
+        return peak_blocks(self.groups, num_tokens, self._max_in_flight) + self.state_blocks
 
     @property
     def blocks_in_flight(self) -> int:
-        """Blocks that the steps in flight may take."""
-        return -(-self._max_in_flight // self.block_size) * len(self.groups)
+        """Blocks that the steps in flight may take: with a state those of a request that starts, and of a snapshot."""
+        return -(-self._max_in_flight // self.block_size) * len(self.groups) + 2 * self.state_blocks
 
     def _longest_sequence(self) -> int:
         low, high = 0, self.pool.num_usable * self.block_size
@@ -120,9 +148,23 @@ class KVManager:
         sequence.chain.extend(tokens, len(tokens))
         hashes = sequence.chain.hashes[: (len(tokens) - 1) // self.block_size]
         length = agreed_length(self._search_order, len(hashes), lambda group, limit: self._hit_length(group, hashes, limit))
+        if self.state_blocks:
+            sequence.junction = length * self.block_size
+            length = self._cut_to_snapshot(sequence, hashes, length)
         tables = [self._hit_table(group, hashes[:length]) for group in range(len(self.groups))]
         sequence.last_search = (len(tokens), self.pool.version, tables)
         return tables
+
+    def _cut_to_snapshot(self, sequence: SequenceBlocks, hashes: list[bytes], limit: int) -> int:
+        """Returns the largest length <= limit, in blocks, behind which there are a snapshot and what a next token would read."""
+        length = limit
+        while length := self._snapshots.longest(hashes, length):
+            agreed = agreed_length(self._search_order, length, lambda group, most: self._hit_length(group, hashes, most))
+            if agreed == length:
+                break
+            length = agreed
+        sequence.found_snapshot = (self._snapshots.find(hashes[length - 1]) or []) if length else []
+        return length
 
     def _hit_length(self, group: int, hashes: list[bytes], limit: int) -> int:
         """Returns the largest length <= limit, in blocks, for which the group has all that a next token would read.
@@ -142,27 +184,137 @@ class KVManager:
         found = (self.pool.find(group, block_hash) for block_hash in hashes[first:])
         return [NULL_BLOCK] * first + [block for block in found if block is not None]
 
-    def admit(self, sequence: SequenceBlocks, tables: list[list[int]], num_tokens: int, headroom: int = 0) -> bool:
-        """Takes the found blocks and reserves the rest of `num_tokens`.
+    def admit(
+        self, sequence: SequenceBlocks, tables: list[list[int]], num_tokens: int, headroom: int = 0, external: int = 0
+    ) -> bool:
+        """Takes the found blocks and reserves the rest of `num_tokens`, of which `external` ones after these come from a tier.
 
         Returns False, with nothing taken, when fewer than `headroom` blocks would be left for others to grow into.
         """
         found = [block for table in tables for block in table if block != NULL_BLOCK]
-        rest = max(0, self.blocks_for(num_tokens) - len(found))
-        if rest + headroom > self.num_available - sum(map(self.pool.is_free, found)):
+        rest = max(0, self.blocks_for(num_tokens) - self.state_blocks - len(found))
+        spare = self.num_available - sum(map(self.pool.is_free, found)) - rest - self.state_blocks - headroom
+        if spare < 0:
             return False
         for block in found:
             self.pool.share(block)
+        start = len(tables[0]) * self.block_size if tables else 0
+        if self.state_blocks and external:
+            self._start_external_state(sequence, start + external, num_tokens, with_snapshot=spare >= self.state_blocks)
+        elif self.state_blocks:
+            self._start_state(sequence, start, num_tokens)
         sequence.tables = [list(table) for table in tables]
-        sequence.cached_blocks = sequence.found_blocks = len(tables[0])
+        sequence.cached_blocks = sequence.found_blocks = len(tables[0]) if tables else 0
         sequence.known_tokens = num_tokens
         sequence.last_search = None
         sequence.reserved = rest
         self.reserved += rest
         return True
 
+    def _start_state(self, sequence: SequenceBlocks, start: int, num_tokens: int) -> None:
+        """Takes blocks for the state, to which those of the snapshot at `start` tokens are copied. Kernels begin with zeros at 0.
+
+        Where there is no room for both, the state takes those of the snapshot's blocks that nobody else reads or stores; the
+        snapshot is then lost to others.
+        """
+        snapshot = sequence.found_snapshot if start else []
+        for block in snapshot:  # it must not be taken for the state
+            self.pool.share(block)
+        if snapshot and self.num_available < self.state_blocks:
+            self._snapshots.evict(sequence.chain.hashes[start // self.block_size - 1])
+            blocks = [block if self.pool.refs[block] == 1 else self.pool.take(1)[0] for block in snapshot]
+        else:
+            blocks = self.pool.take(self.state_blocks)
+        sequence.restores = self._state_copies(snapshot, blocks)
+        for copy in sequence.restores:
+            self.pool.release(copy.source)
+        sequence.state = SequenceState(blocks, self._prompt_stops(sequence, start, num_tokens))
+
+    def _start_external_state(self, sequence: SequenceBlocks, length: int, num_tokens: int, *, with_snapshot: bool) -> None:
+        """Takes blocks for a state that comes from a tier, that of `length` tokens.
+
+        It comes to a snapshot, from where it is copied to the state. Where there is room for one alone, it comes to the state.
+        """
+        blocks = self.pool.take(self.state_blocks)
+        sequence.state = SequenceState(blocks, self._prompt_stops(sequence, length, num_tokens))
+        sequence.restores = []
+        if with_snapshot:
+            sequence.state.stops.insert(0, length)  # it is a prompt's
+            sequence.state.copied[length] = self.pool.take(self.state_blocks)
+            sequence.restores = self._state_copies(sequence.state.copied[length], blocks)
+
+    def _prompt_stops(self, sequence: SequenceBlocks, start: int, num_tokens: int) -> list[int]:
+        if not self.prefix_caching:
+            return []
+        return prompt_stops(start, num_tokens, sequence.junction, self.block_size, self._spacing)
+
+    def _state_copies(self, sources: Sequence[int], targets: Sequence[int]) -> list[BlockCopy]:
+        pairs = zip(sources, targets, strict=False)
+        return [BlockCopy(len(self.groups), source, target) for source, target in pairs if source != target]
+
+    def take_restores(self, sequence: SequenceBlocks) -> list[BlockCopy]:
+        """Returns the copies that make the sequence's state that of a snapshot, for its first step; nothing for later ones."""
+        restores, sequence.restores = sequence.restores, []
+        return restores
+
+    def external_state(self, sequence: SequenceBlocks, length: int) -> list[int]:
+        """Returns the blocks to which the state at `length` tokens is to come from a tier."""
+        return sequence.state.copied.get(length, sequence.state.blocks)
+
+    def cache_external_state(self, sequence: SequenceBlocks, length: int) -> None:
+        """Caches the snapshot at `length` tokens, which has come from a tier; nothing where there was no room for one."""
+        name = sequence.chain.hashes[length // self.block_size - 1]
+        if length in sequence.state.copied and self._snapshots.add(name, sequence.state.copied[length]):
+            sequence.state.named[length] = name
+
+    def find_snapshot(self, name: bytes) -> list[int] | None:
+        """Returns the blocks of the snapshot behind a prefix; None unless all are there."""
+        return self._snapshots.find(name) if self.state_blocks else None
+
+    def tokens_to_stop(self, sequence: SequenceBlocks, start: int) -> int:
+        """Returns the most tokens that a row from `start` may have, so that it ends where a snapshot is wanted."""
+        return next((stop - start for stop in sequence.state.stops if stop > start), sys.maxsize)
+
+    def take_snapshot(self, sequence: SequenceBlocks, length: int, headroom: int) -> list[BlockCopy]:
+        """Returns the copies of a snapshot, for a step that begins with token `length`; none where none is wanted or possible.
+
+        `headroom` blocks are left for others to grow into.
+        """
+        state = sequence.state
+        wanted = length in state.stops or (length >= sequence.known_tokens and length % self._output_spacing == 0)
+        if not wanted or not self.prefix_caching or self.state_blocks + headroom > self.num_available:
+            return []
+        if length in state.copied:  # it has come from a tier
+            return []
+        hashes = sequence.chain.hashes[length // self.block_size - 1 :][:1]
+        if hashes and self._snapshots.find(hashes[0]) is not None:
+            return []
+        state.copied[length] = blocks = self.pool.take(self.state_blocks)
+        return self._state_copies(state.blocks, blocks)
+
+    def name_snapshots(self, sequence: SequenceBlocks, num_confirmed: int) -> list[int]:
+        """Caches snapshots that steps have copied whose results are here. Of an output the last one stays.
+
+        Returns their lengths, without those in its output, of which the next one may take the place.
+        """
+        state, new = sequence.state, []
+        for length in [length for length in state.copied if length < num_confirmed]:
+            blocks, name = state.copied.pop(length), sequence.chain.hashes[length // self.block_size - 1]
+            if length not in state.stops:
+                for other, replaced in state.output_names.items():
+                    self._snapshots.evict(replaced)
+                    del state.named[other]
+            if self._snapshots.add(name, blocks):
+                state.named[length] = name
+                new += [length] if length in state.stops else []
+            for block in blocks:
+                self.pool.release(block)
+        return new
+
     def grow(self, sequence: SequenceBlocks, num_tokens: int) -> list[list[int]]:
         """Extends the tables to `num_tokens` tokens; returns the new blocks of each group. Raises OutOfBlocks."""
+        if not self.groups:
+            return []
         missing = -(-num_tokens // self.block_size) - sequence.num_blocks
         if missing <= 0:
             return []
@@ -200,7 +352,9 @@ class KVManager:
             table += [NULL_BLOCK] * unread + self.pool.take(count - unread)
 
     def fork_tables(self, parent: SequenceBlocks, num_tokens: int) -> list[list[int]] | None:
-        """Returns the parent's blocks of the first `num_tokens` tokens; None if one of its windows has moved past them."""
+        """Returns the parent's blocks of the first `num_tokens` tokens; None if a window or a state has moved on."""
+        if self.state_blocks:
+            return None
         count = -(-num_tokens // self.block_size)
         tables = [table[:count] for table in parent.tables]
         for group, table in zip(self.groups, tables, strict=True):
@@ -255,6 +409,9 @@ class KVManager:
                 if self.pool.find(group, block_hash) == table[index]:
                     self.pool.evict_block(table[index])
         sequence.cached_blocks = min(sequence.cached_blocks, sequence.found_blocks)
+        for name in sequence.state.named.values():
+            self._snapshots.evict(name)
+        sequence.state.named.clear()
         return hashes
 
     def cache_blocks(self, sequence: SequenceBlocks, tokens: Sequence[int], num_confirmed: int) -> None:
@@ -280,6 +437,10 @@ class KVManager:
 
     def release(self, sequence: SequenceBlocks) -> None:
         """Frees all blocks, the end of the sequence first, so that its beginning stays cached longest."""
+        for block in (*sequence.state.blocks, *chain.from_iterable(sequence.state.copied.values())):
+            self.pool.release(block)
+        sequence.state = SequenceState()
+        sequence.restores = []
         for table in sequence.tables:
             for block in reversed(table):
                 if block != NULL_BLOCK:

@@ -85,8 +85,8 @@ class BlockPool:
         return self._cached[group].get(block_hash)
 
     def cached(self, group: int) -> Collection[bytes]:
-        """Returns the hashes of a group's cached blocks; they change with the cache."""
-        return self._cached[group].keys()
+        """Returns the hashes of a group's cached blocks; they change with the cache. A model without groups has none."""
+        return self._cached[group].keys() if self._cached else ()
 
     def is_free(self, block: int) -> bool:
         return self.refs[block] == 0
@@ -109,8 +109,10 @@ class BlockPool:
         return bytes(map(self._cached[group].__contains__, hashes))
 
     def evict_block(self, block: int) -> None:
-        """Evicts a block that is in use from the cache, if it is there."""
-        assert self.refs[block], "free blocks are counted in num_blank"
+        """Evicts a block from the cache, if it is there. If it is free, it is taken first from now on."""
+        if not self.refs[block] and self._hash_of[block] is not None:
+            self.num_blank += 1
+            self._free.move_to_end(block, last=False)
         self._evict(block)
 
     def evict_free_blocks(self) -> None:

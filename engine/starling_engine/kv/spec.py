@@ -1,11 +1,13 @@
 """The form of a block in one layer of the KV cache (vLLM calls that a page).
 
-Layers of equal spec form a KV group with its own block tables; all groups take blocks of equal bytes from one pool.
+Layers of equal spec form KV groups with block tables of their own; all groups take their blocks from one pool. A block is a slab of
+as many bytes as the largest group needs: a group has its layers one behind the other in it, from the slab's start.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +72,104 @@ class LatentSpec(KVSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class StatePart:
+    """Rows of a layer's recurrent state, each of `shape` in fp32. A row lies in one block: kernels find it in one piece."""
+
+    rows: int
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The recurrent state of a layer: as many bytes at any length of the sequence.
+
+    A sequence has the blocks of its state from its start to its end, whatever its length. A copy of them, a snapshot, is its state
+    at one length.
+    """
+
+    parts: tuple[StatePart, ...]
+
+    @property
+    def largest_row_bytes(self) -> int:
+        return max(part.row_bytes for part in self.parts)
+
+    def columns(self, num_layers: int, slab_bytes: int) -> list[int]:
+        """Returns where each part's blocks begin in a block table, and the number of all blocks, for so many layers."""
+        blocks = (-(-num_layers * part.rows // (slab_bytes // part.row_bytes)) for part in self.parts)
+        return list(accumulate(blocks, initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """The layers that have a recurrent state. Their block table comes behind those of the KV groups.
+
+    It has `num_blocks` blocks: as many on every rank, though some may need fewer.
+    """
+
+    spec: StateSpec
+    layers: tuple[int, ...]
+    num_blocks: int
+
+
+def pieces_of(state: StateGroup, most: int) -> list[int]:
+    """Returns the blocks of each piece of a snapshot, where a piece has `most` at most: that is how tiers keep it."""
+    return [min(most, state.num_blocks - first) for first in range(0, state.num_blocks, most)]
+
+
+@dataclass(frozen=True, slots=True)
 class KVGroup:
-    """The layers that share one block table; `layers[i]` has its part of each block in the pool's storage tensor i."""
+    """The layers that share one block table, in the order in which they lie in a slab."""
 
     spec: KVSpec
     layers: tuple[int, ...]
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all of these layers."""
+        return len(self.layers) * self.spec.layer_block_bytes
+
+
+SLAB_ALIGNMENT = 64
+"""Bytes, a cache line. Slabs have whole ones, so that a slab can be viewed as numbers of any type."""
+
+
+def slab_bytes(groups: Sequence[KVGroup], state: StateSpec | None = None) -> int:
+    """Returns the bytes of a slab, which holds a block of any group, or a row of a state. 0 for a model that caches nothing."""
+    most = max((group.block_bytes for group in groups), default=0)
+    if state is not None:
+        most = max(most, state.largest_row_bytes)
+    return -(-most // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
+
 
 def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, max_in_flight: int) -> int:
     """Returns the blocks of a sequence of `num_tokens` at its peak, over all groups, with `max_in_flight` in steps at once."""
-    logical = -(-num_tokens // groups[0].spec.block_size)
     peak = 0
     for group in groups:
+        logical = -(-num_tokens // group.spec.block_size)
         window = group.spec.window
         peak += min(logical, -(-(window + max_in_flight) // group.spec.block_size) + 1) if window else logical
     return peak
 
 
-def group_layers(specs: list[KVSpec]) -> list[KVGroup]:
-    """Groups layers by spec into groups of at most `size` layers, where `size` is the smallest number of layers of one kind.
+def group_layers(specs: Mapping[int, KVSpec]) -> list[KVGroup]:
+    """Groups layers by spec into groups of as many layers as fit into a slab; `specs` has the layers by their index.
 
-    A block has `size` times layer_block_bytes in every group, so any block can serve any group. A last, shorter group leaves the
-    rest of its blocks unused. Raises ValueError if two kinds differ in layer_block_bytes.
+    That has room for all layers of one kind: of the one that needs least. It has room for any one layer, too. What a group does not
+    fill of its slabs stays unused.
     """
     kinds: dict[KVSpec, list[int]] = {}
-    for layer, spec in enumerate(specs):
+    for layer, spec in specs.items():
         kinds.setdefault(spec, []).append(layer)
-    if len({spec.layer_block_bytes for spec in kinds}) > 1:
-        raise ValueError(f"layers need blocks of different sizes: {sorted({s.layer_block_bytes for s in kinds})} bytes")
-    size = min(len(layers) for layers in kinds.values())
-    return [KVGroup(spec, tuple(layers[at : at + size])) for spec, layers in kinds.items() for at in range(0, len(layers), size)]
+    room = max(
+        min((len(layers) * spec.layer_block_bytes for spec, layers in kinds.items()), default=0),
+        max((spec.layer_block_bytes for spec in kinds), default=0),
+    )
+    groups = []
+    for spec, layers in kinds.items():
+        size = room // spec.layer_block_bytes
+        groups += [KVGroup(spec, tuple(layers[at : at + size])) for at in range(0, len(layers), size)]
+    return groups

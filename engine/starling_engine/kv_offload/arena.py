@@ -17,7 +17,7 @@ from torch import Tensor
 
 from starling_engine.errors import ConfigError
 from starling_engine.ipc.priority import lower_priority
-from starling_engine.kv.spec import KVGroup
+from starling_engine.kv.spec import KVGroup, StateGroup, pieces_of
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.native import ops, reference
 from starling_engine.native.build import load
@@ -68,40 +68,41 @@ class Arena:
 
 @dataclass(frozen=True)
 class GroupPages:
-    """The pages of a KV group's layers on this rank: for each layer, uint8 [num_blocks, runs, run_bytes]."""
+    """The pages of a KV group on this rank: uint8 [num_blocks, runs, run_bytes], with the runs of all layers.
 
-    layers: list[Tensor]
-    runs: int
-    run_bytes: int
+    All dimensions but the first are contiguous.
+    """
+
+    runs: Tensor
     blocks_per_chunk: int
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk slot that this KV group uses."""
-        return len(self.layers) * self.runs * self.run_bytes * self.blocks_per_chunk
+        _, runs, run_bytes = self.runs.shape
+        return runs * run_bytes * self.blocks_per_chunk
 
 
-def group_pages(groups: Sequence[KVGroup], kv: Sequence[Tensor]) -> list[GroupPages]:
-    """Sorts `kv`, the pages of each layer on this rank in the order of layers, by KV group."""
-    index_of = {layer: index for index, layer in enumerate(sorted(layer for group in groups for layer in group.layers))}
-    return [_pages(group, [kv[index_of[layer]] for layer in group.layers]) for group in groups]
+def group_pages(groups: Sequence[KVGroup], slabs: Tensor, state: StateGroup | None = None) -> list[GroupPages]:
+    """Returns each group's part of the `slabs`, uint8 [num_blocks, slab_bytes]; those of a state's pieces are whole slabs."""
+    pieces = pieces_of(state, CHUNK // groups[0].spec.block_size) if state is not None else []
+    return [*(_pages(group, slabs) for group in groups), *(GroupPages(slabs[:, None], blocks) for blocks in pieces)]
 
 
-def _pages(group: KVGroup, layers: list[Tensor]) -> GroupPages:
+def _pages(group: KVGroup, slabs: Tensor) -> GroupPages:
     spec = group.spec
     runs = math.prod(spec.layer_block_shape[:-2])
-    run_bytes = spec.layer_block_bytes // runs
-    flat = [layer.view(torch.uint8).view(len(layer), runs, run_bytes) for layer in layers]
-    return GroupPages(flat, runs, run_bytes, CHUNK // spec.block_size)
+    pages = slabs[:, : group.block_bytes].view(len(slabs), len(group.layers) * runs, spec.layer_block_bytes // runs)
+    return GroupPages(pages, CHUNK // spec.block_size)
 
 
 def copy_chunk(pages: GroupPages, blocks: list[int], first: int, slot: Tensor, *, to_pages: bool) -> None:
     """Copies pages to a slot, or back: `blocks` are the ids of the chunk's blocks from its `first`-th on. `slot` is on the host."""
-    if not pages.layers:
+    if not pages.chunk_bytes:
         return
-    if pages.layers[0].device.type == "cpu":
+    if pages.runs.device.type == "cpu":
         kernels = ops if load() is not None else reference
-        kernels.copy_chunk(pages.layers, blocks, first, pages.blocks_per_chunk, slot, to_pages=to_pages)
+        kernels.copy_chunk(pages.runs, blocks, first, pages.blocks_per_chunk, slot, to_pages=to_pages)
     elif to_pages:
         _to_device(pages, blocks, first, slot)
     else:
@@ -110,16 +111,15 @@ def copy_chunk(pages: GroupPages, blocks: list[int], first: int, slot: Tensor, *
 
 def _from_device(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
     """All layers are gathered on the device, and come in one copy."""
-    index = torch.tensor(blocks, device=pages.layers[0].device)
-    gathered = torch.stack([_as_int64(layer).index_select(0, index).transpose(0, 1) for layer in pages.layers])
-    _as_int64(_chunk(pages, slot))[:, :, first : first + len(blocks)].copy_(gathered, non_blocking=True)
+    index = torch.tensor(blocks, device=pages.runs.device)
+    gathered = _as_int64(pages.runs).index_select(0, index).transpose(0, 1).contiguous()
+    _as_int64(_chunk(pages, slot))[:, first : first + len(blocks)].copy_(gathered, non_blocking=True)
 
 
 def _to_device(pages: GroupPages, blocks: list[int], first: int, slot: Tensor) -> None:
-    index = torch.tensor(blocks, device=pages.layers[0].device)
-    arrived = _as_int64(_chunk(pages, slot))[:, :, first : first + len(blocks)].to(index.device, non_blocking=True)
-    for layer, part in zip(pages.layers, arrived, strict=True):
-        _as_int64(layer).index_copy_(0, index, part.transpose(0, 1))
+    index = torch.tensor(blocks, device=pages.runs.device)
+    arrived = _as_int64(_chunk(pages, slot))[:, first : first + len(blocks)].to(index.device, non_blocking=True)
+    _as_int64(pages.runs).index_copy_(0, index, arrived.transpose(0, 1))
 
 
 def _as_int64(data: Tensor) -> Tensor:
@@ -128,8 +128,9 @@ def _as_int64(data: Tensor) -> Tensor:
 
 
 def _chunk(pages: GroupPages, slot: Tensor) -> Tensor:
-    """The slot as [layers, runs, blocks, bytes of a block's run]."""
-    return slot[: pages.chunk_bytes].view(len(pages.layers), pages.runs, pages.blocks_per_chunk, pages.run_bytes)
+    """The slot as [runs of all layers, blocks, bytes of a block's run]."""
+    _, runs, run_bytes = pages.runs.shape
+    return slot[: pages.chunk_bytes].view(runs, pages.blocks_per_chunk, run_bytes)
 
 
 class CopyStream:

@@ -71,6 +71,12 @@ class OffloadManager:
     def on_blocks_cached(self, request: RequestState) -> None:
         """The request has more full blocks of confirmed tokens: their chunks may be stored."""
 
+    def on_snapshots_cached(self, request: RequestState, lengths: Sequence[int]) -> None:
+        """Snapshots of the request's state at these lengths have names: they may be stored."""
+
+    def on_request_stopped(self, request: RequestState) -> None:
+        """The request is about to give its blocks back: the last snapshot in its output may be stored, as none takes its place."""
+
     def prepare_store(self, running: int, *, idle: bool) -> None:
         """Orders stores and write-backs before a step with `running` requests, and lets requests go whose lookups are late.
 

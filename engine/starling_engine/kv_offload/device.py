@@ -78,11 +78,16 @@ class DeviceTransfers:
         """Orders chunks into the request's blocks from the `hit`-th on, once step `after` has run, and parks it."""
         hashes, size = self._map.hashes(request), self._map.blocks
         coming = []
+        state = self._kv.external_state(request.blocks, length)
         for (group, name), at in self._map.needed(hashes, hit // size, length // CHUNK):
-            table = request.blocks.tables[group][max(at * size, hit) : (at + 1) * size]
-            blocks = [block for block in table if block != NULL_BLOCK]
+            if group in self._map.pieces:
+                blocks, first = self._map.piece(group, state), 0
+            else:
+                table = request.blocks.tables[group][max(at * size, hit) : (at + 1) * size]
+                blocks = [block for block in table if block != NULL_BLOCK]
+                first = size - len(blocks)
             self._hold(blocks)
-            coming.append(ChunkSlot(self._primary.pin((group, name)), group, name, size - len(blocks), blocks))
+            coming.append(ChunkSlot(self._primary.pin((group, name)), group, name, first, blocks))
         self._jobs.order("load", coming, after).park(request, Gate.KV_LOAD)
 
     def complete_load(self, job: TransferJob, seconds: float) -> list[RequestState]:
@@ -97,6 +102,7 @@ class DeviceTransfers:
         if not all(job.outcome.values()):
             return [request]
         self._kv.cache_blocks(request.blocks, request.tokens, request.computed)
+        self._kv.cache_external_state(request.blocks, request.computed)
         request.blocks.stored_chunks = request.computed // CHUNK
         return []
 
@@ -115,6 +121,16 @@ class DeviceTransfers:
             for group in self._map.groups:
                 self._unstored[group, span.hashes[-1]] = span
             sequence.stored_chunks += 1
+        self._limit_unstored()
+
+    def note_snapshots(self, request: RequestState, lengths: Iterable[int]) -> None:
+        """Notes snapshots of the request's state at these lengths, which have names now."""
+        for at in (length // CHUNK - 1 for length in lengths):
+            name = request.blocks.chain.hashes[(at + 1) * self._map.blocks - 1]
+            self._unstored.update((piece, self._map.span(request, at, piece[0])) for piece in self._map.snapshot(name))
+        self._limit_unstored()
+
+    def _limit_unstored(self) -> None:
         while len(self._unstored) > self._kv.pool.num_blocks:
             self._unstored.popitem(last=False)
 
@@ -129,14 +145,22 @@ class DeviceTransfers:
         Returns whether it has chunks that are stored.
         """
         chain, blocks = request.blocks.chain.hashes, self._map.blocks
-        count = min(request.computed // CHUNK, len(chain) // blocks)
-        needed = list(self._map.needed(chain[blocks - 1 :: blocks], 0, count))
+        hashes = chain[blocks - 1 :: blocks][: request.computed // CHUNK]
+        count = self._swappable(hashes)
+        needed = list(self._map.needed(hashes, 0, count))
         if Gate.KV_LOAD in request.gates or not self._swap.pays(request.computed, len(needed)):
             return False
         for chunk, _ in needed:
             self._unstored.pop(chunk, None)
-        self._store((chunk, self._map.span(request, at)) for chunk, at in needed)
+        self._store((chunk, self._map.span(request, at, chunk[0])) for chunk, at in needed)
         return count > 0
+
+    def _swappable(self, hashes: list[bytes]) -> int:
+        """Returns how many chunks are of use to a request that starts anew: of a state, those up to its last snapshot."""
+        counts = range(len(hashes), 0, -1)
+        if not self._map.pieces:
+            return len(hashes)
+        return next((count for count in counts if self._kv.find_snapshot(hashes[count - 1]) is not None), 0)
 
     def complete_store(self, job: TransferJob, seconds: float) -> None:
         """Chunks that came are to be written back, and the next ones are stored."""
@@ -147,7 +171,7 @@ class DeviceTransfers:
 
     def invalidate(self, hashes: Sequence[bytes]) -> None:
         """Drops chunks that end in one of these block hashes."""
-        for chunk in [(group, name) for group in self._map.groups for name in hashes]:
+        for chunk in [(group, name) for group in (*self._map.groups, *self._map.pieces) for name in hashes]:
             self._unstored.pop(chunk, None)
             self._primary.drop(chunk)
 
@@ -155,13 +179,13 @@ class DeviceTransfers:
         self._unstored.clear()
 
     def _store_next(self) -> None:
-        """Orders a batch of chunks, unless one is under way."""
+        """Orders a batch of chunks, unless one is under way. A snapshot goes as a whole, before the device evicts some of it."""
         if self._jobs.of("store") or not (self._write_back.enabled or self._under_pressure()):
             return
         batch: list[tuple[Chunk, BlockSpan]] = []
-        while self._unstored and len(batch) < BATCH:
+        while self._unstored and (len(batch) < BATCH or self._map.follows(batch[-1][0], next(iter(self._unstored)))):
             chunk, span = self._unstored.popitem(last=False)
-            if self._found_blocks(chunk, span.hashes):  # else it takes no other one's place
+            if self._found_blocks(chunk, span):  # else it takes no other one's place
                 batch.append((chunk, span))
         self._store(batch)
 
@@ -174,7 +198,7 @@ class DeviceTransfers:
         """Orders chunks into slots, those for which there is room. Those whose blocks may not be held now wait for a next time."""
         leaving = []
         for chunk, span in chunks:
-            blocks = self._found_blocks(chunk, span.hashes)
+            blocks = self._found_blocks(chunk, span)
             if blocks and not self._may_hold(blocks):
                 self._unstored[chunk] = span
             elif blocks and (slot := self._primary.allocate(chunk, span)) is not None:
@@ -183,13 +207,9 @@ class DeviceTransfers:
         if leaving:
             self._jobs.order("store", leaving, self.confirmed_step)
 
-    def _found_blocks(self, chunk: Chunk, hashes: list[bytes]) -> list[int]:
+    def _found_blocks(self, chunk: Chunk, span: BlockSpan) -> list[int]:
         """Returns the chunk's blocks; none when it is in a slot already, or not all of it is on the device."""
-        if self._primary.expects(chunk):
-            return []
-        found = [self._kv.pool.find(chunk[0], name) for name in hashes]
-        blocks = [block for block in found if block is not None]
-        return blocks if len(blocks) == len(hashes) else []
+        return [] if self._primary.expects(chunk) else self._map.found_blocks(chunk, span)
 
     def _may_hold(self, blocks: list[int]) -> bool:
         """Returns whether these blocks may be held: not when the free ones among them have been promised to others."""

@@ -79,6 +79,12 @@ class TieredOffload(OffloadManager):
     def on_blocks_cached(self, request: RequestState) -> None:
         self.device.note(request)
 
+    def on_snapshots_cached(self, request: RequestState, lengths: Sequence[int]) -> None:
+        self.device.note_snapshots(request, lengths)
+
+    def on_request_stopped(self, request: RequestState) -> None:
+        self.device.note_snapshots(request, request.blocks.state.output_names)
+
     def prepare_store(self, running: int, *, idle: bool) -> None:
         self.promotions.release_late()
         self.device.store_next(running)

@@ -25,7 +25,7 @@ class PrimaryIndex:
         self._eviction = make_eviction(policy, num_slots)
         self._slots: dict[Chunk, int] = {}
         self._spans: dict[Chunk, BlockSpan] = {}
-        """The blocks of each chunk that has a slot, and what is before it in its prefix."""
+        """The blocks of each chunk that has a slot, and what is before it in its prefix. Listeners know of these blocks."""
         self._coming: set[Chunk] = set()
         self._doomed: set[Chunk] = set()
         """Chunks to be dropped as soon as they are not pinned any more."""
@@ -194,7 +194,8 @@ class KVEventMirror:
     def arrived(self, group: int, span: BlockSpan) -> None:
         known = sum(1 for name in span.hashes if self._chunks[group, name])  # the first ones, as a name is of all before
         self._chunks.update((group, name) for name in span.hashes)
-        self._log.stored(group, span.after(known), "CPU")
+        if known < len(span.hashes):
+            self._log.stored(group, span.after(known), "CPU")
 
     def removed(self, group: int, span: BlockSpan) -> None:
         """A chunk that had arrived has left."""
@@ -202,7 +203,8 @@ class KVEventMirror:
         last = [name for name in span.hashes if not self._chunks[group, name]]
         for name in last:
             del self._chunks[group, name]
-        self._log.removed(group, last, "CPU")
+        if last:
+            self._log.removed(group, last, "CPU")
 
     def cleared(self) -> None:
         """All chunks have left."""

@@ -1,7 +1,7 @@
 """Promotes chunks from the secondary tiers to the primary one: while a request waits, they are looked up and brought."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starling_engine.kv_offload.chunks import ChunkMap
@@ -91,9 +91,9 @@ class Promotions:
             return False
         hashes = self._map.hashes(request)
         first = self._map.on_device(request)
-        wanted = [(group, name) for name in hashes[first:] for group in self._map.groups]
-        if all(map(self._primary.has, wanted)):
+        if self._map.has_all(hashes, first, self._primary.has):
             return False
+        wanted = self._map.wanted(hashes[first:])
         hang = bool(self._late())
         passes = hang or not self._pays()
         if passes:
@@ -161,7 +161,7 @@ class Promotions:
         """Waits for chunks that are on their way, and orders a lookup of the others."""
         self._lookups.append(lookup)
         self._await_promotions(lookup, wanted)
-        unknown = [ChunkSlot(-1, *chunk) for chunk in wanted if not self._primary.expects(chunk)]
+        unknown = [ChunkSlot(-1, *each) for each in wanted if not all(map(self._primary.expects, self._map.looked_up_by(each)))]
         if unknown:
             lookup.await_job(self._jobs.order("look_up", unknown))
         self._end_idle(lookup)
@@ -171,8 +171,7 @@ class Promotions:
         request, hashes = lookup.request, lookup.hashes
         if not lookup.is_probe:  # a probe's request is likely to have computed some of it meanwhile
             lookup.first = self._map.on_device(request)
-        count = self._map.longest(hashes, lookup.first, lambda chunk: chunk in found or self._primary.expects(chunk))
-        indices = dict(sorted(self._map.needed(hashes, lookup.first, count), key=lambda each: each[1]))
+        indices = self._usable(hashes, lookup.first, lambda chunk: self._is_near(chunk, found))
         needed = list(indices)
         self._await_promotions(lookup, needed)
         missing = {chunk: at for chunk, at in indices.items() if not self._primary.expects(chunk)}
@@ -186,11 +185,27 @@ class Promotions:
             self._pins.pin(request.record.id, needed)
         self._order_promotions(lookup, missing)
 
+    def _usable(self, hashes: list[bytes], first: int, has: Callable[[Chunk], bool]) -> dict[Chunk, int]:
+        """Returns what the longest prefix there is needs, with its index in the prefix; its beginning comes first.
+
+        With a snapshot at its end, it is of no use but as a whole: then it is the longest one for which there are slots.
+        """
+        count = self._map.longest(hashes, first, has)
+        needed = list(self._map.needed(hashes, first, count))
+        while self._map.pieces and len(needed) > self._primary.num_slots - self._primary.write_back_slots:
+            count = self._map.longest(hashes[: count - 1], first, has)
+            needed = list(self._map.needed(hashes, first, count))
+        return dict(sorted(needed, key=lambda each: each[1]))
+
+    def _is_near(self, chunk: Chunk, found: set[Chunk]) -> bool:
+        """Returns whether a chunk has a slot, or was `found` in a secondary tier."""
+        return self._map.looked_up_as(chunk) in found or self._primary.expects(chunk)
+
     def _order_promotions(self, lookup: Lookup, indices: Mapping[Chunk, int]) -> None:
         """Orders as many of these chunks, with their index in the prefix, as there are slots: its beginning first."""
         coming: list[ChunkSlot] = []
         for chunk, at in indices.items():
-            slot = self._primary.allocate(chunk, self._map.span(lookup.request, at))
+            slot = self._primary.allocate(chunk, self._map.span(lookup.request, at, chunk[0]))
             if slot is None:
                 break
             coming.append(ChunkSlot(slot, *chunk))

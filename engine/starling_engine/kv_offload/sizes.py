@@ -5,10 +5,11 @@ from dataclasses import replace
 from starling_engine.byte_sizes import format_bytes
 from starling_engine.config import TiersConfig, WorkerConfig
 from starling_engine.errors import ConfigError
-from starling_engine.kv.layer_specs import kv_groups, whole_groups
+from starling_engine.kv.layer_specs import kv_groups, state_group, whole_groups
+from starling_engine.kv.spec import pieces_of, slab_bytes
 from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.secondary.store.address import parse_address
-from starling_engine.ledger import HostMemory, block_bytes
+from starling_engine.ledger import HostMemory
 from starling_engine.model_config.config import ModelConfig
 
 
@@ -21,9 +22,24 @@ def most_staging_bytes(kv_bytes: int | None, most: int = 1 << 30) -> int:
 
 
 def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:
-    """Returns the bytes of a slot: one KV group's share of CHUNK tokens, on the rank that holds most of it."""
-    ranks = range(config.layout.world_size)
-    return max(block_bytes(kv_groups(model, replace(config, rank=rank))) for rank in ranks) * (CHUNK // config.block_size)
+    """Returns the bytes of a slot: one KV group's share of CHUNK tokens, on the rank that holds most of it.
+
+    As many blocks of a state fit, for a block of it is a whole slab.
+    """
+    ranks = [replace(config, rank=rank) for rank in range(config.layout.world_size)]
+    return max(rank_slab_bytes(model, rank) for rank in ranks) * (CHUNK // config.block_size)
+
+
+def rank_slab_bytes(model: ModelConfig, config: WorkerConfig) -> int:
+    """Returns the bytes of a block on this rank."""
+    state = state_group(model, config)
+    return slab_bytes(kv_groups(model, config), state.spec if state is not None else None)
+
+
+def state_pieces(model: ModelConfig, config: WorkerConfig) -> list[int]:
+    """Returns the blocks of each piece of a snapshot, which are the same on every rank; none without a recurrent state."""
+    state = state_group(model, config)
+    return pieces_of(state, CHUNK // config.block_size) if state is not None else []
 
 
 def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
@@ -33,14 +49,19 @@ def host_slots(model: ModelConfig, config: WorkerConfig) -> int:
     """
     assert config.tiers is not None
     size = chunk_bytes(model, config)
-    groups = len(whole_groups(model, config))
-    slots = config.tiers.host_bytes // size
-    if slots < groups:
+    least, slots = _least_slots(model, config), config.tiers.host_bytes // size
+    if slots < least:
+        what = f"{CHUNK} tokens and their state" if model.has_state else f"{CHUNK} tokens"
         raise ConfigError(
-            f"{format_bytes(config.tiers.host_bytes)} do not hold {CHUNK} tokens; set it to at least {groups * size}",
-            "kv_cpu_bytes",
+            f"{format_bytes(config.tiers.host_bytes)} do not hold {what}; set it to at least {least * size}", "kv_cpu_bytes"
         )
     return slots
+
+
+def _least_slots(model: ModelConfig, config: WorkerConfig) -> int:
+    """Returns the slots that a prefix of CHUNK tokens takes; with a snapshot, beside the quarter that write-back may hold."""
+    groups, pieces = len(whole_groups(model, config)), len(state_pieces(model, config))
+    return -(-4 * (groups + pieces + 1) // 3) + 1 if pieces else groups
 
 
 def host_memory(tiers: TiersConfig | None) -> HostMemory:
@@ -57,8 +78,11 @@ def host_memory(tiers: TiersConfig | None) -> HostMemory:
 
 
 def staging_bytes(model: ModelConfig, config: WorkerConfig) -> int:
-    """Returns the bytes of the staging buffer where there is no CPU tier: those of the longest request, up to 1 GiB."""
-    groups = len(whole_groups(model, config))
+    """Returns the bytes of the staging buffer where there is no CPU tier: those of the longest request, up to 1 GiB.
+
+    Of a state, a request has snapshots of its prompt and of its output.
+    """
+    groups, snapshots = len(whole_groups(model, config)), 2 * len(state_pieces(model, config))
     size = chunk_bytes(model, config)
-    longest = -(-config.max_model_len // CHUNK) * groups * size
-    return max(groups * size, min(longest, most_staging_bytes(config.kv_cache_memory_bytes)))
+    longest = (-(-config.max_model_len // CHUNK) * groups + snapshots) * size
+    return max(_least_slots(model, config) * size, min(longest, most_staging_bytes(config.kv_cache_memory_bytes)))

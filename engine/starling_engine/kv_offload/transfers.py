@@ -12,7 +12,7 @@ import torch
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import RankLost
 from starling_engine.ipc.priority import lower_priority
-from starling_engine.kv.spec import KVGroup
+from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.kv_offload.arena import Arena, CopyStream, GroupPages, copy_chunk, group_pages
 from starling_engine.kv_offload.orders import ChunkSlot, TierStatus, TransferDone, TransferKind, TransferOrder
 from starling_engine.kv_offload.secondary.base import Chunk
@@ -86,7 +86,7 @@ class TransferThreads:
         self._answer = answer
         self._per_second = min(1.0, HOLDS_UP / processors) if processors else 0.0
         """Seconds that steps lose by a second of a processor's time."""
-        device = next((layer.device for group in pages for layer in group.layers), torch.device("cpu"))
+        device = next((group.runs.device for group in pages), torch.device("cpu"))
         self._streams: dict[TransferKind, CopyStream] = {"store": CopyStream(device), "load": CopyStream(device)}
         self._copying: dict[TransferKind, float] = {}
         """Time at which the current copy of each of the two threads began."""
@@ -209,17 +209,18 @@ def open_tiers(
     config: WorkerConfig,
     model: ModelConfig,
     groups: Sequence[KVGroup],
-    kv: Sequence[torch.Tensor],
+    slabs: torch.Tensor,
     answer: Callable[[TransferDone | TierStatus], None],
+    state: StateGroup | None = None,
 ) -> TransferThreads | None:
     """Makes a rank's tiers from its configuration; None where it has none.
 
-    `kv` has the pages of the layers that this rank holds. Raises ConfigError.
+    `slabs` are those of the pool on this rank. Raises ConfigError.
     """
     if config.tiers is None:
         return None
-    on_device = bool(kv) and kv[0].device.type != "cpu"
+    on_device = slabs.device.type != "cpu"
     arena = Arena(host_slots(model, config), chunk_bytes(model, config), pinned=on_device)
     secondary = open_secondary(config.tiers, model, config)
     processors = 0 if on_device else config.num_threads
-    return TransferThreads(group_pages(groups, kv), arena, secondary, answer, processors=processors)
+    return TransferThreads(group_pages(groups, slabs, state), arena, secondary, answer, processors=processors)

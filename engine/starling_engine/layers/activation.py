@@ -1,4 +1,4 @@
-"""Activations of an MLP: of its gate, which is multiplied with up, or of up alone."""
+"""Activations by their names: of an MLP's gate, which is multiplied with up, or of up alone; and those of heads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import ops
+from starling_engine.weights.weight_slot import WeightSlot, copy_slot
 
 
 def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -23,7 +24,7 @@ def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Te
 
 
 def activate(name: str, x: torch.Tensor) -> torch.Tensor:
-    """Returns the activation of x that a config calls `name`, in torch."""
+    """Returns the activation of x that a config calls `name`, in torch. Heads alone have the last four."""
     return _ACTIVATIONS[name](x)
 
 
@@ -37,8 +38,32 @@ def _squared_relu(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x).square_()
 
 
+class Xielu:
+    """xIELU (arXiv 2411.13010), whose slopes on both sides are learnt; `name` is its module in the checkpoint. In torch."""
+
+    def __init__(self, name: str, dtype: torch.dtype, device: torch.device) -> None:
+        self._name = name
+        self._p, self._n = (torch.empty(1, dtype=dtype, device=device) for _ in range(2))
+        self._beta, self._eps = (torch.empty((), dtype=dtype, device=device) for _ in range(2))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        # softplus(p) x^2 + beta x where x > 0, else (beta + softplus(n)) (exp(min(x, eps)) - 1 - x) + beta x
+        alpha_p, alpha_n = F.softplus(self._p), self._beta + F.softplus(self._n)
+        below = (torch.expm1(torch.minimum(x, self._eps)) - x).mul_(alpha_n)
+        return torch.where(x > 0, alpha_p * x * x, below).add_(self._beta * x)
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        parts = {"alpha_p": self._p, "alpha_n": self._n, "beta": self._beta, "eps": self._eps}
+        return {f"{self._name}.{name}": copy_slot(tensor) for name, tensor in parts.items()}
+
+
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
+    "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu2": _squared_relu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
 }

@@ -28,7 +28,8 @@ class Vocabulary:
         def whole(ids: torch.Tensor) -> torch.Tensor:
             here = (ids >= first) & (ids < first + size)
             rows = local((ids - first).clamp_(0, size - 1))
-            return self._ranks.all_reduce(rows.float().masked_fill_(~here[:, None], 0.0)).to(rows.dtype)
+            part = rows.to(self._ranks.part_dtype(rows.dtype)).masked_fill(~here[:, None], 0.0)
+            return self._ranks.all_reduce(part).to(rows.dtype)
 
         return whole
 

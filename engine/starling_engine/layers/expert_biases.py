@@ -6,25 +6,28 @@ from starling_engine.layers.experts import ExpertPart, ExpertsShape
 
 
 class ExpertBiases:
-    """Biases of all slots: gates before ups [S, 2 I], and downs [S, H], which are zeros on ranks that do not add them."""
+    """Biases of all slots. Experts without any have None in place of each tensor.
+
+    both   gates before ups [S, 2 I], and downs [S, H], which are zeros on ranks that do not add them
+    """
+
+    both: tuple[torch.Tensor, torch.Tensor] | tuple[None, None] = (None, None)
 
     def __init__(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> None:
         self._size = shape.intermediate_size
-        self.gate_ups = torch.zeros(shape.num_slots, 2 * self._size, dtype=dtype, device=device)
-        self.downs = torch.zeros(shape.num_slots, shape.hidden_size, dtype=dtype, device=device)
-
-    @classmethod
-    def of(cls, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> "ExpertBiases | None":
-        """Makes them where experts have some."""
-        return cls(shape, dtype, device) if shape.bias else None
+        if shape.bias:
+            gate_ups = torch.zeros(shape.num_slots, 2 * self._size, dtype=dtype, device=device)
+            self.both = gate_ups, torch.zeros(shape.num_slots, shape.hidden_size, dtype=dtype, device=device)
 
     def load(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         """Copies a part in, which may be empty."""
+        gate_ups, downs = self.both
+        assert gate_ups is not None and downs is not None, "a part of experts without biases"
         if part.projection != "down":
-            self.gate_ups[slot].view(2, self._size)[int(part.projection == "up")].copy_(tensor)
+            gate_ups[slot].view(2, self._size)[int(part.projection == "up")].copy_(tensor)
         elif len(tensor):
-            self.downs[slot].copy_(tensor)
+            downs[slot].copy_(tensor)
 
     def memory(self, slot: int) -> list[torch.Tensor]:
         """Does as `ExpertsMethod.memory`."""
-        return [self.gate_ups[slot], self.downs[slot]]
+        return [each[slot] for each in self.both if each is not None]

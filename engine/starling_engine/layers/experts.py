@@ -11,7 +11,7 @@ import torch
 
 from starling_engine import native
 from starling_engine.errors import ConfigError
-from starling_engine.model_config.moe import ClampedSwiglu
+from starling_engine.model_config.moe import ClampedSwiglu, ExpertLayout
 from starling_engine.native import routing_ops
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
@@ -22,11 +22,11 @@ Projection = Literal["gate", "up", "down"]
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
-    """Gated MLPs, each [hidden_size] -> [intermediate_size] -> [hidden_size].
+    """MLPs, each [hidden_size] -> [intermediate_size] -> [hidden_size].
 
     A layer has `num_experts`, and this rank has `num_slots` expert slots for one of them each. It has the share `intermediate` of
     every expert; if that is less than all, its output is one of several parts of a sum. With `bias` each matrix has one. Without a
-    `gate` it is SiLU times up.
+    `gate` it is SiLU times up; those that are not `gated` have squares of what is above 0 of up.
     """
 
     num_experts: int
@@ -35,6 +35,17 @@ class ExpertsShape:
     intermediate: Share
     bias: bool = False
     gate: ClampedSwiglu | None = None
+    gated: bool = True
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The matrices of an expert."""
+        return ("gate", "up", "down") if self.gated else ("up", "down")
+
+    @property
+    def up_parts(self) -> int:
+        """Matrices before the activation, one behind the other."""
+        return 2 if self.gated else 1
 
     @property
     def intermediate_size(self) -> int:
@@ -120,14 +131,14 @@ class ExpertNames:
     """Names of one layer's experts in a checkpoint.
 
     prefix   expert n is the module `prefix`.n, and `projections` are its gate, up and down
-    fused    two tensors that may hold all of them: gate and up [E, 2 I, H], down [E, H, I]
-    alternating  these are [E, H, 2 I] and [E, I, H], and gate and up take turns (gpt-oss)
+    fused    names of two tensors that may hold all of them: gate and up [E, 2 I, H], down [E, H, I]
+    layout   of these; in columns they are [E, H, 2 I] and [E, I, H]
     """
 
     prefix: str
     projections: tuple[str, str, str]
-    fused: tuple[str, str]
-    alternating: bool = False
+    fused: tuple[tuple[str, ...], tuple[str, ...]]
+    layout: ExpertLayout = "rows"
 
     def weight(self, expert: int, projection: Projection, kind: str = "weight") -> str:
         """Returns the name of an expert's tensor."""
@@ -246,14 +257,14 @@ class Experts:
         return part_slot(part.shares, load, self._alias(expert, part), part.element_bytes, load_codes)
 
     def _alias(self, expert: int, part: ExpertPart) -> Alias:
-        shape, tensor = self.shape, self._names.fused[part.projection == "down"]
-        if self._names.alternating:
-            return _alternating(tensor, shape, expert, part)
+        shape, tensors = self.shape, self._names.fused[part.projection == "down"]
+        if self._names.layout != "rows":
+            return _in_columns(tensors, shape, expert, part, alternating=self._names.layout == "alternating columns")
         experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
         if part.projection == "down":
-            return Alias(tensor, (experts, hidden, share.whole), (expert, slice(None), share.slice))
+            return Alias(tensors, (experts, hidden, share.whole), (expert, slice(None), share.slice))
         first = share.start + (share.whole if part.projection == "up" else 0)
-        return Alias(tensor, (experts, 2 * share.whole, hidden), (expert, slice(first, first + share.size)))
+        return Alias(tensors, (experts, 2 * share.whole, hidden), (expert, slice(first, first + share.size)))
 
     def _load(self, expert: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         self.method.load_part(self._reserved[expert], part, tensor)
@@ -270,16 +281,19 @@ class Experts:
             self.mark_loaded(expert)
 
 
-def _alternating(tensor: str, shape: ExpertsShape, expert: int, part: ExpertPart) -> Alias:
-    """Returns the place of a part where matrices lie with columns first, and gate and up take turns."""
+def _in_columns(tensors: tuple[str, ...], shape: ExpertsShape, expert: int, part: ExpertPart, *, alternating: bool) -> Alias:
+    """Returns the place of a part where matrices lie with columns first, and gate and up may take turns."""
     experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
     width, columns = hidden, part.shares[0].slice
     if part.projection != "down":
-        first = 2 * share.start + (part.projection == "up")
-        width, columns = 2 * share.whole, slice(first, 2 * (share.start + share.size), 2)
+        second, width = part.projection == "up", 2 * share.whole
+        first = share.start + share.whole * second
+        columns = slice(first, first + share.size)
+        if alternating:
+            columns = slice(2 * share.start + second, 2 * (share.start + share.size), 2)
     if part.name == "bias":
-        return Alias(f"{tensor}_bias", (experts, width), (expert, columns))
-    return Alias(tensor, (experts, part.shares[1].whole, width), (expert, part.shares[1].slice, columns), transposed=True)
+        return Alias(tuple(f"{tensor}_bias" for tensor in tensors), (experts, width), (expert, columns))
+    return Alias(tensors, (experts, part.shares[1].whole, width), (expert, part.shares[1].slice, columns), transposed=True)
 
 
 def _as_bytes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -289,9 +303,8 @@ def _as_bytes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def plain_parts(shape: ExpertsShape) -> list[ExpertPart]:
     """Returns the parts of a method that takes every matrix as it is in the checkpoint."""
-    projections: tuple[Projection, ...] = ("gate", "up", "down")
-    weights = [ExpertPart(projection, "weight", shape.shares(projection)) for projection in projections]
-    biases = [ExpertPart(projection, "bias", (shape.bias_share(projection),)) for projection in projections if shape.bias]
+    weights = [ExpertPart(projection, "weight", shape.shares(projection)) for projection in shape.projections]
+    biases = [ExpertPart(projection, "bias", (shape.bias_share(projection),)) for projection in shape.projections if shape.bias]
     return weights + biases
 
 

@@ -5,7 +5,7 @@ from functools import cached_property, partial
 import torch
 
 from starling_engine.kernels.matmul import linear
-from starling_engine.layers.activation import silu_and_mul
+from starling_engine.layers.activation import activate, silu_and_mul
 from starling_engine.layers.expert_biases import ExpertBiases
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
 from starling_engine.native.reference import clamped_swiglu
@@ -14,7 +14,7 @@ from starling_engine.native.reference import clamped_swiglu
 class StackedExperts:
     """Storage of an `ExpertsMethod`: all slots' gates and ups in one tensor [S, 2 I, H], their downs in another one [S, H, I].
 
-    Biases lie likewise, where experts have some.
+    Biases lie likewise, where experts have some. Experts that are not gated have ups alone, and no biases.
     """
 
     shape: ExpertsShape
@@ -23,11 +23,11 @@ class StackedExperts:
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         self.shape, self._dtype, self._device = shape, dtype, device
-        self.biases = ExpertBiases.of(shape, dtype, device)
+        self.biases = ExpertBiases(shape, dtype, device)
         return plain_parts(shape)
 
     def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        if self.biases is not None and part.name == "bias":
+        if part.name == "bias":
             self.biases.load(slot, part, tensor)
             return
         self._memory_of(slot, part).copy_(tensor)
@@ -38,12 +38,12 @@ class StackedExperts:
 
     def memory(self, slot: int) -> list[torch.Tensor]:
         self.loaded = True  # the caller may write to it
-        return [self.gate_ups[slot], self.downs[slot], *(self.biases.memory(slot) if self.biases is not None else ())]
+        return [self.gate_ups[slot], self.downs[slot], *self.biases.memory(slot)]
 
     @cached_property
     def gate_ups(self) -> torch.Tensor:
         """Allocated at its first use; its pages are taken as they are written."""
-        return self._empty(2 * self.shape.intermediate_size, self.shape.hidden_size)
+        return self._empty(self.shape.up_parts * self.shape.intermediate_size, self.shape.hidden_size)
 
     @cached_property
     def downs(self) -> torch.Tensor:
@@ -53,7 +53,8 @@ class StackedExperts:
         """Returns the memory of the part."""
         if part.projection == "down":
             return self.downs[slot]
-        return self.gate_ups[slot].view(2, self.shape.intermediate_size, self.shape.hidden_size)[int(part.projection == "up")]
+        parts = self.gate_ups[slot].view(self.shape.up_parts, self.shape.intermediate_size, self.shape.hidden_size)
+        return parts[-1 if part.projection == "up" else 0]
 
     def _empty(self, rows: int, columns: int) -> torch.Tensor:
         return torch.empty(self.shape.num_slots, rows, columns, dtype=self._dtype, device=self._device)
@@ -68,6 +69,8 @@ class DenseExperts(StackedExperts):
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         gate = shape.gate
         self._activation = silu_and_mul(dtype, device) if gate is None else partial(clamped_swiglu, gate=gate)
+        if not shape.gated:
+            self._activation = partial(activate, "relu2")
         return super().create(shape, dtype, device)
 
     def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -78,7 +81,7 @@ class DenseExperts(StackedExperts):
             assert self.loaded, "applied before it was loaded"
             pairs = slice(starts[slot], starts[slot + 1])
             tokens = groups.tokens[pairs]
-            gate_up, down = (None, None) if self.biases is None else (self.biases.gate_ups[slot], self.biases.downs[slot])
+            gate_up, down = self.biases.memory(slot) or (None, None)
             activated = self._activation(linear(x[tokens], self.gate_ups[slot], gate_up))
             out.index_add_(0, tokens, linear(activated, self.downs[slot], down) * weights[pairs])
         return out.to(x.dtype)

@@ -43,11 +43,11 @@ class NativeExperts(GroupedExperts):
         assert dtype == torch.bfloat16 and device.type == "cpu"
         self._shape = shape
         self._staged: dict[int, torch.Tensor] = {}
-        self._biases = ExpertBiases.of(shape, dtype, device)
+        self._biases = ExpertBiases(shape, dtype, device)
         return plain_parts(shape)
 
     def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        if self._biases is not None and part.name == "bias":
+        if part.name == "bias":
             self._biases.load(slot, part, tensor)
         elif part.projection == "down":
             self._load_down(slot, tensor)
@@ -58,15 +58,14 @@ class NativeExperts(GroupedExperts):
         self._staged.pop(slot, None)
 
     def memory(self, slot: int) -> list[torch.Tensor]:
-        biases = () if self._biases is None else self._biases.memory(slot)
-        return [self._gate_ups().data[slot], self._downs().data[slot], *biases]
+        return [self._gate_ups().data[slot], self._downs().data[slot], *self._biases.memory(slot)]
 
     @property
     def loaded(self) -> bool:
         return self._gate_up is not None and self._down is not None
 
     def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        gate_ups, downs = (None, None) if self._biases is None else (self._biases.gate_ups, self._biases.downs)
+        gate_ups, downs = self._biases.both
         activated = ops.grouped_linear(x, tokens, starts, self._gate_ups(), gate_ups, self._shape.gate)
         return ops.grouped_sum(activated, tokens, weights, starts, self._downs(), len(x), downs)
 

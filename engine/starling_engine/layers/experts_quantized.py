@@ -37,7 +37,7 @@ class CodedExperts(ABC, Generic[M]):
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         self._shape, self._device = shape, device
-        self._biases = ExpertBiases.of(shape, dtype, device)
+        self._biases = ExpertBiases(shape, dtype, device)
         return [
             part
             if part.name == "bias"
@@ -46,7 +46,7 @@ class CodedExperts(ABC, Generic[M]):
         ]
 
     def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
-        if self._biases is not None and part.name == "bias":
+        if part.name == "bias":
             self._biases.load(slot, part, tensor)
             return
         self.load_codes(slot, part, quantize(tensor.to(self._device), self._formats[part.projection]))
@@ -65,7 +65,7 @@ class CodedExperts(ABC, Generic[M]):
 
     def memory(self, slot: int) -> list[torch.Tensor]:
         weights = [each[slot] for matrices in (self.gate_ups(), self.downs()) for each in matrices.tensors]
-        return weights if self._biases is None else weights + self._biases.memory(slot)
+        return weights + self._biases.memory(slot)
 
     @property
     def loaded(self) -> bool:
@@ -116,6 +116,6 @@ class QuantizedExperts(CodedExperts[PackedQuantized], GroupedExperts):
             self._waiting.pop((slot, projection), None)
 
     def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        gate_ups, downs = (None, None) if self._biases is None else (self._biases.gate_ups, self._biases.downs)
+        gate_ups, downs = self._biases.both
         activated = ops.grouped_quantized_linear(x, tokens, starts, self.gate_ups(), gate_ups, self._shape.gate)
         return ops.grouped_quantized_sum(activated, tokens, weights, starts, self.downs(), len(x), downs)

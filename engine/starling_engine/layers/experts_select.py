@@ -38,6 +38,10 @@ def select_experts_method(
         return method
 
     def select(shape: ExpertsShape, names: ExpertNames) -> ExpertsMethod:
+        if not shape.gated:
+            if quantization is not None:
+                raise ConfigError(f"{quantization} is not possible for experts without a gate; leave it out", "quantization")
+            return choose(shape)()
         if quantization is not None:
             return _quantized(device, *_online(quantization, shape), online=True)
         can_multiply_codes = stored and quantized_kernels(dtype, device) is not None
@@ -90,6 +94,8 @@ def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str
 
 
 def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tuple[type[ExpertsMethod], str]:
+    if not shape.gated:
+        return DenseExperts, "kernels have no experts without a gate"
     if triton_runs(device):
         from starling_engine.layers.experts_triton import TritonExperts
 

@@ -20,7 +20,7 @@ class TritonExperts(StackedExperts):
         if not len(x) or not self.loaded:
             return torch.zeros_like(x, memory_format=torch.contiguous_format)
         tiles = grouped.tiles_for(len(x), expert_slots.shape[1], self.shape.num_experts, x.dtype)
-        return grouped.experts(x, expert_slots, weights, self.gate_ups, self.downs, tiles, self.biases, self.shape.gate)
+        return grouped.experts(x, expert_slots, weights, self.gate_ups, self.downs, tiles, self.biases.both, self.shape.gate)
 
 
 class TritonQuantizedExperts(CodedExperts[CodedWeight]):
@@ -49,4 +49,4 @@ class TritonQuantizedExperts(CodedExperts[CodedWeight]):
         if not len(x) or not self.loaded:
             return torch.zeros_like(x, memory_format=torch.contiguous_format)
         tiles = grouped.tiles_for(len(x), expert_slots.shape[1], self._shape.num_experts, x.dtype, coded=True)
-        return grouped.experts(x, expert_slots, weights, self.gate_ups(), self.downs(), tiles, self._biases, self._shape.gate)
+        return grouped.experts(x, expert_slots, weights, self.gate_ups(), self.downs(), tiles, self._biases.both, self._shape.gate)

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from starling_engine.native.group_quantized import GroupQuantized
+from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import Alias, WeightSlot, part_slot
 
@@ -22,6 +23,8 @@ class LinearShape:
 
     names   the modules, as the checkpoint calls them
     fused   a module in which a checkpoint may hold all of them, one behind the other; empty where none may
+    num_fused  the first so many alone are in it; 0: all
+    fused_backwards  the last one comes first in it
     outs    the rows of each that this rank holds
     ins     the columns that this rank holds: if not all, its product is one of several that have to be added up
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
@@ -39,6 +42,8 @@ class LinearShape:
     exact: bool = False
     only_lookup: bool = False
     fused: str = ""
+    fused_backwards: bool = False
+    num_fused: int = 0
 
     @property
     def out_sizes(self) -> tuple[int, ...]:
@@ -107,9 +112,6 @@ class LinearMethod(Protocol):
         ...
 
 
-AllReduce = Callable[[torch.Tensor], torch.Tensor]
-"""See `Communicator.all_reduce`."""
-
 MethodSelector = Callable[[LinearShape], LinearMethod]
 """Chooses the method of one matrix."""
 
@@ -117,7 +119,7 @@ MethodSelector = Callable[[LinearShape], LinearMethod]
 class Linear:
     """One matrix of the model: its checkpoint tensors on one side, its method on the other.
 
-    `all_reduce` sums, in fp32, the products of the ranks that hold some columns each; None where this rank holds them all.
+    `ranks` hold some columns each, and sum their products; None where this rank holds them all.
     """
 
     def __init__(
@@ -126,14 +128,14 @@ class Linear:
         method: LinearMethod,
         dtype: torch.dtype,
         device: torch.device,
-        all_reduce: AllReduce | None = None,
+        ranks: Communicator | None = None,
     ) -> None:
         self.shape = shape
         self.method = method
         self._parts = method.create(shape, dtype, device)
         self._missing = len(self._parts)
-        self._all_reduce = all_reduce
-        self.forward = method.apply if all_reduce is None else self._reduced
+        self._ranks = ranks
+        self.forward = method.apply if ranks is None else self._reduced
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {self._name(part): self._slot(part) for part in self._parts}
@@ -144,13 +146,15 @@ class Linear:
 
     def _alias(self, part: LinearPart) -> Alias | None:
         """Returns the place of the part in the tensor that a checkpoint may have for all modules."""
-        if not self.shape.fused:
+        outs = self.shape.outs[: self.shape.num_fused or None]
+        if not self.shape.fused or part.module >= len(outs):
             return None
-        before = sum(share.whole for share in self.shape.outs[: part.module])
+        ahead = outs[part.module + 1 :] if self.shape.fused_backwards else outs[: part.module]
+        before = sum(share.whole for share in ahead)
         rows, *columns = part.shares
         return Alias(
-            f"{self.shape.fused}.{part.name}",
-            (sum(share.whole for share in self.shape.outs), *(share.whole for share in columns)),
+            (f"{self.shape.fused}.{part.name}",),
+            (sum(share.whole for share in outs), *(share.whole for share in columns)),
             (slice(before + rows.start, before + rows.start + rows.size), *(share.slice for share in columns)),
         )
 
@@ -158,8 +162,9 @@ class Linear:
         return f"{self.shape.names[part.module]}.{part.name}"
 
     def _reduced(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        assert self._all_reduce is not None
-        return self._all_reduce(self.method.apply(x, torch.float32)).to(out_dtype or x.dtype)
+        assert self._ranks is not None
+        dtype = out_dtype or x.dtype
+        return self._ranks.all_reduce(self.method.apply(x, self._ranks.part_dtype(dtype))).to(dtype)
 
     def _load(self, part: LinearPart, tensor: torch.Tensor) -> None:
         self.method.load_part(part, tensor)
@@ -187,9 +192,16 @@ def stacked(
     exact: bool = False,
     only_lookup: bool = False,
     fused: str = "",
+    fused_backwards: bool = False,
+    num_fused: int = 0,
 ) -> LinearShape:
     """Makes a shape. A plain number is a dimension that this rank holds whole."""
-    return LinearShape(tuple(names), tuple(map(_share, outs)), _share(ins), bias, lookup, gated, exact, only_lookup, fused)
+    shares = tuple(map(_share, outs))
+    return LinearShape(
+        *(tuple(names), shares, _share(ins), bias, lookup, gated, exact, only_lookup, fused),
+        fused_backwards=fused_backwards,
+        num_fused=num_fused,
+    )
 
 
 def _share(size: int | Share) -> Share:

@@ -4,7 +4,7 @@ import torch
 
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod
-from starling_engine.native import ops
+from starling_engine.native import ops, routing_ops
 from starling_engine.native.reference import PackedWeight
 
 
@@ -25,6 +25,41 @@ class NativeLinear(StackedMethod):
         out = torch.empty(ids.shape[0], self._weight.k, dtype=torch.bfloat16)
         ops.embedding_packed(ids, self._weight, out)
         return out
+
+
+class NativeExactLinear(StackedMethod):
+    """Multiplies a router by our own kernels, without a rounding.
+
+    Numbers that bfloat16 has are packed as such, in half the memory: their products are exact. Others stay in fp32.
+    """
+
+    name = "native exact"
+    _packed: PackedWeight | torch.Tensor
+    _bias: torch.Tensor | None
+
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
+        assert dtype == torch.bfloat16 and not shape.gated
+        return super().create(shape, torch.float32, device)
+
+    def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        if weight.shape[1] % 2 == 0 and _in_bfloat16(weight) and (bias is None or _in_bfloat16(bias)):
+            self._packed = ops.pack_linear(weight.bfloat16())
+            self._bias = None if bias is None else bias.bfloat16()
+        else:
+            self._packed, self._bias = routing_ops.pack_exact(weight), bias
+
+    def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        if isinstance(self._packed, PackedWeight):
+            return ops.linear(x, self._packed, self._bias, out_dtype or x.dtype)
+        out = routing_ops.exact_linear(x, self._packed, self._shape.out_size, self._bias)
+        return out if out_dtype is torch.float32 else out.to(out_dtype or x.dtype)  # even a `to` without a copy is not recorded
+
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("a router's rows are not looked up")
+
+
+def _in_bfloat16(tensor: torch.Tensor) -> bool:
+    return torch.equal(tensor.bfloat16().float(), tensor)
 
 
 class MkldnnLinear(StackedMethod):

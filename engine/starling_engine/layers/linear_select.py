@@ -10,7 +10,7 @@ from starling_engine.errors import ConfigError
 from starling_engine.kernels.matmul import has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
-from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear
+from starling_engine.layers.linear_packed import MkldnnLinear, NativeExactLinear, NativeLinear
 from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinear, QuantizedLinear
 from starling_engine.layers.quantized_kernels import quantized_kernels
 from starling_engine.native.group_quantized import Format
@@ -37,9 +37,9 @@ def select_linear_method(
     def select_plain(shape: LinearShape) -> LinearMethod:
         if shape.only_lookup:
             return DenseLinear()
-        if _FITS[method](shape):
-            return method()
-        return ExactLinear() if shape.exact else DenseLinear()
+        if shape.exact:
+            return NativeExactLinear() if method is NativeLinear else ExactLinear()
+        return method() if _FITS[method](shape) else DenseLinear()
 
     if quantization is not None:
         return _select_quantized(quantization, dtype, device, select_plain)
@@ -57,7 +57,9 @@ def _select_stored(
 
     def select(shape: LinearShape) -> LinearMethod:
         fused = stored.get(f"{shape.fused}.weight")
-        forms = [form for name in shape.names if (form := stored.get(f"{name}.weight", fused)) is not None]
+        fusible = shape.names[: shape.num_fused or None]
+        found = (stored.get(f"{name}.weight", fused if name in fusible else None) for name in shape.names)
+        forms = [form for form in found if form is not None]
         if shape.exact or not forms:
             return otherwise(shape)
         if len(forms) < len(shape.names):
@@ -119,7 +121,7 @@ _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
     # The kernel multiplies pairs of columns, and eight gates at a time.
     NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16),
     # A tied head is also the embedding: a second copy for it would cost more than the slower product.
-    MkldnnLinear: lambda shape: not shape.lookup and not shape.exact,
-    DenseLinear: lambda shape: not shape.exact,
+    MkldnnLinear: lambda shape: not shape.lookup,
+    DenseLinear: lambda _shape: True,
 }
-"""Says for each method which matrices it can hold. The others are dense, or exact."""
+"""Says for each method which matrices it can hold. The others are dense."""

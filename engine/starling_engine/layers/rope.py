@@ -6,7 +6,14 @@ from collections.abc import Mapping
 import torch
 
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, YarnScaling
+from starling_engine.model_config.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NtkScaling,
+    RopeConfig,
+    YarnScaling,
+)
 
 Rotations = Mapping[int | None, torch.Tensor]
 """Tables by the index of their rotary embedding (`LayerConfig.rope`). None's is of layers that rotate nothing."""
@@ -57,6 +64,9 @@ def rotary_inv_freq(rope: RopeConfig, rotary_dim: int, max_position: int) -> tup
             return inv_freq, 1.0
         case LinearScaling(factor=factor):
             return inv_freq / factor, 1.0
+        case NtkScaling(factor=factor):
+            exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+            return 1.0 / (rope.theta * factor) ** exponents / factor ** (2 / rotary_dim), 1.0
         case Llama3Scaling() as scaling:
             return _llama3(inv_freq, scaling), 1.0
         case YarnScaling() as scaling:

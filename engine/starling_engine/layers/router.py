@@ -106,10 +106,10 @@ class Router:
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {
-            name: replace(slot, alias=Alias(f"{self._fused}.{name.rpartition('.')[2]}", slot.shape))
+            name: replace(slot, alias=Alias((f"{self._fused}.{name.rpartition('.')[2]}",), slot.shape))
             for name, slot in self._linear.weight_slots().items()
         }
         if self._bias is not None:
             slot = copy_slot(self._bias[None] if self._bias_is_row else self._bias)
-            slots[self._bias_name] = replace(slot, alias=Alias(self._fused_bias, slot.shape))
+            slots[self._bias_name] = replace(slot, alias=Alias((self._fused_bias,), slot.shape))
         return slots

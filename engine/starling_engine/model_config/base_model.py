@@ -1,20 +1,51 @@
-"""Checkpoints of a base model: a decoder as transformers' AutoModel saves it, without a head and without `model.` in its names."""
+"""Names of a checkpoint's tensors, which depend on the class of transformers that has saved it.
 
-from collections.abc import Collection
+Here a decoder's are those of the class with a head, an encoder's those of the class without.
+"""
+
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from starling_engine.model_config.stored_names import stored_names
 
-PREFIX = "model."
-"""Beginning of the names that a checkpoint with a head has for the same tensors."""
+_PREFIX = "model."
+"""Beginning of the names that a checkpoint of a decoder with a head has, and one without, as AutoModel saves it, lacks."""
+_TEXT = "language_model."
+"""The same of the text part of a model that has more parts, in a model with a head behind `_PREFIX`."""
 _EMBEDDING = "embed_tokens.weight"
+_ENCODER_EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
+_OTHER_ENDINGS = {
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+    ".attention_layer_norm.weight": ".input_layernorm.weight",
+    ".feedforward_layer_norm.weight": ".post_attention_layernorm.weight",
+}
+"""Endings of the first BERTs, which TensorFlow has named, and of OLMo Hybrid's norms."""
+
+
+def model_names(stored: Iterable[str]) -> dict[str, str]:
+    """Returns the stored name of each tensor by its name here."""
+    stored = list(stored)
+    added = _PREFIX if _EMBEDDING in stored else ""
+    text = next((each for each in (f"{_PREFIX}{_TEXT}", _TEXT) if f"{each}{_EMBEDDING}" in stored), None)
+    if text is not None:
+        return {_PREFIX + _new_ending(name.removeprefix(text)) if name.startswith(text) else name: name for name in stored}
+    removed = next((name.removesuffix(end) for name in stored for end in _ENCODER_EMBEDDINGS if name.endswith(f".{end}")), "")
+    return {f"{added}{_new_ending(name.removeprefix(removed))}": name for name in stored}
+
+
+def _new_ending(name: str) -> str:
+    for old, new in _OTHER_ENDINGS.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
 
 
 def has_base_names(names: Collection[str]) -> bool:
-    """Says if these are the tensors of a base model."""
-    return _EMBEDDING in names
+    """Says if these are the tensors of a decoder without a head."""
+    return _EMBEDDING in names or _TEXT + _EMBEDDING in names
 
 
 def is_base_model(folder: Path) -> bool:
-    """Says if the folder's files are of a base model. What cannot be read is not: the loader says what is wrong."""
+    """Says if the folder's files are of a decoder without a head. What cannot be read is not: the loader says what is wrong."""
     return has_base_names(stored_names(folder))

@@ -10,15 +10,21 @@ from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
 from starling_engine.model_config.base_model import is_base_model
+from starling_engine.model_config.classifier import ClassifierConfig, read_classifier
 from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.gated_delta import GatedDeltaConfig
 from starling_engine.model_config.layer import LayerConfig
+from starling_engine.model_config.mamba2 import Mamba2Config
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.model_config.moe import MoeConfig, check_experts
 from starling_engine.model_config.pooler import PoolerConfig, pooler_of, read_pooler
 from starling_engine.model_config.quantization import QuantizationConfig, read_config_json, read_quantization
-from starling_engine.model_config.registry import find_definition
+from starling_engine.model_config.registry import definition_of, find_definition
 from starling_engine.model_config.rope import LongRopeScaling, RopeConfig
+from starling_engine.model_config.scaled_length import within_training
+from starling_engine.model_config.short_conv import ShortConvConfig
+from starling_engine.model_config.tied_head import has_own_head
 from starling_engine.model_config.tokenizer_end import end_of_tokenizer
 from starling_engine.model_config.traits import Traits
 
@@ -26,9 +32,9 @@ logger = logging.getLogger("starling.models")
 
 GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "relu2")
-MAX_LAYERS, MAX_WIDTH, MAX_LENGTH = 10_000, 1 << 20, 1 << 24
-"""More than any model has of layers, of elements in a hidden state or a head, and of tokens in a sequence.
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
+MAX_WIDTH, MAX_LENGTH = 1 << 20, 1 << 24
+"""More than any model has of elements in a hidden state or a head, and of tokens in a sequence.
 
 A config with more is damaged. Norms and rotations of these sizes are made before a checkpoint's tensors are compared with it.
 The longest sequences are Llama 4's, of 10 M tokens.
@@ -37,7 +43,7 @@ The longest sequences are Llama 4's, of 10 M tokens.
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder's shape. Sizes are in elements, `max_position` in tokens.
+    """A model's shape: a decoder's, or an encoder's, which is not `causal`. Sizes are in elements, `max_position` in tokens.
 
     intermediate_size   of a plain MLP; layers of `moe` have experts instead
     hidden_act          activation of the MLP's gate, or of its one matrix if it has no gate
@@ -45,6 +51,8 @@ class ModelConfig:
     layers              what layers differ in, from the first to the last
     traits              what they have in common
     mla                 sizes of multi-head latent attention, where the model has it; head_dim is then a query's
+    gated_delta         sizes of Gated DeltaNet, where layers have it; `mamba2` those of Mamba-2, `short_conv` those of gated short
+                        convolutions
     quantization        how the checkpoint has quantized its weights, where it has
     generation_defaults sampling parameters that the model's authors recommend, by OpenAI's names
     pooler              how the authors make vectors and scores
@@ -74,10 +82,28 @@ class ModelConfig:
     generation_defaults: dict[str, float]
     pooler: PoolerConfig = field(default_factory=PoolerConfig)
     has_lm_head: bool = True
+    classifier: ClassifierConfig | None = None
+    """The head for classification; such a model gives no tokens."""
+    gated_delta: GatedDeltaConfig | None = None
+    mamba2: Mamba2Config | None = None
+    short_conv: ShortConvConfig | None = None
+    causal: bool = True
+    """Tokens see those before them alone. Where they see all, nothing is cached, and there are no tokens to sample."""
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of a vector that is not cut."""
+        projections = self.pooler.projections
+        return projections[-1].out_features if projections else self.hidden_size
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def has_state(self) -> bool:
+        """Says if there are layers with a recurrent state."""
+        return any(layer.has_state for layer in self.layers)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -98,7 +124,7 @@ class ModelConfig:
     def named_ropes(self) -> set[int | None]:
         """Rotary embeddings that layers need, by their index; None is of layers whose attention rotates nothing."""
         rotated_before = self.traits.qk_norm == "rotated head"
-        return {layer.rope for layer in self.layers} | ({None} if rotated_before else set())
+        return {layer.rope for layer in self.layers if layer.attends} | ({None} if rotated_before else set())
 
     def rope_factors(self, max_model_len: int) -> str:
         """Names the factors that an engine of this longest sequence takes of LongRoPE's; empty for all other models.
@@ -109,8 +135,8 @@ class ModelConfig:
         return ", ".join("long" if scaling.is_long(max_model_len) else "short" for scaling in scalings)
 
 
-def load_model_config(path: Path) -> ModelConfig:
-    """Reads the configs of the checkpoint at `path`, a folder or a GGUF file.
+def load_model_config(path: Path, tokenizer: Path | None = None) -> ModelConfig:
+    """Reads the configs of the checkpoint at `path`, a folder or a GGUF file. Its tokenizer may lie in another folder.
 
     Raises ModelError naming the field that is missing or wrong, UnsupportedModel for an architecture or a feature that this
     engine does not have.
@@ -120,10 +146,26 @@ def load_model_config(path: Path) -> ModelConfig:
     config = read_config_json(path)
     generation = path / "generation_config.json"
     extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)
-    model = _with_end(replace(parse_model_config(config, extra), pooler=read_pooler(path, config)), end_of_tokenizer(path))
-    if model.tie_word_embeddings or not is_base_model(path):
+    model = replace(parse_model_config(config, extra), pooler=read_pooler(path, config))
+    _check_projections(model)
+    model = replace(model, max_position=within_training(path, model.ropes, model.max_position))
+    model = _with_end(model, end_of_tokenizer(tokenizer or path))
+    if not model.has_lm_head:
         return model
-    return replace(model, tie_word_embeddings=True, has_lm_head=False)
+    if model.tie_word_embeddings:
+        return replace(model, tie_word_embeddings=not has_own_head(path, definition_of(model.architecture).names))
+    return replace(model, tie_word_embeddings=True, has_lm_head=False) if is_base_model(path) else model
+
+
+def _check_projections(model: ModelConfig) -> None:
+    """Raises ModelError for a dense module that does not take what comes before it."""
+    width = model.hidden_size
+    for one in model.pooler.projections:
+        if one.in_features != width:
+            raise ModelError(
+                f"{one.folder}/config.json: in_features must be {width}, as what comes before it, got {one.in_features}"
+            )
+        width = one.out_features
 
 
 def _with_end(model: ModelConfig, token: int | None) -> ModelConfig:
@@ -144,9 +186,13 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
 def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     """Does the same as `load_model_config`, from the fields of the two files."""
     definition = find_definition(config.texts("architectures"))
-    config.only("is_causal", True, of="attention in both directions")
+    if definition.nested and config.has(definition.nested):
+        nested = config.child(definition.nested)
+        config = Fields({**config.values, **{name: nested.get(name) for name in nested.names()}}, nested.source)
+    config = config.renamed(definition.field_names)
+    causal = config.boolean("is_causal", definition.causal) and not config.boolean("use_bidirectional_attention", False)
     quantization = read_quantization(config)
-    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    num_layers = definition.num_layers(config)
     num_heads, num_kv_heads = _read_heads(config)
     ropes = definition.ropes(config, definition.rope_theta)
     mla = definition.mla(config, num_heads)
@@ -157,7 +203,20 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     _check_ropes(config, ropes, mla.rope_dim if mla else head_dim)
     length_field = definition.length_field if config.has(definition.length_field) else LENGTH_FIELD
     length = config.integer(length_field)
-    max_position = _within_one_chunk(config, min(rope.max_position(length) for rope in ropes))
+    layers = definition.layers(config, num_layers)
+    max_position = _within_one_chunk(config, layers, min((rope.max_position(length) for rope in ropes), default=length))
+    traits, classifier = definition.traits(config), read_classifier(config, definition.head)
+    tied = config.boolean("tie_word_embeddings", definition.tie_word_embeddings)
+    max_position -= traits.positions_from or 0
+    has_state = any(layer.has_state for layer in layers)
+    gated_delta = definition.gated_delta(config) if has_state else None
+    mamba2 = definition.mamba2(config) if has_state else None
+    short_conv = definition.short_conv(config) if has_state else None
+    if not causal and (traits.attention_cap or traits.attention_sinks or mla is not None or has_state):
+        has_no = "soft caps, sinks, latents or layers with a recurrent state"
+        raise UnsupportedModel(f"{config.source}: attention in both directions has no {has_no} here")
+    if max_position < 1:
+        raise config.error(length_field, f"must be above {traits.positions_from}, the rows that no position takes")
     if max_position > MAX_LENGTH:
         raise config.error(length_field, f"must leave sequences of at most {MAX_LENGTH} tokens, scaling included")
     bos = config.token_ids("bos_token_id")
@@ -167,15 +226,15 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=definition.mlp_size(config, config.integer(definition.mlp_field)),
         vocab_size=config.integer("vocab_size"),
         max_position=max_position,
         rms_eps=config.number(definition.eps_field, definition.rms_eps),
         hidden_act=_read_activation(config, definition, moe),
         ropes=ropes,
-        layers=_with_experts(definition.layers(config, num_layers), moe.layers if moe else ()),
-        traits=definition.traits(config),
-        tie_word_embeddings=config.boolean("tie_word_embeddings", definition.tie_word_embeddings),
+        layers=_with_experts(layers, moe.layers if moe else ()),
+        traits=traits,
+        tie_word_embeddings=tied or classifier is not None,
         mla=mla,
         moe=moe,
         dtype=_read_dtype(config, is_quantized=quantization is not None),
@@ -183,13 +242,20 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         eos_token_ids=_read_eos(config, generation),
         quantization=quantization,
         generation_defaults=_read_generation_defaults(generation),
+        has_lm_head=causal and classifier is None,
+        classifier=classifier,
+        gated_delta=gated_delta,
+        mamba2=mamba2,
+        short_conv=short_conv,
+        causal=causal,
     )
 
 
-def _within_one_chunk(config: Fields, max_position: int) -> int:
-    """Returns the longest sequence that dual chunk attention (Qwen 2.5 1M) computes as plain attention does."""
+def _within_one_chunk(config: Fields, layers: tuple[LayerConfig, ...], max_position: int) -> int:
+    """Returns the longest sequence that (dual) chunk attention (Llama 4, Qwen 2.5 1M) computes as plain attention does."""
     chunked = config.child("dual_chunk_attention_config")
     length = chunked.integer("original_max_position_embeddings", max_position)
+    length = min(length, *(layer.chunk or length for layer in layers))
     if length >= max_position:
         return max_position
     _log_chunks(length, max_position)
@@ -199,7 +265,7 @@ def _within_one_chunk(config: Fields, max_position: int) -> int:
 @lru_cache
 def _log_chunks(length: int, written: int) -> None:
     """Logs once a process, and not each time that the config is read."""
-    logger.info("sequences have at most %d of %d tokens: there is no dual chunk attention, which longer ones need", length, written)
+    logger.info("sequences have at most %d of %d tokens: there is no attention in chunks, which longer ones need", length, written)
 
 
 def _with_experts(layers: tuple[LayerConfig, ...], experts: Collection[int]) -> tuple[LayerConfig, ...]:
@@ -252,7 +318,12 @@ def _read_activation(config: Fields, definition: ModelDefinition, moe: MoeConfig
     """Reads `hidden_activation`, which is Gemma's name for it, or `hidden_act`. Experts without a gate of their own have SiLU."""
     written = config.text("hidden_activation", config.text("hidden_act", definition.activation))
     name = definition.activation_names.get(written, written)
-    possible, where = (("silu",), " for experts") if moe and moe.gate is None else (ACTIVATIONS, "")
+    possible: tuple[str, ...] = tuple(dict.fromkeys((*ACTIVATIONS, definition.activation)))
+    where = ""
+    if moe and moe.gate is None and moe.gated:
+        possible, where = ("silu",), " for experts"
+    if definition.activation == "gelu_pytorch_tanh":  # what "gelu" means there, transformers does not read from this field
+        possible = tuple(each for each in possible if each != "gelu")
     if name not in possible:
         raise UnsupportedModel(f"{config.source}: hidden_act {name!r} is not supported{where}; supported: {', '.join(possible)}")
     return name

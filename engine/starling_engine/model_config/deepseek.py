@@ -10,8 +10,8 @@ from starling_engine.model_config.traits import Traits
 DEFAULT_KV_RANK, DEFAULT_NOPE_DIM, DEFAULT_ROPE_DIM, DEFAULT_VALUE_DIM = 512, 128, 64, 128
 
 
-def _shape(config: Fields, num_heads: int, *, interleaved: bool) -> MlaShape:
-    """Raises ModelError for sizes that latent attention cannot have."""
+def read_latents(config: Fields, num_heads: int, *, interleaved: bool) -> MlaShape:
+    """Reads the sizes of latent attention. Raises ModelError for those that it cannot have."""
     if config.integer("num_key_value_heads", num_heads) != num_heads:
         raise config.error("num_key_value_heads", f"must be num_attention_heads ({num_heads}): latents serve all heads")
     rope_dim = config.integer("qk_rope_head_dim", DEFAULT_ROPE_DIM)
@@ -29,11 +29,11 @@ def _shape(config: Fields, num_heads: int, *, interleaved: bool) -> MlaShape:
 
 
 def _v2_shape(config: Fields, num_heads: int) -> MlaShape:
-    return _shape(config, num_heads, interleaved=True)
+    return read_latents(config, num_heads, interleaved=True)
 
 
 def _v3_shape(config: Fields, num_heads: int) -> MlaShape:
-    return _shape(config, num_heads, interleaved=config.boolean("rope_interleave", True))
+    return read_latents(config, num_heads, interleaved=config.boolean("rope_interleave", True))
 
 
 def _v2_traits(config: Fields) -> Traits:
@@ -71,12 +71,21 @@ def _v3_moe(config: Fields, num_layers: int) -> MoeConfig | None:
     return read_sigmoid_moe(config, num_layers, first=3, groups=(8, 4), scaling=2.5)
 
 
-def read_sigmoid_moe(config: Fields, num_layers: int, *, first: int, groups: tuple[int, int], scaling: float) -> MoeConfig | None:
+def read_sigmoid_moe(
+    config: Fields,
+    num_layers: int,
+    *,
+    first: int,
+    groups: tuple[int, int],
+    scaling: float,
+    layers: tuple[int, ...] | None = None,
+) -> MoeConfig | None:
     """Reads V3's routing: a sigmoid for each expert, with a learnt bias, in the groups whose best two experts are best.
 
-    The others are defaults: the first layer with experts, the groups and how many of them are chosen, and the scaling.
+    The others are defaults: the first layer with experts, the groups and how many of them are chosen, and the scaling; or the
+    layers with experts, of a config that lists them.
     """
-    layers = _expert_layers(config, num_layers, first)
+    layers = _expert_layers(config, num_layers, first) if layers is None else layers
     if not layers:
         return None
     config.one_of("topk_method", "noaux_tc")

@@ -4,11 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starling_engine.errors import UnsupportedModel
+from starling_engine.model_config.classifier import ReadHead, decoder_head
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.gated_delta import DeltaNames, GatedDeltaConfig, no_gated_delta
 from starling_engine.model_config.layer import LayerConfig, Norms, with_windows
+from starling_engine.model_config.mamba2 import Mamba2Config, Mamba2Names, no_mamba2
 from starling_engine.model_config.mla_shape import MlaShape
-from starling_engine.model_config.moe import MoeConfig, no_experts
+from starling_engine.model_config.moe import ExpertLayout, MoeConfig, no_experts
 from starling_engine.model_config.rope import DEFAULT_THETA, RopeConfig, read_rope
+from starling_engine.model_config.short_conv import ShortConvConfig, ShortConvNames, no_short_conv
 from starling_engine.model_config.traits import Traits
 
 LENGTH_FIELD = "max_position_embeddings"
@@ -21,18 +25,29 @@ class TensorNames:
 
     Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias`,
     `fused_router_bias` and `sinks` are a tensor's whole name.
-    Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts,
-    whose two tensors are `fused_projections` of `fused_experts`. `alternating_experts` is as `ExpertNames.alternating`.
+    Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts.
+    Those are two tensors, each of which may have several names, and they lie as `expert_layout` says.
+
+    Where q, k and v are one name, that module holds queries, keys and values of each head in turn. `other_lm_head` is another name
+    of the head. `activation` has the parameters of an MLP's activation. `delta`, `mamba2` and `short_conv` have the names of a
+    Gated DeltaNet, a Mamba-2 mixer and a gated short convolution.
 
     Norms of a part's input end with `_norm`, those of its output with `_out_norm`.
 
-    `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers. `drafts` are beginnings of other
-    such, parts for drafts outside of the layers. `router_bias_is_row` says that the bias is a matrix of one row.
+    `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers. `left_out` are beginnings of
+    other such: parts for drafts outside of the layers, and heads of other tasks. `router_bias_is_row` says that the bias is a
+    matrix of one row. In `fused_gate_up` the gate comes first, unless `fused_up_first` says otherwise. `other_mlp` is another name
+    of the module of a plain MLP.
     """
 
     embedding: str = "model.embed_tokens"
+    distance_bias: str = "encoder.relative_attention_bias"
+    positions: str = "embeddings.position_embeddings"
+    token_types: str = "embeddings.token_type_embeddings"
+    embedding_norm: str = "embeddings.LayerNorm"
     norm: str = "model.norm"
     lm_head: str = "lm_head"
+    other_lm_head: str = ""
     layer: str = "model.layers.{}"
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
@@ -42,6 +57,9 @@ class TensorNames:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
+    delta: DeltaNames = field(default_factory=DeltaNames)
+    mamba2: Mamba2Names = field(default_factory=Mamba2Names)
+    short_conv: ShortConvNames = field(default_factory=ShortConvNames)
     q_a: str = "self_attn.q_a_proj"
     q_a_norm: str = "self_attn.q_a_layernorm"
     q_b: str = "self_attn.q_b_proj"
@@ -50,8 +68,10 @@ class TensorNames:
     kv_b: str = "self_attn.kv_b_proj"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
+    other_mlp: str = ""
     fused_gate_up: str = "mlp.gate_up_proj"
     down: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"
     router: str = "mlp.gate"
     router_bias: str = "mlp.gate.e_score_correction_bias"
     router_bias_is_row: bool = False
@@ -63,15 +83,24 @@ class TensorNames:
     shared_gate: str = "mlp.shared_expert_gate"
     fused_router: str = "mlp.gate"
     fused_router_bias: str = "mlp.gate.e_score_correction_bias"
-    fused_experts: str = "mlp.experts"
-    fused_projections: tuple[str, str] = ("gate_up_proj", "down_proj")
-    alternating_experts: bool = False
+    fused_up_first: bool = False
+    fused_experts: tuple[tuple[str, ...], tuple[str, ...]] = (("mlp.experts.gate_up_proj",), ("mlp.experts.down_proj",))
+    expert_layout: ExpertLayout = "rows"
     attention_norm: str = "input_layernorm"
     attention_out_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     mlp_out_norm: str = "post_feedforward_layernorm"
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-    drafts: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+MAX_LAYERS = 10_000
+"""More than any model has; a config with more is damaged."""
+
+
+def read_num_layers(config: Fields) -> int:
+    """Returns `num_hidden_layers`."""
+    return config.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
 def same_layers(norms: Norms = "before") -> Callable[[Fields, int], tuple[LayerConfig, ...]]:
@@ -97,6 +126,11 @@ def one_rope(config: Fields, theta: float) -> tuple[RopeConfig, ...]:
     return (read_rope(config, theta),)
 
 
+def no_ropes(_config: Fields, _theta: float) -> tuple[RopeConfig, ...]:
+    """Returns none, for a family that rotates nothing."""
+    return ()
+
+
 def partial_rope(default: float) -> Callable[[Fields, float], tuple[RopeConfig, ...]]:
     """Returns the same for a family that rotates a part of each head: by default that share of its elements."""
     return lambda config, theta: (read_rope(config, theta, default),)
@@ -110,6 +144,11 @@ def fixed_traits(traits: Traits) -> Callable[[Fields], Traits]:
 plain_traits = fixed_traits(Traits())
 
 
+def written_size(_config: Fields, size: int) -> int:
+    """Returns the width of a plain MLP that is written, for a family that does not compute it."""
+    return size
+
+
 def no_latents(_config: Fields, _num_heads: int) -> MlaShape | None:
     """Returns None, for a family that caches keys and values."""
     return None
@@ -120,28 +159,46 @@ class ModelDefinition:
     """One architecture.
 
     traits        what all layers have in common
+    num_layers    the number of layers
     layers        the layers, for so many; experts are added by `moe`
     ropes         the rotary embeddings that the layers name, where `rope_theta` is the default
     mla, moe      latents and experts, of a family that has them
+    gated_delta   Gated DeltaNet, of a family whose layers may have it; read where one has. So are Mamba-2 by `mamba2` and gated
+                  short convolutions by `short_conv`
+    mlp_size      the width of a plain MLP, from what the config's field says
+    head          of its checkpoints for classification, or of those that score pairs; None: these are not supported
+    causal        False for an encoder, whose tokens see each other in both directions
 
     Others are defaults for configs without the field. Without any head_dim it is hidden size / heads. `eps_field` is the field's
-    name, and `length_field` that of the longest sequence, if it is there, in place of max_position_embeddings. `activation_names`
-    are those that the family gives to activations of other names.
+    name, `mlp_field` that of a plain MLP's width. `length_field` is that of the longest sequence, if it is there, in place of
+    max_position_embeddings. `activation_names` are those that the family gives to activations of other names, `field_names` the
+    family's names of the config's fields. `nested` is the field that holds the text model's fields, of a model that has more parts:
+    fields of a model without that field are the text model's.
     """
 
     architecture: str
     traits: Callable[[Fields], Traits] = plain_traits
+    num_layers: Callable[[Fields], int] = read_num_layers
     layers: Callable[[Fields, int], tuple[LayerConfig, ...]] = full_attention
     ropes: Callable[[Fields, float], tuple[RopeConfig, ...]] = one_rope
     mla: Callable[[Fields, int], MlaShape | None] = no_latents
     moe: Callable[[Fields, int], MoeConfig | None] = no_experts
+    gated_delta: Callable[[Fields], GatedDeltaConfig | None] = no_gated_delta
+    mamba2: Callable[[Fields], Mamba2Config | None] = no_mamba2
+    short_conv: Callable[[Fields], ShortConvConfig | None] = no_short_conv
+    mlp_size: Callable[[Fields, int], int] = written_size
+    causal: bool = True
+    head: ReadHead | None = decoder_head
     head_dim: int | None = None
     rope_theta: float = DEFAULT_THETA
     rms_eps: float = 1e-6
     eps_field: str = "rms_norm_eps"
     length_field: str = LENGTH_FIELD
+    mlp_field: str = "intermediate_size"
+    nested: str = ""
     activation: str = "silu"
     activation_names: Mapping[str, str] = field(default_factory=dict)
+    field_names: Mapping[str, str] = field(default_factory=dict)
     tie_word_embeddings: bool = False
     names: TensorNames = field(default_factory=TensorNames)
 

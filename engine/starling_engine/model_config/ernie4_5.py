@@ -10,7 +10,7 @@ NAMES = TensorNames(
     router_bias="mlp.moe_statics.e_score_correction_bias",
     fused_router_bias="mlp.gate.moe_statics.e_score_correction_bias",
     router_bias_is_row=True,
-    drafts=("model.mtp_",),
+    left_out=("model.mtp_",),
 )
 LEAST_SUM = 1e-12
 """Least sum by which affinities are divided. No chosen ones have so small a sum in practice, and 0 is avoided anyway."""

@@ -31,6 +31,11 @@ class Fields:
             raise ModelError(f"{path} must hold a JSON object, not a {type(values).__name__}")
         return cls(values, path.name)
 
+    def renamed(self, names: Mapping[str, str]) -> "Fields":
+        """Returns the fields with those of other names under ours, by which errors name them: `names` are theirs by ours."""
+        ours = {name: self.values[theirs] for name, theirs in names.items() if self.has(theirs) and not self.has(name)}
+        return Fields({**self.values, **ours}, self.source)
+
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 

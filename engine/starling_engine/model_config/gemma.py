@@ -14,7 +14,6 @@ AROUND = TensorNames(mlp_norm="pre_feedforward_layernorm")
 
 
 def _traits(config: Fields) -> Traits:
-    config.only("use_bidirectional_attention", False)
     bias = config.boolean("attention_bias", False)
     return Traits(qkv_bias=bias, o_bias=bias, norm="one plus weight", embedding_scale=config.integer("hidden_size") ** 0.5)
 
@@ -43,6 +42,8 @@ def _gemma3_traits(config: Fields) -> Traits:
 
 def _windows(config: Fields, num_layers: int, pattern: int) -> tuple[int, ...]:
     window = config.integer("sliding_window", DEFAULT_WINDOW)
+    if config.boolean("use_bidirectional_attention", False):
+        window = window // 2 + 1  # of that many tokens half are on each side
     return patterned_windows(config, num_layers, window, pattern)
 
 

@@ -7,7 +7,7 @@ from starling_engine.model_config.moe import ClampedSwiglu, MoeConfig, Routing, 
 from starling_engine.model_config.traits import Traits
 
 DEFAULT_WINDOW, DEFAULT_PATTERN = 128, 2
-NAMES = TensorNames(router="mlp.router", fused_router="mlp.router", alternating_experts=True)
+NAMES = TensorNames(router="mlp.router", fused_router="mlp.router", expert_layout="alternating columns")
 
 
 def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:

@@ -9,10 +9,12 @@ from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_n
 
 NAMES = TensorNames(
     router="block_sparse_moe.router.layer",
-    fused_router="block_sparse_moe.router.layer",
+    fused_router="block_sparse_moe.router",
     experts="block_sparse_moe.experts",
-    fused_experts="block_sparse_moe",
-    fused_projections=("input_linear.weight", "output_linear.weight"),
+    fused_experts=(
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+        ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
+    ),
     shared_experts="shared_mlp",
     shared_projections=("gate_proj", "up_proj", "output_linear"),
     fused_shared="shared_mlp.input_linear",
@@ -32,9 +34,10 @@ def _moe(config: Fields, num_layers: int) -> MoeConfig:
     )
 
 
-def _shared_moe(config: Fields, num_layers: int) -> MoeConfig:
+def read_shared_moe(config: Fields, num_layers: int) -> MoeConfig:
+    """Reads the experts, and the width of the one that all tokens share."""
     return replace(_moe(config, num_layers), shared_size=config.integer("shared_intermediate_size", 0, low=0))
 
 
 GRANITE_MOE = replace(GRANITE, architecture="GraniteMoeForCausalLM", moe=_moe, names=NAMES)
-GRANITE_MOE_SHARED = replace(GRANITE_MOE, architecture="GraniteMoeSharedForCausalLM", moe=_shared_moe)
+GRANITE_MOE_SHARED = replace(GRANITE_MOE, architecture="GraniteMoeSharedForCausalLM", moe=read_shared_moe)

@@ -4,25 +4,67 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-FeedForward = Literal["mlp", "experts"]
-Norms = Literal["before", "after", "both", "parallel"]
+Mixer = Literal[
+    "attention",
+    "gated delta net",
+    "kimi delta attention",
+    "mamba2",
+    "attention and mamba2",
+    "short convolution",
+    "none",
+]
+FeedForward = Literal["mlp", "experts", "none"]
+Norms = Literal["before", "after", "both", "parallel", "parallel, each its own", "sum", "before feed-forward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries are multiplied by 1 + `scale` * ln(1 + floor((position + 1) / `step`)) (arXiv 2501.19399, section 2.2)."""
+
+    step: int
+    scale: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """One layer: attention, then a feed-forward part, both added to one residual stream.
+    """One layer: a mixer of tokens, then a feed-forward part, both added to one residual stream. It may have one of them alone.
 
-    window        tokens that a query sees, itself included; 0 means all
+    mixer         attention, or what has a state: `ModelConfig.gated_delta`, of which Kimi Delta Attention is a kind, `mamba2`, or
+                  `short_conv`; or attention and Mamba-2 side by side, whose results are added up; what follows about queries is of
+                  attention alone
+    window        tokens that a query sees, itself included; 0 means all. Where tokens see each other in both directions, it is so
+                  many on each side
+    chunk         tokens of a chunk of the sequence, beyond which no query of the chunk sees; 0 means all. Longer sequences than a
+                  chunk are not served
     rope          index of the rotary embedding in `ModelConfig.ropes`; None: queries and keys are not rotated (NoPE)
     norms         what both parts have: a norm of their input, one of their output before it is added, or both of them;
-                  "parallel": one norm, whose output attention and feed-forward take, and add to the stream together
+                  "parallel": one norm, whose output attention and feed-forward take, and add to the stream together; or each
+                  has a norm of its own;
+                  "sum": one of the stream, once their output is added (arXiv 1706.03762, section 3.1);
+                  "before feed-forward": none of attention's input, which is normed already
+    temperature   of queries, where it depends on their position
     feed_forward  a plain MLP, or `ModelConfig.moe`
+
+    A layer that has a mixer or a feed-forward part alone has its norm before it.
     """
 
+    mixer: Mixer = "attention"
     window: int = 0
+    chunk: int = 0
     rope: int | None = 0
     norms: Norms = "before"
     feed_forward: FeedForward = "mlp"
+    temperature: Temperature | None = None
+
+    @property
+    def has_state(self) -> bool:
+        """Says if the layer has a state of a size that does not depend on the sequence's length."""
+        return self.mixer not in ("attention", "none")
+
+    @property
+    def attends(self) -> bool:
+        """Says if the layer has keys and values."""
+        return self.mixer in ("attention", "attention and mamba2")
 
 
 def with_windows(windows: Iterable[int], norms: Norms = "before") -> tuple[LayerConfig, ...]:

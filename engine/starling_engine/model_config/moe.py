@@ -11,6 +11,13 @@ _MAX_EXPERTS_IN_ALL = 200_000
 """More than all layers of any model have together (Kimi K2's have 23,040), whose slots are made before tensors are compared."""
 
 
+ExpertLayout = Literal["rows", "columns", "alternating columns"]
+"""Layout of a tensor that holds all experts of a layer: as matrices are multiplied, or each of them transposed (Llama 4).
+
+Gates lie before ups, or gate and up take turns (gpt-oss).
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Routing:
     """Rules by which each token chooses `top_k` of `num_experts`, and weighs them.
@@ -60,6 +67,8 @@ class MoeConfig:
     shared_gate         its output is multiplied by the sigmoid of one learnt projection of the token
     bias                of the router's matrix, and of each of an expert's
     gate                in place of SiLU, where an expert has another gate
+    gated               False where an expert has none: it is down(relu(up(x))^2) (arXiv 2109.08668)
+    scaled_inputs       the affinity of a token's one expert multiplies what goes in, not what comes out (Llama 4)
     """
 
     layers: tuple[int, ...]
@@ -69,6 +78,8 @@ class MoeConfig:
     shared_gate: bool = False
     bias: bool = False
     gate: ClampedSwiglu | None = None
+    gated: bool = True
+    scaled_inputs: bool = False
 
     @property
     def num_experts(self) -> int:

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from starling_engine.errors import ModelError
+from starling_engine.model_config.classifier import LabelActivation, PoolingType, read_activation
 from starling_engine.model_config.fields import Fields
-
-PoolingType = Literal["mean", "last", "cls"]
+from starling_engine.model_config.projection import ProjectionConfig, read_projection
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -52,7 +52,10 @@ class PoolerConfig:
 
     dimensions           lengths that a vector may be cut to; empty: any
     prompts              texts that go before an input, by name; `default_prompt_name` is the one where none is named
+    projections          what vectors pass behind their pooling
+    lower_case           texts are read in lower case
     fault                why vectors would not be those that the authors mean; None where they are
+    score_activation     makes the score of a pair of a head's one number, where these files name it
     classifier_tokens    tokens whose logits give a score: that of "yes", and that of "no", which some models lack
     messages             how texts are rendered before they are pooled; None: they are read as they are
     template_variables   what the chat template gets when it renders a text, or the pair that is scored
@@ -63,7 +66,10 @@ class PoolerConfig:
     dimensions: tuple[int, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    projections: tuple[ProjectionConfig, ...] = ()
+    lower_case: bool = False
     fault: str | None = None
+    score_activation: LabelActivation | None = None
     classifier_tokens: tuple[int, ...] = ()
     messages: TextMessages | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +92,8 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     dimensions = config.integers("matryoshka_dimensions")
     if not (folder / MODULES).exists():
         return PoolerConfig(dimensions=dimensions)
-    modules = _modules(folder)
+    listed = _modules(folder)
+    modules = dict(listed)
     found: dict[str, Any] = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
     for name, read in _READERS.items():
         if name in modules:
@@ -97,23 +104,43 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     template = texts.child("processing_kwargs").child("chat_template")
     if "Pooling" in modules:
         found |= _reading(texts)
+        found["lower_case"] = texts.boolean("do_lower_case", False)
         found["messages"] = _messages(texts.child("modality_config"), template)
     found["template_variables"] = _variables(template)
-    if unknown := [name for name in modules if name not in ("Transformer", "Normalize", *_READERS)]:
+    found |= _projections(folder, listed)
+    if unknown := [name for name in modules if name not in ("Transformer", "Normalize", "Dense", *_READERS)]:
         found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
-    return PoolerConfig(dimensions=dimensions, **_prompts(_fields(folder / PROMPTS)), **found)
+    saved = _fields(folder / PROMPTS)
+    if "LogitScore" not in modules:
+        found["score_activation"] = read_activation(saved, "activation_fn")
+    return PoolerConfig(dimensions=dimensions, **_prompts(saved), **found)
+
+
+def _projections(folder: Path, modules: list[tuple[str, str]]) -> dict[str, Any]:
+    """Reads the dense modules, which come behind the pooling, and before vectors are normalized."""
+    names = [name for name, _ in modules]
+    if "Dense" not in names:
+        return {}
+    last = len(names) - 1 - names[::-1].index("Dense")
+    if "Pooling" not in names[: names.index("Dense")] or "Normalize" in names[:last]:
+        return {"fault": f"its {MODULES} has Dense where it is not supported, before Pooling or behind Normalize"}
+    found = [read_projection(folder / Path(path).name) for name, path in modules if name == "Dense"]
+    why = next((one for one in found if isinstance(one, str)), None)
+    if why is not None:
+        return {"fault": f"its Dense module has {why}, which is not supported"}
+    return {"projections": tuple(found)}
 
 
 def _fields(path: Path) -> Fields:
     return Fields.read(path) if path.exists() else Fields({}, path.name)
 
 
-def _modules(folder: Path) -> dict[str, str]:
-    """Returns the folder of each module, by its class's name. Classes of others have their whole names."""
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """Returns the class's name and the folder of each module, in their order. Classes of others have their whole names."""
     path = folder / MODULES
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
-        return {_class_of(module["type"]): module["path"] for module in modules}
+        return [(_class_of(module["type"]), module["path"]) for module in modules]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error!r}") from error
 
@@ -162,8 +189,6 @@ def _reading(texts: Fields) -> dict[str, Any]:
 
 def _ways_of_reading(texts: Fields) -> Iterator[str]:
     """Yields what a file asks of its texts that is not done here, by the field's name."""
-    if texts.boolean("do_lower_case", False):
-        yield "texts in lower case (do_lower_case)"
     if texts.has("query_expansion"):
         yield "query_expansion"
     modalities = texts.child("modality_config")

@@ -15,6 +15,8 @@ from starling_engine.model_config.stored_names import stored_names
 
 CONFIG = "config.json"
 FIELD = "quantization_config"
+_SECTIONS = (FIELD, "compression_config")
+"""Fields that say it; the first one that is there counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def read_config_json(folder: Path) -> Fields:
     config, beside = Fields.read(folder / CONFIG), folder / "hf_quant_config.json"
     if config.get(FIELD) or not beside.exists():
         is_stale = _section(config).get("quant_method") == "bitsandbytes" and _has_no_codes_of_bitsandbytes(folder)
-        return Fields({**config.values, FIELD: None}, config.source) if is_stale else config
+        return Fields({**config.values, **dict.fromkeys(_SECTIONS)}, config.source) if is_stale else config
     found = Fields.read(beside).child("quantization")
     return Fields({**config.values, FIELD: dict(found.values)}, f"{config.source} and {beside.name}")
 
@@ -112,7 +114,7 @@ def has_fp8_cache_scales(config: Fields) -> bool:
 
 def _section(config: Fields) -> Fields:
     """Returns what a config says of quantization; empty where it says nothing."""
-    return config.child(next((each for each in (FIELD, "compression_config") if config.get(each)), FIELD))
+    return config.child(next((each for each in _SECTIONS if config.get(each)), FIELD))
 
 
 _CACHE_ALGORITHM = "kv_cache_quant_algo"

@@ -21,8 +21,11 @@ def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     return with_windows(listed or (0 if layer % 2 or layer >= end else window for layer in range(num_layers)))
 
 
-def read_sparse_moe(config: Fields, num_layers: int) -> MoeConfig | None:
-    """Reads the experts: every `decoder_sparse_step`-th layer has some, except those in `mlp_only_layers`."""
+def read_sparse_moe(config: Fields, num_layers: int, *, renormalize: bool = False) -> MoeConfig | None:
+    """Reads the experts: every `decoder_sparse_step`-th layer has some, except those in `mlp_only_layers`.
+
+    `renormalize` is the default of norm_topk_prob.
+    """
     step, dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
     layers = tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in dense)
     if not layers:
@@ -30,13 +33,14 @@ def read_sparse_moe(config: Fields, num_layers: int) -> MoeConfig | None:
     routing = Routing(
         num_experts=read_num_experts(config, "num_experts", "num_local_experts"),
         top_k=config.integer("num_experts_per_tok"),
-        renormalize=config.boolean("norm_topk_prob", False),
+        renormalize=config.boolean("norm_topk_prob", renormalize),
     )
     return MoeConfig(layers=layers, intermediate_size=config.integer("moe_intermediate_size"), routing=checked(config, routing))
 
 
-def _moe(config: Fields, num_layers: int) -> MoeConfig | None:
-    moe = read_sparse_moe(config, num_layers)
+def read_shared_moe(config: Fields, num_layers: int, *, renormalize: bool = False) -> MoeConfig | None:
+    """Does as `read_sparse_moe`, and reads the expert that all tokens share, behind a gate of its own."""
+    moe = read_sparse_moe(config, num_layers, renormalize=renormalize)
     return moe and replace(moe, shared_size=config.integer("shared_expert_intermediate_size"), shared_gate=True)
 
 
@@ -44,4 +48,4 @@ def _traits(config: Fields) -> Traits:
     return Traits(qkv_bias=config.boolean("qkv_bias", True))
 
 
-QWEN2_MOE = ModelDefinition(architecture="Qwen2MoeForCausalLM", traits=_traits, layers=_layers, moe=_moe, names=NAMES)
+QWEN2_MOE = ModelDefinition(architecture="Qwen2MoeForCausalLM", traits=_traits, layers=_layers, moe=read_shared_moe, names=NAMES)

@@ -8,46 +8,81 @@ import difflib
 import re
 
 from starling_engine.errors import UnsupportedModel
+from starling_engine.model_config.apertus import APERTUS
 from starling_engine.model_config.arcee import ARCEE
+from starling_engine.model_config.bamba import BAMBA
+from starling_engine.model_config.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
+from starling_engine.model_config.classifier import ENDING
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from starling_engine.model_config.definition import ModelDefinition
+from starling_engine.model_config.distilbert import DISTILBERT
 from starling_engine.model_config.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
+from starling_engine.model_config.eurobert import EUROBERT
 from starling_engine.model_config.exaone4 import EXAONE4
+from starling_engine.model_config.falcon_h1 import FALCON_H1
 from starling_engine.model_config.gemma import GEMMA, GEMMA2, GEMMA3
 from starling_engine.model_config.glm import GLM, GLM4
 from starling_engine.model_config.glm4_moe import GLM4_MOE
+from starling_engine.model_config.gpt_neox import GPT_NEOX
 from starling_engine.model_config.gpt_oss import GPT_OSS
 from starling_engine.model_config.granite import GRANITE
+from starling_engine.model_config.granite_hybrid import GRANITE_MOE_HYBRID
 from starling_engine.model_config.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from starling_engine.model_config.hunyuan import HUNYUAN, HUNYUAN_MOE
 from starling_engine.model_config.internlm3 import INTERNLM3
+from starling_engine.model_config.kimi_linear import KIMI_LINEAR
+from starling_engine.model_config.lfm2 import LFM2, LFM2_MOE
 from starling_engine.model_config.llama import LLAMA
+from starling_engine.model_config.llama4 import LLAMA4, LLAMA4_NESTED
 from starling_engine.model_config.minimax_m2 import MINIMAX_M2
 from starling_engine.model_config.mistral import MINISTRAL, MISTRAL
 from starling_engine.model_config.mixtral import MIXTRAL
+from starling_engine.model_config.modernbert import MODERNBERT
+from starling_engine.model_config.mpnet import MPNET
 from starling_engine.model_config.nemotron import NEMOTRON
-from starling_engine.model_config.olmo import OLMO2, OLMO3
+from starling_engine.model_config.nemotron_h import NEMOTRON_H
+from starling_engine.model_config.olmo import OLMO2, OLMO3, OLMO_HYBRID
 from starling_engine.model_config.phi import PHI
 from starling_engine.model_config.phi3 import PHI3
 from starling_engine.model_config.plugins import GROUP, load_plugin, plugins, refuse_plugin
 from starling_engine.model_config.qwen2 import QWEN2
 from starling_engine.model_config.qwen2_moe import QWEN2_MOE
 from starling_engine.model_config.qwen3 import QWEN3
+from starling_engine.model_config.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from starling_engine.model_config.qwen3_moe import QWEN3_MOE
+from starling_engine.model_config.qwen3_next import QWEN3_NEXT
+from starling_engine.model_config.rotated_bert import GTE, JINA_V3, NOMIC_BERT
 from starling_engine.model_config.seed_oss import SEED_OSS
 from starling_engine.model_config.smollm3 import SMOLLM3
 from starling_engine.model_config.stablelm import STABLELM
 from starling_engine.model_config.starcoder2 import STARCODER2
 
 _ALL = (
-    *(ARCEE, COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM, GLM4),
-    *(GLM4_MOE, GPT_OSS, GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, HUNYUAN, HUNYUAN_MOE, INTERNLM3, LLAMA, MINIMAX_M2),
-    *(MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, PHI, PHI3, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SEED_OSS, SMOLLM3),
-    *(STABLELM, STARCODER2),
+    *(APERTUS, ARCEE, COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM),
+    *(GLM4, GLM4_MOE, GPT_NEOX, GPT_OSS, GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, HUNYUAN, HUNYUAN_MOE, INTERNLM3, LLAMA),
+    *(LLAMA4, LLAMA4_NESTED, MINIMAX_M2, MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, OLMO_HYBRID, PHI, PHI3, QWEN2),
+    *(QWEN2_MOE, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3, STABLELM, STARCODER2),
+    *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
+    *(BERT, CAMEMBERT, DISTILBERT, EUROBERT, GTE, JINA_V3, MODERNBERT, MPNET, NOMIC_BERT, ROBERTA, XLM_ROBERTA),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}
-OLDER_NAMES = {"Ernie4_5_ForCausalLM": ERNIE4_5.architecture}
+OTHER_NAMES = {
+    "Ernie4_5_ForCausalLM": ERNIE4_5.architecture,
+    "BertForPreTraining": BERT.architecture,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5.architecture,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE.architecture,
+    f"Qwen3_5Text{ENDING}": QWEN3_5.architecture,
+    **{
+        f"{name.removesuffix('Model')}{ending}": name
+        for name, each in DEFINITIONS.items()
+        for ending in ("ForMaskedLM", ENDING)
+        if not each.causal and (ending != ENDING or each.head is not None)
+    },
+    **{f"{name.removesuffix('ForCausalLM')}{ENDING}": name for name in DEFINITIONS if name.endswith("ForCausalLM")},
+    **{f"Gte{ending}": GTE.architecture for ending in ("Model", "ForMaskedLM", ENDING)},
+}
+"""Architectures that are one of `DEFINITIONS` but for their name and their head."""
 
 
 def find_definition(architectures: list[str]) -> ModelDefinition:
@@ -59,7 +94,7 @@ def find_definition(architectures: list[str]) -> ModelDefinition:
     """
     for name in architectures:
         base = name.removesuffix("Model")
-        for known in (OLDER_NAMES.get(name, name), f"{base}ForCausalLM", f"{base.removesuffix('Text')}ForCausalLM"):
+        for known in (OTHER_NAMES.get(name, name), f"{base}ForCausalLM", f"{base.removesuffix('Text')}ForCausalLM"):
             if known in DEFINITIONS:
                 refuse_plugin(known)
             if known in DEFINITIONS or known in plugins():

@@ -24,7 +24,15 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """Position interpolation: every frequency is divided by `factor`."""
+    """Position interpolation: every frequency is divided by `factor`. `original_max_position` is 0 where the config has none."""
+
+    factor: float
+    original_max_position: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NtkScaling:
+    """GTE's: the base is multiplied by `factor`, and frequencies are divided so that the slowest one is `factor` times slower."""
 
     factor: float
 
@@ -66,7 +74,7 @@ class LongRopeScaling:
         return max_model_len > self.original_max_position
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | None
+Scaling = LinearScaling | Llama3Scaling | NtkScaling | YarnScaling | LongRopeScaling | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +95,16 @@ class RopeConfig:
     def max_position(self, written: int) -> int:
         """Returns the longest context in tokens, where the config's max_position_embeddings is `written`.
 
-        With linear scaling that is the length before scaling, with Llama 3.1's the one after it. With YaRN it may be either.
+        With Llama 3.1's scaling that is the length after it. With YaRN it may be either, and with linear scaling, too, if the
+        config has the length before: without that, it is taken for it (see `within_training`).
         """
         match self.scaling:
-            case LinearScaling(factor=factor):
+            case LinearScaling(factor=factor, original_max_position=0):
                 return int(written * factor)
-            case YarnScaling(factor=factor, original_max_position=original):
+            case (
+                LinearScaling(factor=factor, original_max_position=original)
+                | YarnScaling(factor=factor, original_max_position=original)
+            ):
                 return max(written, int(original * factor))
             case _:
                 return written
@@ -155,7 +167,12 @@ def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
         case "dynamic" if not fields.has("alpha"):
             return None  # it stretches sequences beyond max_position_embeddings alone, which is the longest one here
         case "linear":
-            return LinearScaling(factor=fields.number("factor", low=1.0))
+            original = fields.integer("original_max_position_embeddings", 0, low=0)
+            return LinearScaling(factor=fields.number("factor", low=1.0), original_max_position=original)
+        case "ntk":
+            if fields.has("mixed_b"):
+                raise fields.error("mixed_b", "must be left out: mixed NTK scaling is not supported")
+            return NtkScaling(factor=fields.number("factor", low=1.0))
         case "llama3":
             return Llama3Scaling(
                 factor=fields.number("factor", low=1.0),
@@ -167,7 +184,7 @@ def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
             return _read_yarn(fields, config)
         case "longrope" | "su":
             return _read_longrope(fields, config)
-    supported = "default, dynamic without alpha, linear, llama3, longrope, yarn"
+    supported = "default, dynamic without alpha, linear, llama3, longrope, ntk, yarn"
     raise UnsupportedModel(f"{fields.source}: rope_type {kind!r} is not supported; supported: {supported}")
 
 

@@ -13,6 +13,7 @@ from starling_engine.layers.rope import Rotations
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.definition import TensorNames
 from starling_engine.model_config.moe import MoeConfig
+from starling_engine.models.distance_bias import DistanceBias
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.topology.shard import Share
 
@@ -37,6 +38,7 @@ class BuildContext:
     rotations: Rotations
     tensor: Communicator = ALONE
     expert_ranks: ExpertRanks | None = None
+    distance_bias: DistanceBias | None = None
 
     def expert_width(self, moe: MoeConfig) -> Share:
         """Returns this rank's share of the width of each of its experts.
@@ -58,7 +60,7 @@ class BuildContext:
     def linear(self, shape: LinearShape) -> Linear:
         """Makes a linear layer. Where it holds only some columns, the ranks add their products up."""
         split = shape.ins.size < shape.ins.whole
-        return Linear(shape, self.methods(shape), self.dtype, self.device, self.tensor.all_reduce if split else None)
+        return Linear(shape, self.methods(shape), self.dtype, self.device, self.tensor if split else None)
 
     def norm(self, name: str, size: int | None = None, eps: float | None = None) -> Norm:
         """Makes a norm of `size` elements that adds `eps` to the mean square. Both default to the model's."""

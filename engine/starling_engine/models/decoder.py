@@ -1,7 +1,8 @@
-"""The decoder: one for all architectures of the registry, driven by `ModelConfig`."""
+"""The decoder: one for all architectures of the registry, driven by `ModelConfig`. Encoders are decoders that cache nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -10,16 +11,22 @@ from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.select import Backend
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.attention_plan import QueryBlocks
+from starling_engine.kernels.kv_cache import LayerCache
 from starling_engine.kv.layer_specs import stage_layers
 from starling_engine.layers.embedding import Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
-from starling_engine.layers.linear import MethodSelector, stacked
+from starling_engine.layers.linear import Linear, MethodSelector, stacked
 from starling_engine.layers.rope import build_rotations
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.registry import definition_of
+from starling_engine.models.added_embeddings import AddedEmbeddings
 from starling_engine.models.build_context import BuildContext
+from starling_engine.models.classification_head import ClassificationHead
 from starling_engine.models.decoder_layer import Attention, DecoderLayer
+from starling_engine.models.distance_bias import DistanceBias
+from starling_engine.models.projections import Projections
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.cache_scales import ENDINGS
@@ -30,17 +37,22 @@ from starling_engine.weights.weight_slot import WeightSlot
 class ForwardContext:
     """Cache and positions of one step, per layer. Valid for one forward pass.
 
-    kv         [num_blocks, *layer_block_shape] of each layer (see `kv/spec.py`); written by the pass
-    attention  each layer's metadata; layers of one KV group share the object
+    kv         each layer's cache, written by the pass
+    attention  each layer's metadata; layers of one KV group share the object. Block tables of layers with a state alone are of its
+               blocks; a layer that caches nothing has any group's
     rows       [R] int64, the tokens whose hidden states are wanted, or None for all: past its attention, the last layer computes
                no others
     tick       called once a layer, so that a watcher sees progress inside a long step
+    types      [T] int64, each token's segment, for a model that has segments; None: all are of the first
+    state      metadata of the layers that have a state, for those that attend beside it
     """
 
-    kv: list[torch.Tensor]
+    kv: Sequence[LayerCache]
     attention: list[AttentionMetadata]
     rows: torch.Tensor | None = None
     tick: Callable[[], None] = no_tick
+    types: torch.Tensor | None = None
+    state: AttentionMetadata | None = None
 
 
 class HasWeightSlots(Protocol):
@@ -76,6 +88,9 @@ class Decoder:
         self.stage = stage
         self.layers = stage_layers(config, stage)
         self._names = definition_of(config.architecture).names
+        self._distance_bias: DistanceBias | None = None
+        if config.traits.distance_buckets:
+            self._distance_bias = DistanceBias(config, self._names.distance_bias, tensor, dtype, device)
         build = BuildContext(
             config=config,
             names=self._names,
@@ -87,12 +102,14 @@ class Decoder:
             rotations=build_rotations(config, max_position or config.max_position, device),
             tensor=tensor,
             expert_ranks=expert_ranks,
+            distance_bias=self._distance_bias,
         )
         self._build = build
         self._embedding_scale = torch.tensor(config.traits.embedding_scale, dtype=dtype).item()
         self._elsewhere = self._held_elsewhere(build)
+        self.projections = Projections(config.pooler.projections if stage.last else (), device)
         self._layers = [DecoderLayer(build, index) for index in self.layers]
-        self._norm = build.norm(self._names.norm)
+        self._norm = build.norm(self._names.norm) if config.traits.final_norm else None
         self._build_ends(build)
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None = None) -> torch.Tensor:
@@ -101,13 +118,17 @@ class Decoder:
         With `arrived` [T, hidden_size] ids are not looked at: later stages take the output of the stage before. All but the last
         return [T, hidden_size] for the next one. Writes the step's keys and values to `ctx.kv`.
         """
-        hidden = self.embed(ids) if arrived is None else arrived
+        hidden = arrived
+        if hidden is None:
+            hidden = self.embed(ids)
+            if self._added_embeddings is not None:
+                hidden = self._added_embeddings.add(hidden, ctx.attention[0].positions, ctx.types)
         residual: torch.Tensor | None = None
         last = len(self._layers) - 1 if self.stage.last else -1
         for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
-            hidden, residual = layer.forward(hidden, residual, kv, meta, ctx.rows if index == last else None)
+            hidden, residual = layer.forward(hidden, residual, kv, meta, ctx.rows if index == last else None, ctx.state)
             ctx.tick()
-        if not self.stage.last:
+        if not self.stage.last or self._norm is None:
             return hidden if residual is None else hidden.add_(residual)
         return self._norm.forward(hidden, residual)[0]
 
@@ -131,8 +152,8 @@ class Decoder:
     @property
     def kv_scaled(self) -> dict[str, AttentionWeights]:
         """Attention weights that have scales for a cache in fp8, by the name of the attention in the checkpoint."""
-        kinds = [layer.attention for layer in self._layers]
-        return {attention.name: attention.weights for attention in kinds if isinstance(attention, Attention)}
+        mixers = [mixer for layer in self._layers for mixer in layer.mixers]
+        return {attention.name: attention.weights for attention in mixers if isinstance(attention, Attention)}
 
     @property
     def cascades(self) -> bool:
@@ -140,9 +161,20 @@ class Decoder:
         return self._build.backend.cascades
 
     @property
+    def query_blocks(self) -> QueryBlocks | None:
+        """Returns how the query blocks of prompts are listed for attention; None where it takes no list."""
+        config, shard = self.config, self._build.tensor.shard
+        if not self._build.backend.takes_query_blocks:
+            return None
+        group = shard.of(config.num_heads).size // shard.heads(config.num_kv_heads).size
+        return QueryBlocks.of(config.head_dim, self._build.dtype.itemsize, group)
+
+    @property
     def eager_reason(self) -> str | None:
         """The reason why a step cannot be recorded and replayed, since the host takes part in it; None where it can be."""
         build = self._build
+        if self.config.has_state:
+            return "layers with a recurrent state are not recorded"
         if not build.tensor.capturable:
             return "sums over ranks pass through the host"
         if build.expert_ranks is not None and not build.expert_ranks.capturable:
@@ -155,9 +187,19 @@ class Decoder:
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank; written to `out`, if given."""
         # A GPU's product has the model's dtype: one copy widens it and writes it to `out`.
+        assert self._lm_head is not None, "an encoder gives no tokens"
         dtype = None if out is not None and out.is_cuda else torch.float32
         logits = self._vocabulary.gather(self._lm_head.forward(hidden, dtype))
         return self._finished(logits if out is None else out.copy_(logits))
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        """pooled [N, hidden_size] -> [N, labels] fp32, in the last stage of a model with such a head."""
+        assert self._head is not None, "this stage has no head"
+        return self._head.forward(pooled)
+
+    def project(self, vector: torch.Tensor) -> torch.Tensor:
+        """Takes a pooled state [hidden_size] fp32 through the dense modules of sentence-transformers that the model has."""
+        return self.projections.forward(vector)
 
     def _finished(self, logits: torch.Tensor) -> torch.Tensor:
         """Divides and caps logits, in place, where the model does."""
@@ -175,7 +217,7 @@ class Decoder:
         return slots
 
     def duplicates(self) -> dict[str, str]:
-        if not self.config.tie_word_embeddings:
+        if not self.config.tie_word_embeddings or not self.config.causal:
             return {}
         return {f"{self._names.lm_head}.weight": f"{self._names.embedding}.weight"}
 
@@ -192,27 +234,38 @@ class Decoder:
         config, names = self.config, self._names
         behind = range(config.num_layers, config.num_layers + config.traits.num_draft_layers)
         layers = [i for i in (*range(config.num_layers), *behind) if i not in self.layers]
-        others = [*names.drafts, *(f"{names.layer.format(i)}." for i in layers)]
+        others = [*names.left_out, *(f"{names.layer.format(i)}." for i in layers)]
         if not self.stage.first:
-            others.append(f"{names.embedding}.")
+            others += [f"{name}." for name in (names.embedding, names.positions, names.token_types, names.embedding_norm)]
+        if not config.causal:
+            others.append(f"{names.lm_head}.")
         if not self.stage.last:
-            others += [f"{names.norm}.", f"{names.lm_head}."]
+            others += [f"{name}." for name in (names.norm, names.lm_head, names.other_lm_head) if name]
         if config.moe is not None and build.expert_ranks is not None:
             # Experts that this rank has are known by their slots, in spite of the prefix.
-            experts = (f"{names.experts}.", *(f"{names.fused_experts}.{name}" for name in names.fused_projections))
+            experts = (f"{names.experts}.", *chain(*names.fused_experts))
             others += [f"{names.layer.format(i)}.{name}" for i in self.layers for name in experts]
         return tuple(others)
 
     def _build_ends(self, build: BuildContext) -> None:
-        """Builds embedding and head. Tied, they are one matrix under the embedding's name. Those of other stages stay empty."""
+        """Builds embedding and head. Tied, they are one matrix under either name. Those of other stages stay empty."""
         config, names = self.config, self._names
         tied = config.tie_word_embeddings
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
-        rows = self._vocabulary.share
-        head, bias = names.embedding if tied else names.lm_head, config.traits.head_bias
-        self._lm_head = build.linear(stacked([head], [rows], config.hidden_size, bias, lookup=tied))
-        table = self._lm_head if tied else build.linear(stacked([names.embedding], [rows], config.hidden_size, only_lookup=True))
+        rows, traits = self._vocabulary.share, config.traits
+        self._lm_head: Linear | None = None
+        if config.causal:
+            head, other = (names.embedding, names.lm_head) if tied else (names.lm_head, names.other_lm_head)
+            shape = stacked([head], [rows], config.hidden_size, traits.head_bias, lookup=tied, fused=other)
+            self._lm_head = build.linear(shape)
+        table = self._lm_head if tied else None
+        if table is None:
+            table = build.linear(stacked([names.embedding], [rows], config.hidden_size, only_lookup=True))
         self._embed = self._vocabulary.lookup(table.method.lookup)
-        first: tuple[HasWeightSlots, ...] = (table,) if self.stage.first else ()
-        last: tuple[HasWeightSlots, ...] = (self._norm, self._lm_head) if self.stage.last else ()
-        self._parts: tuple[HasWeightSlots, ...] = (*first, *self._layers, *last)
+        has_table = traits.positions_from is not None or traits.token_types or traits.embedding_norm
+        self._added_embeddings = AddedEmbeddings(build) if has_table and self.stage.first else None
+        first: tuple[HasWeightSlots | None, ...] = (table, self._added_embeddings) if self.stage.first else ()
+        first = (*first, self._distance_bias)
+        self._head = ClassificationHead(build, config.classifier) if config.classifier and self.stage.last else None
+        last: tuple[HasWeightSlots | None, ...] = (self._norm, self._lm_head, self._head) if self.stage.last else ()
+        self._parts: tuple[HasWeightSlots, ...] = tuple(part for part in (*first, *self._layers, *last) if part is not None)

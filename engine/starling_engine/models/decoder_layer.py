@@ -8,14 +8,19 @@ import torch
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.qk_norm import RotatedHeadNorm, WidthNorm
 from starling_engine.layers.rope import halves_of_pairs
-from starling_engine.model_config.layer import LayerConfig
+from starling_engine.model_config.layer import LayerConfig, Temperature
 from starling_engine.models.build_context import BuildContext
+from starling_engine.models.gated_delta_net import GatedDeltaNet
+from starling_engine.models.kimi_delta_attention import KimiDeltaAttention
+from starling_engine.models.mamba2 import Mamba2
 from starling_engine.models.mla import LatentAttention
 from starling_engine.models.mlp import Mlp
 from starling_engine.models.moe_block import MoeBlock
+from starling_engine.models.short_convolution import GatedShortConvolution
 from starling_engine.models.stream_border import StreamBorder
 from starling_engine.weights.weight_slot import WeightSlot, copy_slot, in_row_order, part_copy_slot, plus_one_slot
 
@@ -27,15 +32,17 @@ class Attention:
         config, names, traits = build.config, build.names, build.config.traits
         q = build.tensor.shard.of(config.num_heads).times(config.head_dim)
         kv = build.tensor.shard.heads(config.num_kv_heads).times(config.head_dim)
-        self._qkv = build.linear(
-            stacked(
-                [f"{prefix}.{name}" for name in (names.q, names.k, names.v)],
-                [q, kv, kv],
-                config.hidden_size,
-                traits.qkv_bias,
-                fused=f"{prefix}.{names.fused_qkv}",
-            )
-        )
+        self._gate_size = q.size if traits.attention_gate else 0
+        """Columns of the output's gates, which lie behind each head's query in the checkpoint, and here before all of them."""
+        self._in_turn = names.q == names.k
+        """Queries, keys and values of each head lie together in the checkpoint."""
+        modules, sizes = [f"{prefix}.{name}" for name in (names.q, names.k, names.v)], [q, kv, kv]
+        if self._gate_size:
+            sizes[0] = q.times(2)
+        if self._in_turn:
+            modules, sizes = modules[:1], [q.times(3)]
+        fused = f"{prefix}.{names.fused_qkv}"
+        self._qkv = build.linear(stacked(modules, sizes, config.hidden_size, traits.qkv_bias, fused=fused))
         self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, traits.o_bias))
         self.name = f"{prefix}.{names.k.rpartition('.')[0]}"
         """Name of the module in the checkpoint."""
@@ -51,6 +58,8 @@ class Attention:
             heads = (self.weights.num_heads, self.weights.num_kv_heads)
             rotation = build.rotations[layer.rope]
             self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, config.head_dim, rotation, config.rms_eps)
+        self._temperature = layer.temperature
+        self._norm_weights = traits.qk_norm == "head"
         self._plus_one = traits.norm == "one plus weight"
         self._pairs = 0
         """Elements of a head that lie in pairs in the checkpoint, and here as halves; 0: none do."""
@@ -61,13 +70,19 @@ class Attention:
 
     def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`."""
-        qkv = self._qkv.forward(x)
+        qkv, gate = self._qkv.forward(x), None
+        if self._gate_size:
+            gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :].contiguous()
         if self._width_norm is not None:
             self._width_norm.forward(qkv)
         if self._rotated_norm is not None:
             self._rotated_norm.forward(qkv, meta.positions)
+        if self._temperature is not None:
+            queries = qkv[:, : self._heads.size * self.weights.head_dim]
+            queries.mul_(_temperatures(self._temperature, meta.positions).to(qkv.dtype))
         out = self._attend(qkv, self.weights, kv, meta)
-        return self._o.forward(_only(out, rows))
+        out = _only(out, rows)
+        return self._o.forward(out if gate is None else out * _only(gate, rows).sigmoid())
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {**self._qkv.weight_slots(), **self._o.weight_slots()}
@@ -76,13 +91,21 @@ class Attention:
             for name in [each for each in slots if each.startswith(rotated)]:
                 order = halves_of_pairs(slots[name].local_shape[0], self.weights.head_dim, self._pairs)
                 slots[name] = in_row_order(slots[name], order)
+        if self._gate_size:
+            order = torch.arange(2 * self._gate_size).view(-1, 2, self.weights.head_dim).flip(1).transpose(0, 1)
+            for name in [each for each in slots if each.startswith(f"{self._qkv.shape.names[0]}.")]:
+                slots[name] = in_row_order(slots[name], order.flatten())
+        if self._in_turn:
+            order = torch.arange(3 * self._heads.size * self.weights.head_dim).view(-1, 3, self.weights.head_dim).transpose(0, 1)
+            for name in self._qkv.weight_slots():
+                slots[name] = in_row_order(slots[name], order.flatten())
         if self._width_norm is not None:
             slots.update(self._width_norm.weight_slots())
         if self._rotated_norm is not None:
             slots.update(self._rotated_norm.weight_slots())
         norms = (self.weights.q_norm, self.weights.k_norm)
         for name, weight in zip(self._norm_names, norms, strict=True):
-            if weight is not None:
+            if weight is not None and self._norm_weights:
                 slots[f"{name}.weight"] = plus_one_slot(weight) if self._plus_one else copy_slot(weight)
         if self.weights.sinks is not None:
             slots[self._sinks_name] = part_copy_slot([self._heads], self.weights.sinks)
@@ -95,7 +118,12 @@ def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeig
     # Near 1, where 1 + weight is, numbers of 16 bits are too coarse.
     norm_dtype = torch.float32 if traits.norm == "one plus weight" else build.dtype
 
+    table = None if traits.qk_norm == "rotated head" else layer.rope
+
     def head_norm() -> torch.Tensor | None:
+        if traits.qk_norm == "head without weight":
+            # It does not matter that this norm comes before the rotation, which keeps lengths.
+            return None if layer.rope is None else torch.ones(config.head_dim, dtype=norm_dtype, device=build.device)
         return torch.empty(config.head_dim, dtype=norm_dtype, device=build.device) if traits.qk_norm == "head" else None
 
     return AttentionWeights(
@@ -105,70 +133,152 @@ def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeig
         scale=config.head_dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
         window=layer.window,
         soft_cap=traits.attention_cap,
-        cos_sin=build.rotations[None if traits.qk_norm == "rotated head" else layer.rope],
+        cos_sin=build.rotations[table],
         q_norm=head_norm(),
         k_norm=head_norm(),
         norm_eps=config.rms_eps,
         sinks=torch.empty(num_heads, dtype=torch.float32, device=build.device) if traits.attention_sinks else None,
+        rotates=table is not None,
+        bias=None if build.distance_bias is None else build.distance_bias.matrix,
     )
+
+
+def _temperatures(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
+    """positions [T] -> what queries are multiplied by, [T, 1] fp32."""
+    steps = torch.floor((positions.float() + 1.0) / temperature.step)
+    return (torch.log1p(steps) * temperature.scale + 1.0)[:, None]
 
 
 def _only(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return x if rows is None else x[rows]
 
 
+Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba2 | GatedShortConvolution
+"""A mixer with a recurrent state."""
+Mixing = Attention | LatentAttention | Recurrent
+
+
+def _recurrent_mixer(build: BuildContext, prefix: str, layer: LayerConfig) -> Recurrent:
+    config = build.config
+    match layer.mixer:
+        case "short convolution":
+            assert config.short_conv is not None, "a layer with a convolution that the model has not"
+            return GatedShortConvolution(build, prefix, config.short_conv)
+        case "mamba2" | "attention and mamba2":
+            assert config.mamba2 is not None, "a layer with a state that the model has not"
+            return Mamba2(build, prefix, config.mamba2)
+    assert config.gated_delta is not None, "a layer with a state that the model has not"
+    make = KimiDeltaAttention if layer.mixer == "kimi delta attention" else GatedDeltaNet
+    return make(build, prefix, config.gated_delta)
+
+
+def _mixers(build: BuildContext, prefix: str, layer: LayerConfig) -> tuple[Mixing | None, Recurrent | None]:
+    """Returns what a layer mixes tokens by, and what stands beside that."""
+    mla = build.config.mla
+    if layer.mixer == "none":
+        return None, None
+    recurrent = _recurrent_mixer(build, prefix, layer) if layer.has_state else None
+    if not layer.attends:
+        return recurrent, None
+    return LatentAttention(build, prefix, mla, layer.rope) if mla else Attention(build, prefix, layer), recurrent
+
+
 class DecoderLayer:
-    """Attention and MLP, plain or with experts, around one residual stream."""
+    """Attention, a recurrent mixer or both, and an MLP, plain or with experts, around one residual stream. One part may be missing.
+
+    A recurrent mixer that stands beside attention is `beside`.
+    """
 
     def __init__(self, build: BuildContext, index: int) -> None:
         config, names, layer = build.config, build.names, build.config.layers[index]
         prefix = names.layer.format(index)
-        self.attention: Attention | LatentAttention
-        if config.mla:
-            self.attention = LatentAttention(build, prefix, config.mla)
-        else:
-            self.attention = Attention(build, prefix, layer)
+        self.attention, self.beside = _mixers(build, prefix, layer)
+        self._in_scale, self._out_scale = config.traits.attention_in_scale, config.traits.attention_out_scale
+        self._mlp: MoeBlock | Mlp | None = None
         if layer.feed_forward == "experts":
             assert config.moe is not None, "a layer with experts that the model has not"
-            self._mlp: MoeBlock | Mlp = MoeBlock(build, config.moe, index, prefix)
-        else:
+            self._mlp = MoeBlock(build, config.moe, index, prefix)
+        elif layer.feed_forward == "mlp":
             self._mlp = Mlp.plain(build, prefix)
-        before, after = layer.norms != "after", layer.norms in ("after", "both")
-        self._attention_border = StreamBorder(
-            build,
-            f"{prefix}.{names.attention_norm}" if before else None,
-            f"{prefix}.{names.attention_out_norm}" if after else None,
-        )
-        self._mlp_border: StreamBorder | None = None
-        if layer.norms != "parallel":
-            self._mlp_border = StreamBorder(
-                build,
-                f"{prefix}.{names.mlp_norm}" if before else None,
-                f"{prefix}.{names.mlp_out_norm}" if after else None,
+
+        def border(norm: str, out_norm: str, *, before: bool) -> StreamBorder:
+            after, of_sum = layer.norms in ("after", "both"), layer.norms == "sum"
+            out_norm = f"{prefix}.{out_norm}"
+            return StreamBorder(
+                build, f"{prefix}.{norm}" if before else None, out_norm if after else None, out_norm if of_sum else None
             )
+
+        before = layer.norms not in ("after", "sum")
+        is_normed = layer.norms == "before feed-forward"
+        self._attention_border: StreamBorder | None = None
+        if self.attention is not None:
+            self._attention_border = border(names.attention_norm, names.attention_out_norm, before=before and not is_normed)
+        self._parallel = layer.norms == "parallel, each its own"
+        self._mlp_border: StreamBorder | None = None
+        if layer.norms != "parallel" and self._mlp is not None:
+            self._mlp_border = border(names.mlp_norm, names.mlp_out_norm, before=before)
 
     def forward(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
-        kv: torch.Tensor,
+        kv: LayerCache,
         meta: AttentionMetadata,
         rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        state: AttentionMetadata | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(x, residual), both [T, hidden_size] -> the same of the next layer, whose first norm adds them up.
 
-        With `rows` [R] only those tokens come out, [R, hidden_size].
+        Without a residual x is the whole stream. With `rows` [R] only those tokens come out, [R, hidden_size]. `state` is as in
+        `ForwardContext`.
         """
-        normed, residual = self._attention_border.enter(x, residual)
-        attended = self._attention_border.leave(self.attention.forward(normed, kv, meta, rows))
+        first, border = self._attention_border, self._mlp_border
+        if first is None:
+            assert border is not None, "a layer has a mixer or a feed-forward part"
+            x, residual = border.enter(x, residual)
+            return border.close(border.leave(self._feed_forward(_only(x, rows), meta, rows)), _only(residual, rows))
+        normed, residual = first.enter(x, residual)
+        attended = first.leave(self._mix(normed, kv, meta, rows, state))
         residual = _only(residual, rows)
-        if self._mlp_border is None:
-            return attended.add_(self._attention_border.leave(self._feed_forward(_only(normed, rows), meta, rows))), residual
-        x, residual = self._mlp_border.enter(attended, residual)
-        return self._mlp_border.leave(self._feed_forward(x, meta, rows)), residual
+        if self._mlp is None:
+            return first.close(attended, residual)
+        if border is None:
+            return attended.add_(first.leave(self._feed_forward(_only(normed, rows), meta, rows))), residual
+        if self._parallel:
+            normed, residual = border.enter(residual, None)
+            return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
+        x, residual = border.enter(*first.close(attended, residual))
+        return border.close(border.leave(self._feed_forward(x, meta, rows)), residual)
+
+    def _mix(
+        self,
+        x: torch.Tensor,
+        kv: LayerCache,
+        meta: AttentionMetadata,
+        rows: torch.Tensor | None,
+        state: AttentionMetadata | None,
+    ) -> torch.Tensor:
+        mixer = self.attention
+        if isinstance(mixer, Recurrent):
+            assert isinstance(kv, tuple), "a layer with a state has rows of it"
+            return mixer.forward(x, kv, meta, rows)
+        assert mixer is not None, "a layer without a mixer mixes nothing"
+        if self.beside is None:
+            assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
+            return mixer.forward(x, kv, meta, rows)
+        assert isinstance(kv, ParallelCache) and state is not None, "both mixers have a cache"
+        found = self.beside.forward(x, kv.state, state, rows)
+        attended = mixer.forward(x if self._in_scale == 1 else x * self._in_scale, kv.kv, meta, rows)
+        return found.add_(attended, alpha=self._out_scale)
 
     def _feed_forward(self, x: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
+        assert self._mlp is not None, "a layer without a feed-forward part"
         return self._mlp.forward(x) if isinstance(self._mlp, Mlp) else self._mlp.forward(x, _only(meta.slot_mapping, rows))
+
+    @property
+    def mixers(self) -> tuple["Mixing", ...]:
+        """The parts that mix tokens."""
+        return tuple(mixer for mixer in (self.attention, self.beside) if mixer is not None)
 
     @property
     def moe(self) -> MoeBlock | None:
@@ -176,9 +286,5 @@ class DecoderLayer:
         return self._mlp if isinstance(self._mlp, MoeBlock) else None
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        return {
-            **self._attention_border.weight_slots(),
-            **self.attention.weight_slots(),
-            **({} if self._mlp_border is None else self._mlp_border.weight_slots()),
-            **self._mlp.weight_slots(),
-        }
+        parts = (self._attention_border, *self.mixers, self._mlp_border, self._mlp)
+        return {name: slot for part in parts if part is not None for name, slot in part.weight_slots().items()}

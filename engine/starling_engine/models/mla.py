@@ -26,7 +26,8 @@ class LatentAttention:
 
     _weights: MlaWeights
 
-    def __init__(self, build: BuildContext, prefix: str, shape: MlaShape) -> None:
+    def __init__(self, build: BuildContext, prefix: str, shape: MlaShape, rope: int | None = 0) -> None:
+        """`rope` as in `LayerConfig`: with None the common part of keys is as it is."""
         assert isinstance(build.backend, MlaBackend), "selected for a model without latents"
         config, names = build.config, build.names
         share = build.tensor.shard.of(shape.num_heads)
@@ -45,6 +46,7 @@ class LatentAttention:
         )
         self._build = build
         self._shape = shape
+        self._rope = rope
         self._heads = share
         self._attend = build.backend.forward
 
@@ -79,5 +81,6 @@ class LatentAttention:
             torch.empty(part.shape, dtype=build.dtype, device=build.device).copy_(part)
             for part in torch.split(heads, [shape.nope_dim, shape.value_dim], dim=1)
         )
-        scale = shape.key_dim**-0.5 * mscale_all_dim(build.config.ropes[0]) ** 2
-        self._weights = MlaWeights(shape, scale, build.rotations[0], w_uk, w_uv)
+        rope = self._rope
+        scale = shape.key_dim**-0.5 * (1.0 if rope is None else mscale_all_dim(build.config.ropes[rope]) ** 2)
+        self._weights = MlaWeights(shape, scale, build.rotations[rope], w_uk, w_uv)

@@ -5,10 +5,10 @@ from functools import partial
 
 import torch
 
-from starling_engine.layers.activation import activate, activate_and_mul
+from starling_engine.layers.activation import Xielu, activate, activate_and_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.models.build_context import BuildContext
-from starling_engine.weights.weight_slot import WeightSlot
+from starling_engine.weights.weight_slot import WeightSlot, also_below
 
 CACHED_ROWS = 512
 """Tokens that a CPU takes through the MLP at once, so that the values between its two matrices stay in the processor's cache.
@@ -20,30 +20,48 @@ The weights are not read more often: the matrix product reads them once for as m
 class Mlp:
     """down(activation(gate(x)) * up(x)), gate and up in one matrix; `names` are the modules of the three.
 
-    A checkpoint may have gate and up as one module, too, which is `fused`. SiLU is a part of the product; others come after it.
-    Without a gate (`Traits.mlp_gate`) it is down(activation(up(x))).
+    A checkpoint may have gate and up as one module, too, which is `fused`; `up_first` says in which order. Or it has all three
+    below a module of another name, which is `other`. SiLU is a part of the product; others come after it.
+    Without a gate (`Traits.mlp_gate`) it is down(activation(up(x))). `activation` is the module of one with parameters.
     """
 
-    def __init__(self, build: BuildContext, names: tuple[str, str, str], size: int, fused: str = "") -> None:
+    def __init__(
+        self,
+        build: BuildContext,
+        names: tuple[str, str, str],
+        size: int,
+        fused: str = "",
+        activation: str = "",
+        other: str = "",
+        *,
+        up_first: bool = False,
+    ) -> None:
         gate, up, down = names
+        self._module, self._other = down.rpartition(".")[0], other
         config, share = build.config, build.tensor.shard.of(size)
         hidden, bias, act = config.hidden_size, config.traits.mlp_bias, config.hidden_act
         self._activate: Callable[[torch.Tensor], torch.Tensor]
         if config.traits.mlp_gate:
-            shape = stacked([gate, up], [share, share], hidden, bias, gated=act == "silu", fused=fused)
+            gated = act == "silu" and config.traits.mlp_gate_scale == 1
+            shape = stacked([gate, up], [share, share], hidden, bias, gated=gated, fused=fused, fused_backwards=up_first)
             self._activate = _unchanged if shape.gated else partial(activate_and_mul, act)
         else:
             shape = stacked([up], [share], hidden, bias)
-            self._activate = partial(activate, act)
+            self._activate = Xielu(activation, build.dtype, build.device) if act == "xielu" else partial(activate, act)
         self._in = build.linear(shape)
-        self._down = build.linear(stacked([down], [hidden], share, bias))
+        self._gates = share.size
+        self._gate_scale, self._out_scale = config.traits.mlp_gate_scale, config.traits.mlp_out_scale
+        down_bias = bias if config.traits.down_bias is None else config.traits.down_bias
+        self._down = build.linear(stacked([down], [hidden], share, down_bias))
 
     @classmethod
     def plain(cls, build: BuildContext, prefix: str) -> "Mlp":
         """Makes the MLP of a layer without experts."""
         names = build.names
         gate, up, down = (f"{prefix}.{name}" for name in (names.gate, names.up, names.down))
-        return cls(build, (gate, up, down), build.config.intermediate_size, f"{prefix}.{names.fused_gate_up}")
+        fused, activation = (f"{prefix}.{name}" for name in (names.fused_gate_up, names.activation))
+        size, other = build.config.intermediate_size, f"{prefix}.{names.other_mlp}" if names.other_mlp else ""
+        return cls(build, (gate, up, down), size, fused, activation, other, up_first=names.fused_up_first)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
@@ -52,10 +70,16 @@ class Mlp:
         return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
 
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down.forward(self._activate(self._in.forward(x)))
+        found = self._in.forward(x)
+        if self._gate_scale != 1:
+            found[:, : self._gates].mul_(self._gate_scale)
+        out = self._down.forward(self._activate(found))
+        return out if self._out_scale == 1 else out.mul_(self._out_scale)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        return {**self._in.weight_slots(), **self._down.weight_slots()}
+        own = self._activate.weight_slots() if isinstance(self._activate, Xielu) else {}
+        slots = {**self._in.weight_slots(), **own, **self._down.weight_slots()}
+        return also_below(slots, self._module, self._other) if self._other else slots
 
 
 def _unchanged(product: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ class MoeBlock:
         self._ranks = build.expert_ranks
         self._tensor = build.tensor
         self._num_experts = moe.num_experts
+        self._scaled_inputs = moe.scaled_inputs
         # Not where a step's memory depends on its tokens' experts: that memory is measured with padding.
         self._skips = build.expert_ranks is None and self.experts.method.capturable
         self._no_tokens = torch.empty(0, build.config.hidden_size, dtype=build.dtype, device=build.device)
@@ -36,10 +37,13 @@ class MoeBlock:
         Not in pieces, as the plain MLP is: every piece would read the weights of nearly all experts.
         """
         weights, ids = self._router.forward(x, slot_mapping if self._skips else None)
+        routed = x
+        if self._scaled_inputs:
+            routed, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if self._ranks is None:
-            out = self._reduce(self.experts.forward(x, ids, weights))
+            out = self._reduce(self.experts.forward(routed, ids, weights))
             return out if self._shared is None else out.add_(self._shared.forward(x))
-        combine = self._ranks.dispatch(self.moe_layer, x, ids, weights)
+        combine = self._ranks.dispatch(self.moe_layer, routed, ids, weights)
         shared = None if self._shared is None else self._shared.forward(x)  # while tokens are on their way
         out = combine(self.experts.forward)
         return out if shared is None else out.add_(shared)
@@ -59,7 +63,8 @@ class MoeBlock:
 
     def _reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Sums the parts, where every rank has a part of the width of each expert."""
-        return part if self._tensor.shard.count == 1 else self._tensor.all_reduce(part.float()).to(part.dtype)
+        ranks = self._tensor
+        return part if ranks.shard.count == 1 else ranks.all_reduce(part.to(ranks.part_dtype(part.dtype))).to(part.dtype)
 
 
 def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
@@ -72,9 +77,9 @@ def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
     names = build.names
     slots = moe.num_experts if build.expert_ranks is None else build.expert_ranks.slots
-    shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe), moe.bias, moe.gate)
-    gate_up, down = (f"{prefix}.{names.fused_experts}.{name}" for name in names.fused_projections)
-    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, (gate_up, down), names.alternating_experts)
+    shape = ExpertsShape(moe.num_experts, slots, build.config.hidden_size, build.expert_width(moe), moe.bias, moe.gate, moe.gated)
+    gate_up, down = (tuple(f"{prefix}.{name}" for name in tensor) for tensor in names.fused_experts)
+    tensors = ExpertNames(f"{prefix}.{names.experts}", names.expert_projections, (gate_up, down), names.expert_layout)
     return Experts(tensors, shape, build.experts(shape, tensors), build.dtype, build.device)
 
 

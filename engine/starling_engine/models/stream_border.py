@@ -1,33 +1,44 @@
 """The border between the residual stream and a part of a layer."""
 
+from collections.abc import Callable
+
 import torch
 
 from starling_engine.layers.norm import Normalise
 from starling_engine.models.build_context import BuildContext
 from starling_engine.weights.weight_slot import WeightSlot
 
+Close = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+
 
 class StreamBorder:
-    """Norms of attention or feed-forward: of its input, of its output, or of both, by their names in the checkpoint.
+    """Norms of attention or feed-forward by their names in the checkpoint: of its input, of its output, of the stream behind it.
 
     enter  (x, residual) -> (the part's input, the sum of both), as `Normalise`: without a norm of the input both are the sum
     leave  the part's output [T, hidden_size] -> what is added to the stream; may overwrite it
+    close  (what is added, residual) -> the same two, or the norm of their sum, and None
     """
 
-    def __init__(self, build: BuildContext, before: str | None, after: str | None) -> None:
-        self._before, self._after = (None if name is None else build.norm(name) for name in (before, after))
+    def __init__(self, build: BuildContext, before: str | None, after: str | None, of_sum: str | None = None) -> None:
+        norms = [None if name is None else build.norm(name) for name in (before, after, of_sum)]
+        self._before, self._after, self._of_sum = norms
         self._scale = build.config.traits.residual_scale
         self.enter: Normalise = _sum if self._before is None else self._before.forward
         self.leave = _unchanged if self._after is None and self._scale == 1 else self._leave
+        self.close: Close = _both if self._of_sum is None else self._close
 
     def _leave(self, out: torch.Tensor) -> torch.Tensor:
         if self._after is not None:
             out = self._after.forward(out, None)[0]
         return out if self._scale == 1 else out.mul_(self._scale)
 
+    def _close(self, added: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, None]:
+        assert self._of_sum is not None
+        return self._of_sum.forward(added, residual)[0], None
+
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots: dict[str, WeightSlot] = {}
-        for norm in (self._before, self._after):
+        for norm in (self._before, self._after, self._of_sum):
             if norm is not None:
                 slots.update(norm.weight_slots())
         return slots
@@ -36,6 +47,10 @@ class StreamBorder:
 def _sum(x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     total = x if residual is None else residual.add_(x)
     return total, total
+
+
+def _both(added: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return added, residual
 
 
 def _unchanged(out: torch.Tensor) -> torch.Tensor:

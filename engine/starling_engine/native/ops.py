@@ -8,7 +8,7 @@ The file is long because each kernel's contract is written here once, whole.
 
 import math
 from collections.abc import Sequence
-from ctypes import c_int64, c_void_p
+from ctypes import c_int64
 from typing import Protocol
 
 import torch
@@ -34,8 +34,10 @@ _CACHES = {FP8: 1, INT8: 2, INT4: 3}
 
 
 def _is_cache_of(tensor: Tensor, kv: Tensor) -> bool:
-    """Returns whether the cache `kv` has the tensor's type, or one of `cache_rows`."""
-    return _is_float(tensor) and (kv.dtype == tensor.dtype or kv.dtype in _CACHES)
+    """Returns whether the cache `kv` has the tensor's type, or one of `cache_rows`, and each block of it is in one piece."""
+    _, _, kv_heads, block_size, row = kv.shape
+    whole = kv.stride()[1:] == (kv_heads * block_size * row, block_size * row, row, 1)
+    return whole and _is_float(tensor) and (kv.dtype == tensor.dtype or kv.dtype in _CACHES)
 
 
 def pack_linear(weight: Tensor, *, gated: bool = False) -> PackedWeight:
@@ -263,7 +265,8 @@ def qk_norm_rope_store(
 
     Queries and keys are RMS-normalised per head where q_norm, k_norm [D] are given, of qkv's type or fp32. Then they are rotated
     by their position [T] (int32 or int64), element i with i + rotary / 2. cos_sin [max_positions, rotary] fp32 has the cosines,
-    then the sines. kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64, block * block_size + offset.
+    then the sines. kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64, block * block_size + offset. Its
+    dimensions but the first are contiguous.
 
     Nothing is stored where a slot is -1. fp32 or bf16; D at most 256. A cache of float8_e4m3fn gets keys and values divided by
     their scales, clamped to its largest number. One of int8 or uint8 [num_blocks, 2, KVH, block_size, row] gets rows as
@@ -273,7 +276,7 @@ def qk_norm_rope_store(
     _, _, kv_heads, block_size, _ = kv.shape
     dim = columns(kv)
     heads = width // dim - 2 * kv_heads
-    assert _is_cache_of(qkv, kv) and qkv.is_contiguous() and kv.is_contiguous()
+    assert _is_cache_of(qkv, kv) and qkv.is_contiguous()
     assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 256
     assert positions.dtype in (torch.int32, torch.int64) and slots.dtype == torch.int64
     assert positions.shape == slots.shape == (tokens,) and positions.is_contiguous() and slots.is_contiguous()
@@ -297,6 +300,7 @@ def qk_norm_rope_store(
         None if k_norm is None else k_norm.data_ptr(),
         eps,
         kv.data_ptr(),
+        kv.stride(0),
         block_size,
         slots.data_ptr(),
         q.data_ptr(),
@@ -325,18 +329,18 @@ def paged_attention(
 ) -> Tensor:
     """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
 
-    kv [num_blocks, 2, KVH, block_size, D] holds this step's keys already. It has q's type, fp32 or bf16, or one of
-    `cache_rows`; keys and values of float8_e4m3fn are multiplied by their scales (1 for other types). Sequence s has q's rows
-    [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens. All indices are int32, block_tables [S,
-    max_blocks]. With a window, a token sees itself and the window - 1 before it; blocks before the window are not read. soft_cap
-    turns scores into soft_cap * tanh(score / soft_cap). sinks [H] fp32 are one more score for each query of a head, without a
-    value: they take part in the softmax's denominator alone.
+    kv [num_blocks, 2, KVH, block_size, D] holds this step's keys already. Its dimensions but the first are contiguous. It has q's
+    type, fp32 or bf16, or one of `cache_rows`; keys and values of float8_e4m3fn are multiplied by their scales (1 for other
+    types). Sequence s has q's rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens. All indices are
+    int32, block_tables [S, max_blocks]. With a window, a token sees itself and the window - 1 before it; blocks before the window
+    are not read. soft_cap turns scores into soft_cap * tanh(score / soft_cap). sinks [H] fp32 are one more score for each query of
+    a head, without a value: they take part in the softmax's denominator alone.
     """
     _, heads, dim = q.shape
     _, _, kv_heads, block_size, _ = kv.shape
     sequences, max_blocks = block_tables.shape
     assert _is_cache_of(q, kv)
-    assert q.is_contiguous() and kv.is_contiguous() and columns(kv) == dim
+    assert q.is_contiguous() and columns(kv) == dim
     assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0 and block_size % 8 == 0
     assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
     assert block_tables.is_contiguous() and query_start.is_contiguous() and context_lens.is_contiguous()
@@ -346,6 +350,7 @@ def paged_attention(
     library().starling_paged_attention(
         q.data_ptr(),
         kv.data_ptr(),
+        kv.stride(0),
         block_tables.data_ptr(),
         max_blocks,
         query_start.data_ptr(),
@@ -478,20 +483,19 @@ def _missing(lost: int) -> int | None:
     return None if lost == ALL_CAME else lost
 
 
-def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
+def copy_chunk(pages: Tensor, blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
     """Copies a chunk of the paged cache to a slot of host memory, or back. Other threads run meanwhile.
 
-    layers are uint8 [num_blocks, runs, run_bytes], contiguous; `blocks` are those of the chunk from number `first` on. slot is
-    uint8, [layers, runs, blocks_per_chunk, run_bytes] flat, and may be longer.
+    pages are uint8 [num_blocks, runs, run_bytes], contiguous but for the first dimension; `blocks` are those of the chunk from
+    number `first` on. slot is uint8, [runs, blocks_per_chunk, run_bytes] flat, and may be longer.
     """
-    _, runs, run_bytes = layers[0].shape
-    assert all(layer.is_contiguous() for layer in layers) and first + len(blocks) <= blocks_per_chunk
-    assert len(slot) >= len(layers) * runs * blocks_per_chunk * run_bytes
-    pointers = (c_void_p * len(layers))(*(layer.data_ptr() for layer in layers))
+    _, runs, run_bytes = pages.shape
+    assert pages.stride()[1:] == (run_bytes, 1) and first + len(blocks) <= blocks_per_chunk
+    assert len(slot) >= runs * blocks_per_chunk * run_bytes
     numbers = (c_int64 * len(blocks))(*blocks)
     library().starling_copy_chunk(
-        pointers,
-        len(layers),
+        pages.data_ptr(),
+        pages.stride(0),
         runs,
         run_bytes,
         numbers,

@@ -272,14 +272,12 @@ def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     logits.index_copy_(0, rows, masked)
 
 
-def copy_chunk(layers: list[Tensor], blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
+def copy_chunk(pages: Tensor, blocks: list[int], first: int, blocks_per_chunk: int, slot: Tensor, *, to_pages: bool) -> None:
     """Copies a chunk of the paged cache to a slot of host memory, or back. For the arguments see `ops`."""
-    _, runs, run_bytes = layers[0].shape
-    size = len(layers) * runs * run_bytes * blocks_per_chunk
-    chunk = slot[:size].view(len(layers), runs, blocks_per_chunk, run_bytes)[:, :, first : first + len(blocks)]
+    _, runs, run_bytes = pages.shape
+    chunk = slot[: runs * blocks_per_chunk * run_bytes].view(runs, blocks_per_chunk, run_bytes)[:, first : first + len(blocks)]
     index = torch.tensor(blocks)
-    for layer, part in zip(layers, chunk, strict=True):
-        if to_pages:
-            layer[index] = part.transpose(0, 1)
-        else:
-            part.copy_(layer[index].transpose(0, 1))
+    if to_pages:
+        pages[index] = chunk.transpose(0, 1)
+    else:
+        chunk.copy_(pages[index].transpose(0, 1))

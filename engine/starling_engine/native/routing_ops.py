@@ -2,9 +2,40 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from starling_engine.model_config.moe import Routing
 from starling_engine.native.bindings import library
+from starling_engine.native.ops import BLOCK_COLUMNS
+from starling_engine.native.weight_memory import WEIGHTS
+
+
+def pack_exact(weight: Tensor) -> Tensor:
+    """Packs a weight [N, K] fp32 for `exact_linear`, in blocks of 16 rows: [ceil(N / 16), K, 16]."""
+    n, k = weight.shape
+    blocks = -(-n // BLOCK_COLUMNS)
+    rows = F.pad(weight, (0, 0, 0, blocks * BLOCK_COLUMNS - n))
+    return WEIGHTS.empty((blocks, k, BLOCK_COLUMNS), torch.float32).copy_(rows.view(blocks, BLOCK_COLUMNS, k).transpose(1, 2))
+
+
+def exact_linear(x: Tensor, packed: Tensor, n: int, bias: Tensor | None = None) -> Tensor:
+    """Multiplies x [M, K] bf16 (rows may be strided) by the packed weight of N rows, plus bias [N], in fp32 -> [M, N] fp32."""
+    m, k = x.shape
+    assert x.dtype == torch.bfloat16 and packed.shape[1] == k and x.stride(1) == 1 and packed.dtype == torch.float32
+    assert bias is None or (bias.dtype == torch.float32 and bias.shape == (n,) and bias.is_contiguous())
+    out = torch.empty(m, n, dtype=torch.float32)
+    library().starling_exact_linear(
+        x.data_ptr(),
+        x.stride(0),
+        m,
+        packed.data_ptr(),
+        n,
+        k,
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def route(

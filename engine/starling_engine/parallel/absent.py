@@ -21,6 +21,10 @@ class AbsentRanks:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
+    def part_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns what a GPU's ranks do: others do not look at shapes alone."""
+        return dtype
+
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x.expand(self.shard.count, *x.shape).contiguous()
 

@@ -49,6 +49,13 @@ class Communicator(Protocol):
         """Sums over the ranks, in x's shape and dtype. May overwrite x."""
         ...
 
+    def part_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns the dtype in which ranks hand in their parts of a sum that is rounded to `dtype` afterwards.
+
+        fp32 where an exchange costs time whatever its size; `dtype` itself where bytes and conversions cost more than they save.
+        """
+        ...
+
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Stacks x [...] of every rank -> [count, ...], in the order of the ranks."""
         ...
@@ -83,6 +90,9 @@ class SingleRank:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def part_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]

@@ -1,5 +1,6 @@
 """NVIDIA GPUs through torch's CUDA: one device for each rank."""
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,6 +15,12 @@ BF16_CAPABILITY = (8, 0)
 """Ampere, the first whose matrix units know bfloat16."""
 FP8_CAPABILITY = (8, 9)
 """Ada, the first that converts from and to float8_e4m3fn."""
+
+
+MEASURED_CAPTURES = 5
+"""The first brings workspaces. Memory is taken in pages of 2 MiB, so that one more alone would say little."""
+
+logger = logging.getLogger("starling.worker")
 
 
 class CudaPlatform:
@@ -105,6 +112,31 @@ class CudaQueue:
         # cuBLAS took workspaces from the pool while steps were recorded; a pool without recordings cannot be used again.
         torch._C._cuda_clearCublasWorkspaces()
         self._pool = torch.cuda.graph_pool_handle()
+
+    def recording_bytes(self, work: Callable[[], None], count: int) -> int:
+        """Returns what the first capture takes, libraries' workspaces included, and what executables of the others take."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free = [self._free()]
+        replays: list[Replay] = []
+        try:
+            for _ in range(MEASURED_CAPTURES):
+                replays.append(self.capture(work))
+                replays[-1]()  # what a graph needs on the device may come with its first launch
+                torch.cuda.synchronize(self._device)
+                free.append(self._free())
+        except RuntimeError as error:
+            logger.warning("no memory is reserved for recorded steps, for none could be measured: %s", error)
+            return 0
+        finally:
+            replays.clear()
+            self.release_captures()
+            torch.cuda.empty_cache()
+        others = -(-max(0, free[1] - free[-1]) // (MEASURED_CAPTURES - 1))
+        return max(0, free[0] - free[1]) + (count - 1) * others
+
+    def _free(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         torch.cuda.synchronize(self._device)

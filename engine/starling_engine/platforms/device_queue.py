@@ -39,6 +39,13 @@ class DeviceQueue(Protocol):
         """Frees the memory of captures. All of them have been dropped, and none is running."""
         ...
 
+    def recording_bytes(self, work: Callable[[], None], count: int) -> int:
+        """Returns the memory that `count` captures take beyond their tensors, by a few of `work`; 0 where that cannot be measured.
+
+        `work` must have run once before, and its own tensors be few. All captures are released.
+        """
+        ...
+
     def peak_bytes(self, work: Callable[[], None]) -> int | None:
         """Returns the most memory that `work` takes beyond what was taken before; None where that cannot be measured."""
         ...

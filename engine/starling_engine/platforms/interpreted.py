@@ -42,6 +42,9 @@ class InlineQueue:
     def release_captures(self) -> None:
         """Does nothing: recordings take no memory."""
 
+    def recording_bytes(self, work: Callable[[], None], count: int) -> int:  # noqa: ARG002 - they take no memory
+        return 0
+
     def peak_bytes(self, work: Callable[[], None]) -> int | None:
         """Runs `work` once, and measures nothing."""
         work()

@@ -1,5 +1,6 @@
 """Says on which devices Triton's kernels run. Imports neither torch nor triton."""
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -29,6 +30,16 @@ class Device(Protocol):
 
     @property
     def type(self) -> str: ...
+
+
+@functools.cache
+def sms(device: Device) -> int:
+    """Returns the number of streaming multiprocessors of the device; an H200's where it is no GPU and stands in for none."""
+    if device.type == "cuda":
+        import torch  # which a process with a GPU has
+
+        return int(torch.cuda.get_device_properties(str(device)).multi_processor_count)
+    return (stand_in or H200).processors
 
 
 def triton_runs(device: Device) -> bool:

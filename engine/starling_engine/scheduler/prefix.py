@@ -41,7 +41,7 @@ class PrefixLookup:
             return PrefixHit(forked, len(request.tokens) - 1, forked=True)
         if self._offload.must_wait(request):
             return None
-        if not request.reads_prefix_cache:
+        if not request.reads_prefix_cache or not self._kv.groups:
             return PrefixHit([[] for _ in self._kv.groups], 0)
         tables = self._kv.find_prefix(request.blocks, request.tokens)
         hit = len(tables[0]) * self._kv.block_size

@@ -63,7 +63,9 @@ class Scheduler:
         self._forks: dict[str, list[RequestState]] = {}
         """Requests that wait for their parent's prompt, by the parent's id."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable)
-        self.drafter = drafter or Speculator(config.speculative, self.stats, own_drafts=config.own_drafts)
+        if drafter is None:  # a state cannot go back behind a draft that is refused
+            drafter = Drafter() if kv.state_blocks else Speculator(config.speculative, self.stats, own_drafts=config.own_drafts)
+        self.drafter = drafter
         self._grammars = grammars or GrammarBuilds(None)
         self._prefixes = PrefixLookup(kv, self.offload, self.requests)
         self._hashing = PromptHashing()
@@ -232,6 +234,7 @@ class Scheduler:
                     continue
                 if end > len(request.blocks.tables[0]) * block_size and not self._grow(builder, request, end):
                     continue
+                self._snapshot(builder, request)
                 builder.add_row(request, 1, self._draft(builder, request, end) if drafts else ())
 
     def _draft(self, builder: StepBuilder, request: RequestState, end: int) -> Sequence[int]:
@@ -266,9 +269,16 @@ class Scheduler:
 
     def _plan_prompt(self, builder: StepBuilder, request: RequestState, most: int) -> None:
         """Adds the next prefill chunk of a request with several tokens to compute, at most `most`."""
-        count = min(request.todo, most)
+        count = min(request.todo, most, self.kv.tokens_to_stop(request.blocks, request.planned))
         if count and request.status is RequestStatus.RUNNING and self._grow(builder, request, request.planned + count):
+            self._snapshot(builder, request)
             builder.add_row(request, count)
+
+    def _snapshot(self, builder: StepBuilder, request: RequestState) -> None:
+        """Copies the state with which the request's row begins: from what came from a tier, and to a snapshot if one is wanted."""
+        if self.kv.state_blocks:
+            builder.copies += self.kv.take_restores(request.blocks)
+            builder.copies += self.kv.take_snapshot(request.blocks, request.planned, len(self.running) * len(self.kv.groups))
 
     def _admit_waiting(self, builder: StepBuilder) -> None:
         """Starts waiting requests in their order, until token budget, batch slots or blocks end. Closed gates are skipped."""
@@ -280,12 +290,14 @@ class Scheduler:
 
     def _admit(self, builder: StepBuilder, request: RequestState) -> bool:
         """Starts a request, or skips one that waits for offloaded chunks. Returns False when no further request may be tried."""
+        if self.config.whole_prompts and len(request.tokens) > builder.token_budget:
+            return False
         prefix = self._prefixes.find(request)
         if prefix is None:
             return True
         length = len(request.tokens) + (self.kv.block_size if prefix.forked else 0)  # a fork gets a copy of the last block
         headroom = len(self.running) * len(self.kv.groups)
-        if not self.kv.admit(request.blocks, prefix.tables, length, headroom):
+        if not self.kv.admit(request.blocks, prefix.tables, length, headroom, prefix.external):
             self._log_put_off(request, length, headroom)
             return False
         if request.put_off_run == request.run:
@@ -297,7 +309,7 @@ class Scheduler:
         if prefix.length >= request.num_prompt:
             self._open_forks(request)
         if prefix.external:
-            self._load_prefix(request, prefix)
+            self._load_prefix(builder, request, prefix)
         else:
             self._plan_first(builder, request, prefix)
         return True
@@ -309,11 +321,15 @@ class Scheduler:
             text = "%s is put off: up to %d blocks wanted for %d tokens and %d left for others to grow into, %d free"
             logger.info(text, request.record.id, self.kv.blocks_for(length), length, headroom, self.kv.num_available)
 
-    def _load_prefix(self, request: RequestState, prefix: PrefixHit) -> None:
-        """Orders the loads of a prefix; the request is in no step until its blocks have come."""
+    def _load_prefix(self, builder: StepBuilder, request: RequestState, prefix: PrefixHit) -> None:
+        """Orders the loads of a prefix; the request is in no step until its blocks have come.
+
+        The step that is being planned may still copy a snapshot from some of them.
+        """
         self.kv.grow_for_load(request.blocks, prefix.length)
         hit = prefix.hit // self.kv.block_size
-        self.offload.prepare_load(request, hit, prefix.length, after=self._step_id - 1)
+        after = self._step_id if builder.copies else self._step_id - 1
+        self.offload.prepare_load(request, hit, prefix.length, after)
 
     def _plan_first(self, builder: StepBuilder, request: RequestState, prefix: PrefixHit) -> None:
         """Adds the request's first prefill chunk, after the prefix that it found on the device."""
@@ -322,7 +338,8 @@ class Scheduler:
             sequence.cached_blocks = sequence.found_blocks = prefix.hit // self.kv.block_size
             builder.copies.extend(self.kv.make_writable(sequence, prefix.hit))
         sequence.stored_chunks = prefix.hit // CHUNK
-        count = min(len(request.tokens) - prefix.hit, builder.token_budget)
+        builder.copies.extend(self.kv.take_restores(sequence))
+        count = min(len(request.tokens) - prefix.hit, builder.token_budget, self.kv.tokens_to_stop(sequence, prefix.hit))
         self.kv.grow(sequence, prefix.hit + count)
         builder.add_row(request, count)
 
@@ -386,6 +403,7 @@ class Scheduler:
 
     def _leave_slot(self, request: RequestState) -> None:
         self.running.remove(request)
+        self.offload.on_request_stopped(request)
         self.kv.release(request.blocks)
         self._free_slots.append(request.slot)
         self._freed_slots.append(request.slot)
@@ -450,6 +468,8 @@ class Scheduler:
         if computed // self.kv.block_size > sequence.cached_blocks:
             self.kv.cache_blocks(sequence, request.tokens, computed)
             self.offload.on_blocks_cached(request)
+        if sequence.state.copied:
+            self.offload.on_snapshots_cached(request, self.kv.name_snapshots(sequence, computed))
         self.kv.free_behind_window(sequence, computed)
         if prompt_done:
             self._open_forks(request)
@@ -534,7 +554,13 @@ class Scheduler:
         return []
 
     def _plan_trial(self, builder: StepBuilder) -> None:
-        """Plans a step of suspects alone, as many of the group as fit. Streams wait for it as for any other."""
+        """Plans a step of suspects alone, as many of the group as fit. Streams wait for it as for any other.
+
+        Others that were being tried, when a later step in flight failed too, give their blocks back: they cannot go on.
+        """
+        for request in self._suspects.others:
+            if request.status is RequestStatus.RUNNING:
+                self._preempt(request)
         if len(self.running) > len(self._suspects.tried):
             builder.token_budget = self._prefill.tokens(builder.token_budget)
         for request in tuple(self._suspects.tried):
@@ -561,7 +587,7 @@ class Scheduler:
         """Asserts that blocks, batch slots and requests agree; cheap enough for idle moments."""
         self.offload.check_integrity({request.record.id for request in self.waiting})
         pinned = self.offload.pinned_blocks()
-        self.kv.pool.check_integrity([*(t for r in self.running for t in r.blocks.tables), *pinned])
+        self.kv.pool.check_integrity([*(table for r in self.running for table in r.blocks.held), *pinned])
         assert self.kv.reserved == sum(r.blocks.reserved for r in self.running)
         assert len(self._free_slots) + len(self.running) == self.config.max_num_seqs
         assert len(self.requests) == len(self.running) + len(self.waiting)

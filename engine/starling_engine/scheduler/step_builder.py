@@ -78,7 +78,7 @@ class StepBuilder:
         request.entered = True
         record = request.record
         sampling = None if record.pooling else record.params
-        blocks = [list(table) for table in request.blocks.tables]
+        blocks = [list(table) for table in request.blocks.worker_tables]
         tokens = pack_tokens(request.tokens)
         request.given = len(request.tokens)
         self.new.append(NewRequest(request.slot, tokens, request.num_prompt, blocks, record.seed, sampling, record.pooling))

@@ -24,6 +24,11 @@ class Suspects:
         """The group to run in a step of its own now; empty if there is none."""
         return self._groups[-1] if self._groups else []
 
+    @property
+    def others(self) -> list[RequestState]:
+        """The members of the groups that wait for theirs."""
+        return [request for group in self._groups[:-1] for request in group]
+
     def add(self, failed: Sequence[RequestState]) -> None:
         """Adds the requests of a step that failed, in two halves. Members of the group that was tried are split again."""
         for request in failed:

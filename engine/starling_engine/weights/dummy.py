@@ -16,6 +16,10 @@ HOST = torch.device("cpu")
 QUERY_AND_KEY = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
 """Matrices that decide how sharply attention chooses."""
 
+DECAYS = ".A_log"
+SLOW_DECAY = -2.0
+"""Logarithm of a recurrent state's rate of decay, with which it remembers some ten tokens."""
+
 
 def load_dummy(model: Loadable, seed: int, device: torch.device = HOST) -> None:
     """Fills every slot, see `DummyWeights`."""
@@ -35,24 +39,27 @@ class DummyWeights:
 
     def fill(self, slots: Mapping[str, WeightSlot]) -> None:
         for name, slot in slots.items():
-            whole = _vector(name, slot) if len(slot.shape) == 1 else _matrix(name, slot, self._pool, self._scaled)
+            is_vector = len(slot.shape) == 1 or name.endswith(DECAYS)
+            whole = _vector(name, slot) if is_vector else _matrix(name, slot, self._pool, self._scaled)
             slot.load(whole[slot.part] if slot.part else whole)
 
 
 def _vector(name: str, slot: WeightSlot) -> torch.Tensor:
+    if name.endswith(DECAYS):
+        return torch.full(slot.shape, SLOW_DECAY)
     return torch.zeros(slot.shape) if name.endswith(".bias") else torch.ones(slot.shape)
 
 
 def _matrix(name: str, slot: WeightSlot, pool: torch.Tensor, scaled: dict[float, torch.Tensor]) -> torch.Tensor:
     """Returns a view with overlapping rows. Few scales occur, so the pool is scaled once for each, in `scaled`."""
-    rows, columns = slot.shape
+    rows, columns = slot.shape[0], math.prod(slot.shape[1:])
     scale = _scale(name, columns)
     if scale not in scaled:
         scaled[scale] = (pool * scale).bfloat16()
     spare = POOL - columns
     start = zlib.crc32(name.encode()) % (spare // 2)
     stride = max(1, (spare - start) // rows)
-    return scaled[scale].as_strided((rows, columns), (stride, 1), start)
+    return scaled[scale].as_strided((rows, columns), (stride, 1), start).view(slot.shape)
 
 
 def _scale(name: str, columns: int) -> float:

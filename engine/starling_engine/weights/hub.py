@@ -11,10 +11,11 @@ from starling_engine.gguf.reader import is_gguf
 
 ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """Configs, weights and tokenizers; never pickles or code."""
-IGNORED = ("[!0-9]*/*", *(f"*/{pattern}" for pattern in ALLOWED if pattern != "*.json"), "consolidated*")
+_OF_MODULES = ("*.json", "*.safetensors")
+IGNORED = ("[!0-9]*/*", *(f"*/{pattern}" for pattern in ALLOWED if pattern not in _OF_MODULES), "consolidated*")
 """Other formats of the same weights, which some repositories have beside them, or in folders.
 
-Folders of sentence-transformers, such as 1_Pooling, begin with a digit: their configs are wanted.
+Folders of sentence-transformers, such as 1_Pooling and 2_Dense, begin with a digit: their configs and weights are wanted.
 """
 
 NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(:(?P<file>(?!\.\.?/)[\w.-]+(/(?!\.\.?/)[\w.-]+)*\.gguf))?(@(?P<revision>.+))?")

@@ -94,9 +94,10 @@ def _source(name: str, slot: WeightSlot, found: Mapping[str, TensorInfo]) -> _So
     if name in found:
         return _Source(name, found[name], slot.local_shape, slot.shape, slot.part)
     alias = slot.alias
-    if alias is None or alias.tensor not in found:
+    tensor = next((each for each in alias.tensors if each in found), None) if alias else None
+    if alias is None or tensor is None:
         return None
-    return _Source(alias.tensor, found[alias.tensor], slot.local_shape, alias.shape, alias.index, alias.transposed)
+    return _Source(tensor, found[tensor], slot.local_shape, alias.shape, alias.index, alias.transposed)
 
 
 def _copy(slots: Mapping[str, WeightSlot], files: WeightFiles, sources: Mapping[str, _Source], progress: Progress) -> None:
@@ -139,7 +140,7 @@ def _check_duplicates(model: Loadable, files: WeightFiles) -> None:
     """Raises WeightError where two copies of a tied tensor differ: the model would give wrong tokens silently."""
     slots = model.weight_slots()
     for name, original in model.duplicates().items():
-        if name not in files.tensors or original not in slots:  # another stage has it
+        if name not in files.tensors or original not in files.tensors or original not in slots:  # another stage has it
             continue
         part = slots[original].part
         if not torch.equal(_read(files, name, part), _read(files, original, part)):

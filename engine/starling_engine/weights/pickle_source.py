@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from starling_engine.errors import WeightError
-from starling_engine.model_config.base_model import PREFIX, has_base_names
+from starling_engine.model_config.base_model import model_names
 from starling_engine.weights.safetensors_source import DTYPE_BYTES, indexed_files
 from starling_engine.weights.source import Index, TensorInfo, TensorReader
 
@@ -37,34 +37,35 @@ class PickledWeights:
         paths = indexed_files(folder / INDEX) if (folder / INDEX).exists() else [folder / SINGLE]
         if not paths[0].exists():
             raise WeightError(f"{folder} holds neither {SINGLE} nor {INDEX}")
-        self._files = {path: _load(path) for path in paths}
+        self._files = {path: load_pickle(path, path.name, mmap=True) for path in paths}
         found = {name: _info(path, tensor) for path, tensors in self._files.items() for name, tensor in tensors.items()}
-        self._prefix = PREFIX if has_base_names(found) else ""
-        self.tensors = {f"{self._prefix}{name}": info for name, info in found.items()}
+        self._names = model_names(found)
+        self.tensors = {name: found[each] for name, each in self._names.items()}
 
     @contextmanager
     def open(self, file: Path) -> Iterator[TensorReader]:
         """See `WeightFiles`."""
-        yield _Reader(self._files[file], self._prefix)
+        yield _Reader(self._files[file], self._names)
 
 
 class _Reader:
-    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> None:
         self._tensors = tensors
-        self._prefix = prefix
+        self._names = names
 
     def read(self, name: str, index: Index) -> torch.Tensor:
-        tensor = self._tensors[name.removeprefix(self._prefix)]
+        tensor = self._tensors[self._names[name]]
         return tensor[index] if index else tensor
 
 
-def _load(path: Path) -> dict[str, torch.Tensor]:
+def load_pickle(path: Path, name: str, *, mmap: bool) -> dict[str, torch.Tensor]:
+    """Reads nothing but tensors from a pickle, which errors call `name`. Raises WeightError. `mmap` cannot read old files."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise WeightError(f"{path.name} cannot be read: {str(error).splitlines()[0]}") from error
+        raise WeightError(f"{name} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(found, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
-        raise WeightError(f"{path.name} holds other things than tensors by their names")
+        raise WeightError(f"{name} holds other things than tensors by their names")
     return dict(found)
 
 

@@ -1,7 +1,7 @@
 """The safetensors files of a model folder, read from their headers, and the tensors in them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from starling_engine.errors import WeightError
-from starling_engine.model_config.base_model import PREFIX, has_base_names
+from starling_engine.model_config.base_model import model_names
 from starling_engine.weights.source import Index, TensorInfo
 
 INDEX = "model.safetensors.index.json"
@@ -19,40 +19,44 @@ DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
 class SafetensorsWeights:
-    """All tensors of the checkpoint in a folder. Those of a base model have the names that a model with a head has for them.
+    """All tensors of the checkpoint in a folder, by the names of `model_names`.
 
     Raises WeightError when there are no safetensors files, when one of the index is absent, or one is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.tensors: dict[str, TensorInfo] = {}
+        stored: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
         """Texts that the headers of all files have besides."""
         for path in _files(folder):
             found, metadata = _read_header(path)
-            self.tensors.update(found)
+            stored.update(found)
             self.metadata.update(metadata)
-        self._prefix = PREFIX if has_base_names(self.tensors) else ""
-        self.tensors = {f"{self._prefix}{name}": info for name, info in self.tensors.items()}
+        self._names = model_names(stored)
+        self.tensors = {name: stored[each] for name, each in self._names.items()}
+
+    def stored_name(self, name: str) -> str:
+        """Returns the name in the files of one of `tensors`."""
+        return self._names[name]
 
     @contextmanager
     def open(self, file: Path) -> Iterator["_Reader"]:
         """See `WeightFiles`."""
         try:
             with safe_open(file, framework="pt", device="cpu") as opened:
-                yield _Reader(opened, self._prefix)
+                yield _Reader(opened, self._names)
         except (SafetensorError, OSError) as error:
             raise WeightError(f"{file.name} cannot be read: {error}") from error
 
 
 class _Reader:
-    def __init__(self, file: Any, prefix: str) -> None:
+    def __init__(self, file: Any, names: Mapping[str, str]) -> None:
         self._file = file
-        self._prefix = prefix
+        self._names = names
 
     def read(self, name: str, index: Index) -> torch.Tensor:
         """Reads only the part that is needed: the whole tensor may hold all experts of a layer."""
-        name = name.removeprefix(self._prefix)
+        name = self._names[name]
         tensor: torch.Tensor = self._file.get_slice(name)[index] if index else self._file.get_tensor(name)
         return tensor
 
@@ -68,7 +72,10 @@ def _files(folder: Path) -> list[Path]:
             f"{folder} holds weights only as PyTorch pickles (.bin, .pt); convert them to safetensors, or say --load-format pt, "
             "which reads nothing but tensors from pytorch_model.bin"
         )
-    raise WeightError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+    raise WeightError(
+        f"{folder} holds neither {SINGLE} nor {INDEX}; pickles are not downloaded: of a repository without safetensors, download "
+        "pytorch_model.bin into a folder, and say --load-format pt"
+    )
 
 
 def indexed_files(index: Path) -> list[Path]:

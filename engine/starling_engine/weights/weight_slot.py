@@ -13,9 +13,12 @@ from starling_engine.topology.shard import Share
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another tensor that may hold a slot's values: at `index` of `tensor`, which has `shape`; rows are columns if `transposed`."""
+    """Another tensor that may hold a slot's values: at `index` of one named in `tensors`, which has `shape`.
 
-    tensor: str
+    Its rows are the slot's columns if it is `transposed`.
+    """
+
+    tensors: tuple[str, ...]
     shape: tuple[int, ...]
     index: tuple[int | slice, ...] = ()
     transposed: bool = False
@@ -106,6 +109,12 @@ def in_row_order(slot: WeightSlot, order: torch.Tensor) -> WeightSlot:
         load=lambda tensor: slot.load(tensor[order]),
         load_codes=None if load_codes is None else lambda matrix: load_codes(matrix.rows(order)),
     )
+
+
+def also_below(slots: Mapping[str, WeightSlot], module: str, other: str) -> dict[str, WeightSlot]:
+    """Returns the slots of tensors that a checkpoint may have below the module `other` in place of `module`."""
+    named = {name: f"{other}{name.removeprefix(module)}" for name in slots}
+    return {name: replace(slot, alias=Alias((named[name],), slot.shape, slot.part)) for name, slot in slots.items()}
 
 
 def part_slot(

@@ -1,17 +1,23 @@
 """Plans a rank's memory, and allocates the KV cache that is left."""
 
 import gc
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
 from starling_engine.config import WorkerConfig
-from starling_engine.kv.spec import KVGroup, peak_blocks
+from starling_engine.kernels.kv_cache import KVCache, LayerCache, ParallelCache
+from starling_engine.kernels.recurrent_state import LayerState, StateRows
+from starling_engine.kv.spec import KVGroup, StateGroup, peak_blocks, slab_bytes
 from starling_engine.kv_offload.sizes import host_memory
-from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, block_bytes, plan_memory
+from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, plan_memory
 from starling_engine.models.decoder import Decoder
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.runner_factory import RunnerFactory
+
+SNAPSHOTS = 2
+"""Snapshots of a request's state that there is room for: of its prompt and of its output."""
 
 
 def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
@@ -21,10 +27,11 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
     """
     config, platform, model, groups = factory.config, factory.platform, factory.model, factory.groups
     # First, for it also takes what torch does not count: modules, libraries' workspaces, communicators.
-    activations = _activations(factory, dtype)
-    held = sum(slot.held_bytes(dtype.itemsize) for slot in model.weight_slots().values())
+    activations, recordings = _working_memory(factory, dtype)
+    held = sum(slot.held_bytes(dtype.itemsize) for slot in model.weight_slots().values()) + model.projections.held_bytes
     in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
-    per_request = peak_blocks(groups, config.max_model_len, in_flight)
+    state, state_blocks = factory.state, factory.state.num_blocks if factory.state is not None else 0
+    per_request = peak_blocks(groups, config.max_model_len, in_flight) + state_blocks
     return plan_memory(
         MemoryRequest(
             total=platform.total_memory(),
@@ -33,10 +40,11 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
             ranks=config.local_ranks if platform.shared_memory else 1,
             weights=held + reserved * dtype.itemsize,
             activations=activations,
+            recordings=recordings,
             kv_bytes=config.kv_cache_memory_bytes,
-            bytes_per_block=block_bytes(groups),
+            slab_bytes=slab_bytes(groups, state.spec if state is not None else None),
             block_size=config.block_size,
-            useful_blocks=per_request * config.max_num_seqs + 1,
+            useful_blocks=(per_request + SNAPSHOTS * state_blocks) * config.max_num_seqs + 1,
             needed_blocks=per_request + 1,
             host=host_memory(config.tiers),
             tables=factory.batch.table_bytes,
@@ -45,21 +53,25 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
     )
 
 
-def _activations(factory: RunnerFactory, dtype: torch.dtype) -> int:
-    """Working memory of the largest step: measured on a device that can, with a cache of one block; else computed."""
+def _working_memory(factory: RunnerFactory, dtype: torch.dtype) -> tuple[int, int]:
+    """Returns that of the largest step, and what recordings take besides.
+
+    Both are measured on a device that can, with a cache of one block; the first is computed elsewhere.
+    """
     config, model = factory.config, factory.model
-    measured = _measure(factory) if factory.platform.queue is not None else None
+    measured, recordings = _measure(factory) if factory.platform.queue is not None and model.config.causal else (None, 0)
     if measured is not None:
-        return measured + _expanded_latents(config, model) * dtype.itemsize
+        return measured + _expanded_latents(config, model) * dtype.itemsize, recordings
     sizes = config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
-    return activation_bytes(model.config, dtype.itemsize, *sizes) + factory.recorded_bytes
+    return activation_bytes(model.config, dtype.itemsize, *sizes) + factory.recorded_bytes, recordings
 
 
-def _measure(factory: RunnerFactory) -> int | None:
+def _measure(factory: RunnerFactory) -> tuple[int | None, int]:
     with torch.inference_mode():
-        runner = factory.make(allocate(factory.groups, 1, kv_dtype(factory.config), factory.platform.device))
+        device, layers = factory.platform.device, factory.model.layers
+        runner = factory.make(allocate(factory.groups, 1, kv_dtype(factory.config), device, factory.state, layers))
         assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
-        measured = runner.peak_bytes()
+        measured = runner.peak_bytes(), runner.recording_bytes()
     del runner
     gc.collect()  # it has reference cycles, and its memory would be counted as taken, and in `measured` again
     return measured
@@ -77,18 +89,46 @@ def kv_dtype(config: WorkerConfig) -> torch.dtype:
     return found
 
 
-def allocate(groups: list[KVGroup], num_blocks: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """Allocates one storage tensor for each index in a group; layers of different groups share it, for they never share a block.
+def allocate(
+    groups: Sequence[KVGroup],
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    state: StateGroup | None = None,
+    layers: Iterable[int] | None = None,
+) -> KVCache:
+    """Allocates a slab for each block. Groups overlay each other in it, for they never share a block.
 
-    Returns each layer's view [num_blocks, *layer_block_shape]. Blocks are zero, so nothing read is ever NaN.
+    `layers` are the rank's; default: all that cache something.
+
+    Slabs are zero, so nothing read is ever NaN.
     """
-    size = max(len(group.layers) for group in groups)
-    storages = [_zeros(num_blocks * groups[0].spec.layer_block_bytes, device) for _ in range(size)]
+    size = slab_bytes(groups, state.spec if state is not None else None)
+    storage = _zeros(num_blocks * size, device).view(num_blocks, size)
+    states = {} if state is None else _state_views(state, storage)
     views: dict[int, torch.Tensor] = {}
     for group in groups:
-        for storage, layer in zip(storages, group.layers, strict=False):
-            views[layer] = storage.view(dtype).view(num_blocks, *group.spec.layer_block_shape)
-    return [views[layer] for layer in sorted(views)]
+        spec = group.spec
+        for index, layer in enumerate(group.layers):
+            part = storage.narrow(1, index * spec.layer_block_bytes, spec.layer_block_bytes)
+            views[layer] = part.view(dtype).view(num_blocks, *spec.layer_block_shape)
+    own = sorted({*views, *states}) if layers is None else layers
+    return KVCache(storage, [_layer_cache(views.get(layer), states.get(layer)) for layer in own])
+
+
+def _layer_cache(kv: torch.Tensor | None, state: LayerState | None) -> LayerCache:
+    return ParallelCache(kv, state) if kv is not None and state is not None else state if kv is None else kv
+
+
+def _state_views(state: StateGroup, storage: torch.Tensor) -> dict[int, LayerState]:
+    """Returns each layer's state: the rows of all layers lie one after the other, those of each part in blocks of their own."""
+    slabs, size = storage.view(torch.float32), storage.shape[1]
+    columns = state.spec.columns(len(state.layers), size)
+    places = [(part, column, size // part.row_bytes) for part, column in zip(state.spec.parts, columns, strict=False)]
+    return {
+        layer: tuple(StateRows(slabs, column, per, at * part.rows, part.rows, part.shape) for part, column, per in places)
+        for at, layer in enumerate(state.layers)
+    }
 
 
 def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from starling_engine.config import WorkerConfig
-from starling_engine.kv.spec import KVGroup
+from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.ledger import Ledger
 from starling_engine.step import StepMasks, StepPlan, StepResult
 from starling_engine.worker.commands import Command, Reply
@@ -58,6 +58,7 @@ class WorkerReport:
     """
 
     groups: list[KVGroup]
+    state: StateGroup | None
     ledger: Ledger
     seconds: list[dict[str, float]]
     async_scheduling: bool

@@ -22,6 +22,8 @@ class RunnableModel(Protocol):
     embed    ids [T] int64 -> [T, hidden], in the first stage
     forward  ids [T] int64 -> [T, hidden]; `arrived` [T, hidden] comes from the stage before, or from `embed`, in place of ids
     logits   hidden [R, hidden] -> [R, vocab] fp32, in `out` if given
+    classify pooled [N, hidden] -> [N, labels] fp32
+    project  pooled [hidden] fp32 -> the vector that it gives
     """
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
@@ -30,6 +32,10 @@ class RunnableModel(Protocol):
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
 
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor: ...
+
+    def project(self, vector: torch.Tensor) -> torch.Tensor: ...
+
 
 class NoModel:
     """Stands in for the model while the engine sleeps."""
@@ -37,7 +43,7 @@ class NoModel:
     def forward(self, *_: object) -> NoReturn:
         raise AssertionError("no step is planned for a core that sleeps")
 
-    embed = logits = forward
+    embed = logits = classify = project = forward
 
 
 class PromptOutputs:
@@ -70,7 +76,11 @@ class PromptOutputs:
         assert state.pooling is not None
         tokens = state.pooling.logit_token_ids
         if tokens is None:
-            return _pool(state, hidden, start, done=done)
+            pooled = _pool(state, hidden, start, done=done)
+            if pooled is None or state.pooling.classify:
+                return None if pooled is None else self._model.classify(pooled[None])[0]
+            vector = self._model.project(pooled)[: state.pooling.dimensions]
+            return torch.nn.functional.normalize(vector, dim=0) if state.pooling.normalize else vector
         return self._model.logits(hidden[-1:])[0, tokens] if done else None
 
     def _prompt_logprobs(
@@ -97,7 +107,7 @@ def _take_vector(extras: RowExtras, found: torch.Tensor) -> None:
 
 
 def _pool(state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:
-    """Returns [dimensions] fp32. Pools over chunks: `state.pooled` holds the running sum, or the first token's state."""
+    """Returns [hidden_size] fp32. Pools over chunks: `state.pooled` holds the running sum, or the first token's state."""
     assert state.pooling is not None
     kind = state.pooling.pooling
     if kind == "mean":
@@ -111,5 +121,4 @@ def _pool(state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> 
     assert vector is not None
     if kind == "mean":
         vector = vector / (start + len(hidden))
-    vector = vector[: state.pooling.dimensions]
-    return torch.nn.functional.normalize(vector, dim=0) if state.pooling.normalize else vector
+    return vector

@@ -4,17 +4,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from starling_engine import native
 from starling_engine.config import WorkerConfig
-from starling_engine.kv.spec import KVGroup
+from starling_engine.kernels.kv_cache import KVCache
+from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.ledger import recorded_bytes
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
 from starling_engine.sampling.select import select_mask_op, select_sample_op
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.host.batch import InputBatch
+from starling_engine.worker.host.encoder_runner import EncoderRunner
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.runner import ModelRunner
 from starling_engine.worker.host.sampler import Sampler
@@ -33,14 +33,18 @@ class RunnerFactory:
     platform: Platform
     model: Decoder
     groups: list[KVGroup]
+    state: StateGroup | None
     batch: InputBatch
     link: StageLink
     tick: Callable[[], None]
     masking: StepMasking
 
-    def make(self, kv: list[torch.Tensor]) -> Runner:
-        """Makes a runner for a device that works on its own, or one for the thread that calls. `kv` as KVPages has it."""
-        op, pages = select_sample_op(self.platform.device), KVPages(kv, self.groups, self.tick)
+    def make(self, kv: KVCache) -> Runner:
+        """Makes a runner for a device that works on its own, or one for the thread that calls."""
+        if not self.model.config.causal:
+            layers = len(self.model.layers)
+            return EncoderRunner(self.model, self.batch, self.link, self.platform.device, self.tick, num_layers=layers)
+        op, pages = select_sample_op(self.platform.device), KVPages(kv, self.groups, self.tick, self.state, self.model.layers)
         if self.platform.queue is None:
             sampler = Sampler(op, select_mask_op(self.platform.device))
             return ModelRunner(self.model, pages, self.batch, sampler, self.link, self.masking, recorded_bytes=self.recorded_bytes)
@@ -59,6 +63,7 @@ class RunnerFactory:
             vocab_size=self.model.config.vocab_size,
             recorded=self._is_recorded(),
             cascades=self.model.cascades,
+            query_blocks=self.model.query_blocks,
             own_drafts=self.config.own_drafts,
         )
 
@@ -68,7 +73,7 @@ class RunnerFactory:
         config, model = self.config, self.model.config
         alone = config.layout.world_size == 1 and not config.dp_sync
         by_kernels = config.dtype == "bfloat16" and model.mla is None and native.load() is not None
-        records = self.platform.queue is None and not config.enforce_eager and alone and by_kernels
+        records = self.platform.queue is None and not config.enforce_eager and alone and by_kernels and model.causal
         return recorded_bytes(model, 2) if records else 0
 
     def _is_recorded(self) -> bool:

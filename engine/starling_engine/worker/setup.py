@@ -7,11 +7,13 @@ from typing import Self
 
 import torch
 
+from starling_engine.attention.bidirectional import BidirectionalAttention
 from starling_engine.attention.select import Backend, select_attention
 from starling_engine.config import WorkerConfig
+from starling_engine.errors import ConfigError
 from starling_engine.expert_parallel.load import LoadWindow
 from starling_engine.expert_parallel.ranks import ExpertRanks, spread_over_tensor
-from starling_engine.kv.spec import KVGroup
+from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.layers.experts import ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import MethodSelector
@@ -52,16 +54,11 @@ class RankSetup:
         platform.check_dtype(dtype)
         platform.check_kv_dtype(kv_dtype(config))
         model = load_model_config(Path(config.model_path))
-        attention, _ = select_attention(
-            config.attention_backend,
-            platform,
-            dtype,
-            model.head_dim,
-            group=model.num_heads // config.layout.tensor // max(1, model.num_kv_heads // config.layout.tensor),
-            latent=model.mla is not None,
-            sinks=model.traits.attention_sinks,
-            cache=config.kv_cache,
-        )
+        attention: Backend = BidirectionalAttention()
+        if model.causal:
+            attention = _causal_attention(config, platform, dtype, model)
+        elif config.attention_backend not in ("auto", attention.name):
+            raise ConfigError(f"{config.attention_backend!r} is not possible for an encoder; possible: auto", "attention_backend")
         path, pickles = Path(config.model_path), config.load_format == "pt"
         stored = {} if config.load_format == "dummy" else stored_formats(path, pickles=pickles)
         linear = select_linear_method(dtype, platform.device, config.quantization, stored)
@@ -95,24 +92,41 @@ class RankSetup:
         )
 
     def runner_factory(
-        self, model: Decoder, groups: list[KVGroup], tick: Callable[[], None], masking: StepMasking
+        self, model: Decoder, groups: list[KVGroup], state: StateGroup | None, tick: Callable[[], None], masking: StepMasking
     ) -> RunnerFactory:
         """Makes the parts of the model's runner that are there before its KV cache."""
         config, shape = self.config, self.model
-        batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, shape.eos_token_ids)
+        batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, shape.eos_token_ids, state)
         link = StageLink(self.ranks.pipeline, shape.hidden_size, self.dtype, self.platform.device)
-        return RunnerFactory(config, self.platform, model, groups, batch, link, tick, masking)
+        return RunnerFactory(config, self.platform, model, groups, state, batch, link, tick, masking)
 
     def load(self, model: Decoder, on_progress: Callable[[int, int], None]) -> None:
         """Fills a model with its weights; `on_progress` gets the bytes that are done, and all."""
         with torch.inference_mode():
             if self.config.load_format == "dummy":
                 load_dummy(model, self.config.seed, self.platform.device)
+                model.projections.fill()
                 return
             folder, pickles = Path(self.config.model_path), self.config.load_format == "pt"
             load_weights(model, folder, on_progress, pickles=pickles)
+            model.projections.load(folder, pickles=pickles)
             if self.config.kv_cache == "fp8":
                 load_kv_scales(model.kv_scaled, folder, pickles=pickles)
+
+
+def _causal_attention(config: WorkerConfig, platform: Platform, dtype: torch.dtype, model: ModelConfig) -> Backend:
+    """Returns the backend that reads a cache. Raises ConfigError."""
+    attention, _ = select_attention(
+        config.attention_backend,
+        platform,
+        dtype,
+        model.head_dim,
+        group=model.num_heads // config.layout.tensor // max(1, model.num_kv_heads // config.layout.tensor),
+        latent=model.mla is not None,
+        sinks=model.traits.attention_sinks,
+        cache=config.kv_cache,
+    )
+    return attention
 
 
 def weight_source(config: WorkerConfig) -> WeightSource:

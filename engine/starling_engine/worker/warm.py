@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +24,14 @@ import torch
 
 from starling_engine.config import WorkerConfig
 from starling_engine.ipc.child import die_with_parent
+from starling_engine.ipc.priority import lower_priority
 from starling_engine.kernels.ahead import Variant, compile_variants, note_launches, pretend
-from starling_engine.kv.layer_specs import kv_groups
+from starling_engine.kv.layer_specs import kv_groups, state_group
 from starling_engine.model_config.config import load_model_config
 from starling_engine.parallel.absent import absent_ranks
 from starling_engine.parallel.communicator import no_tick
 from starling_engine.platforms.cgroup import cpu_limit
+from starling_engine.platforms.cpu import CpuPlatform
 from starling_engine.platforms.shapes_only import ShapesOnlyPlatform
 from starling_engine.platforms.triton_support import GpuKind
 from starling_engine.weights.dummy import load_dummy
@@ -43,6 +45,10 @@ logger = logging.getLogger("starling.worker")
 POLL_SECONDS = 0.1
 MOST_SECONDS = 300.0
 """Time for all kernels; what is compiled by then is found in any case."""
+MOST_COMPILERS = 16
+"""Processes of all ranks of a node. There are some dozens of kernels, and the longest of them takes as long as several others."""
+COMPILER_BYTES = 1 << 30
+"""Memory of one, with ptxas, beyond what it shares with the process that began it."""
 AS_THEY_COME = "kernels are compiled as they come, for they could not be compiled ahead: %s"
 
 
@@ -60,22 +66,27 @@ class KernelCompilation:
     def __init__(self, config: WorkerConfig, target: GpuKind) -> None:
         self._began = time.perf_counter()
         self._process: subprocess.Popen[bytes] | None = None
-        self._done = _mark(config, target)
-        if self._done.exists():
-            return
-        # Files, for a pipe may be full, and is open as long as anyone has it.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process may write
         try:
-            with tempfile.TemporaryFile() as work:
-                work.write(msgspec.json.encode(Work(config, target)))
-                work.seek(0)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "starling_engine.worker.warm"],
-                    stdin=work, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
-                )  # fmt: skip
-        except OSError as error:
-            self._said.close()
+            self._done = _mark(config, target)
+            if not self._done.exists():
+                self._process = self._start(Work(config, target))
+        except OSError as error:  # of the folder with compiled kernels, the one for temporary files, or the process
             logger.warning(AS_THEY_COME, error)
+
+    def _start(self, work: Work) -> subprocess.Popen[bytes]:
+        # Files, for a pipe may be full, and is open as long as anyone has it.
+        with tempfile.TemporaryFile() as order, ExitStack() as failed:
+            order.write(msgspec.json.encode(work))
+            order.seek(0)
+            self._said = failed.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                [sys.executable, "-m", "starling_engine.worker.warm"],
+                stdin=order, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
+            )  # fmt: skip
+            failed.pop_all()  # open as long as the process may write
+        with suppress(OSError):
+            lower_priority(process.pid)  # before it starts threads and compilers: weights are loaded first
+        return process
 
     def wait(self, tick: Callable[[], None]) -> None:
         """Returns when all are compiled, when it is known that not all can be, or when that takes too long."""
@@ -126,9 +137,9 @@ def shapes_only_runner(config: WorkerConfig) -> DeviceRunner:
     with torch.inference_mode():
         model = setup.build_model(setup.expert_ranks())
         load_dummy(model, config.seed, platform.device)
-        groups = kv_groups(setup.model, config)
-        factory = setup.runner_factory(model, groups, no_tick, StepMasking(MaskQueue()))
-        runner = factory.make(allocate(groups, 1, kv_dtype(config), platform.device))
+        groups, state = kv_groups(setup.model, config), state_group(setup.model, config)
+        factory = setup.runner_factory(model, groups, state, no_tick, StepMasking(MaskQueue()))
+        runner = factory.make(allocate(groups, 1, kv_dtype(config), platform.device, state, model.layers))
     assert isinstance(runner, DeviceRunner), "devices with a queue have no other"
     return runner
 
@@ -146,13 +157,18 @@ def _mark(config: WorkerConfig, target: GpuKind) -> Path:
     return Path(knobs.cache.dir) / f"starling-{of.hexdigest()[:32]}"
 
 
+def compilers(cpus: int, memory: int, local_ranks: int) -> int:
+    """Returns how many processes compile for one of a node's ranks: what all of them take leaves half of the memory to weights."""
+    return max(1, min(MOST_COMPILERS, cpus, memory // 2 // COMPILER_BYTES) // max(1, local_ranks))
+
+
 def main() -> None:
     die_with_parent()
     work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
     config = work.config
     pretend(work.target)
     variants = variants_of(config)
-    processes = max(1, cpu_limit() // max(1, config.local_ranks))
+    processes = compilers(cpu_limit(), CpuPlatform().available_memory(), config.local_ranks)
     local = (config.first_rank + config.rank) % max(1, config.local_ranks)
     # Ranks of a node compile the same, each beginning elsewhere.
     count = compile_variants(variants, processes, local * processes)

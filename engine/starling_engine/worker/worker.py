@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -14,14 +15,15 @@ from starling_engine.expert_parallel.epoch import EpochJoiner
 from starling_engine.expert_parallel.peers import ExpertPublisher
 from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.expert_parallel.rearrangement import Rearrangement
-from starling_engine.kv.layer_specs import kv_groups
-from starling_engine.kv.spec import KVGroup
+from starling_engine.kv.layer_specs import kv_groups, state_group
+from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.kv_offload.orders import TierStatus, TransferDone, TransferOrder
 from starling_engine.kv_offload.transfers import TransferThreads, open_tiers
 from starling_engine.ledger import Ledger
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.ranks import join_ranks
-from starling_engine.params import SamplingParams
+from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.platforms.select import select_platform
 from starling_engine.sleep import MemoryCommand, MemoryReply
 from starling_engine.step import NewRequest, StepPlan, StepResult
@@ -90,14 +92,14 @@ class Worker:
         with self._phase("load"):
             setup.load(model, self._report_load)
         with self._phase("allocate"):
-            groups = kv_groups(setup.model, self._config)
-            ledger = self._allocate(setup, model, groups)
+            groups, state = kv_groups(setup.model, self._config), state_group(setup.model, self._config)
+            ledger = self._allocate(setup, model, groups, state)
         if self._config.dp_sync:
             self._model, self._expert_ranks = model, expert_ranks
         platform = setup.platform
         with self._phase("warm up"):
             platform.keep_freed_memory()
-            self._warm_up(groups)
+            self._warm_up(groups, state)
         if isinstance(self._runner, DeviceRunner):
             with self._phase("graphs"), torch.inference_mode():
                 if platform.compile_target() is not None:
@@ -105,7 +107,9 @@ class Worker:
                 self._runner.record()
             self._runner.on_ready()
         makes_drafts = isinstance(self._runner, DeviceRunner) and self._runner.makes_drafts
-        return WorkerReport(groups, ledger, [self._seconds], platform.async_scheduling, platform.step_target_ms, makes_drafts)
+        return WorkerReport(
+            groups, state, ledger, [self._seconds], platform.async_scheduling, platform.step_target_ms, makes_drafts
+        )
 
     def _set_up(self) -> RankSetup:
         config = self._config
@@ -114,23 +118,25 @@ class Worker:
         platform = select_platform(config.device, (config.first_rank + config.rank) % config.local_ranks)
         self._device = platform.device
         target = platform.compile_target()
-        self._kernels = KernelCompilation(config, target) if target is not None and not config.dp_sync else None
+        # An encoder runs torch's kernels alone.
+        compiles = target is not None and not config.dp_sync and load_model_config(Path(config.model_path)).causal
+        self._kernels = KernelCompilation(config, target) if target is not None and compiles else None
         return RankSetup.choose(config, platform, lambda device: join_ranks(config, self._tick, device))
 
-    def _allocate(self, setup: RankSetup, model: Decoder, groups: list[KVGroup]) -> Ledger:
+    def _allocate(self, setup: RankSetup, model: Decoder, groups: list[KVGroup], state: StateGroup | None) -> Ledger:
         """Plans memory, and makes all that lies in it: the KV cache, the runner, and the tiers."""
         config, device = self._config, setup.platform.device
         if self._kernels is not None:
             self._kernels.wait(self._tick)
-        factory = setup.runner_factory(model, groups, self._tick, self._masking)
+        factory = setup.runner_factory(model, groups, state, self._tick, self._masking)
         ledger = self._agreed(plan(factory, setup.dtype, self._reserved(model)), model, setup.dtype)
-        kv = allocate(groups, ledger.num_blocks, kv_dtype(config), device)
+        kv = allocate(groups, ledger.num_blocks, kv_dtype(config), device, state, model.layers)
         self._runner = factory.make(kv)
         if not config.dp_sync:
-            self._sleeper = RankSleeper(model, lambda: self._remake(setup), self._runner, kv, device)
+            self._sleeper = RankSleeper(model, lambda: self._remake(setup), self._runner, [kv.storage], device)
         if config.tiers is not None:
             assert self._reply is not None, "tiers need a receiver of their replies"
-            self._transfers = open_tiers(config, setup.model, groups, kv, self._reply)
+            self._transfers = open_tiers(config, setup.model, groups, kv.storage, self._reply, state)
         return ledger
 
     def _remake(self, setup: RankSetup) -> Decoder:
@@ -146,16 +152,18 @@ class Worker:
         """Returns the ledger with the KV blocks for which all ranks have room."""
         num_blocks, eplb = self._agree(ledger.num_blocks), self._config.eplb
         moving = self._reserved(model, eplb.spare) * dtype.itemsize if eplb is not None else 0
-        return replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.block_bytes, moving=moving)
+        return replace(ledger, num_blocks=num_blocks, kv=num_blocks * ledger.slab_bytes, moving=moving)
 
     def _reserved(self, model: Decoder, slots: int | None = None) -> int:
         """Elements of the experts that this rank will have to hold: it stands by without any. `slots` of each layer, or all."""
         shapes = [e.shape for e in model.experts.values()] if self._config.dp_sync else []
         return sum(3 * (s.num_slots if slots is None else slots) * s.hidden_size * s.intermediate_size for s in shapes)
 
-    def _warm_up(self, groups: list[KVGroup]) -> None:
+    def _warm_up(self, groups: list[KVGroup], state: StateGroup | None) -> None:
         """Runs one token, into the null block, so that the first request does not pay for lazy initialisation."""
-        new = NewRequest(0, pack_tokens([0]), 1, [[0] for _ in groups], 0, SamplingParams(temperature=0.0), None)
+        sampling, pooling = (SamplingParams(temperature=0.0), None) if groups else (None, PoolingParams(pooling="last"))
+        blocks = [*([0] for _ in groups), *([] if state is None else [[0] * state.num_blocks])]
+        new = NewRequest(0, pack_tokens([0]), 1, blocks, 0, sampling, pooling)
         self.launch(StepPlan(-1, self.epoch, [0], [0], [1], [True], [new], inputs=[0])).finish()
         assert self._runner is not None
         self._runner.free_slot(0)

@@ -41,7 +41,7 @@ class RouterState:
 
     updated   those of the present spec; counted by `router_rollout` alone
     old       others, which are to go
-    problem   Kubernetes' message why it does not create their pods, or why they do not come; ""
+    problem   why a rollout does not go on: somebody paused it, or Kubernetes' message why pods are not created or do not come; ""
     """
 
     replicas: int
@@ -59,7 +59,11 @@ def router_state(observed: Observed) -> RouterState | None:
     live = _deployment(observed) or {}
     conditions = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or ()}
     found = (one for kind, bad in _PROBLEMS if (one := conditions.get(kind)) is not None and one["status"] == bad)
-    return RouterState(spec.replicas, _ready(live), next((str(one["message"]) for one in found), ""))
+    problem = next((str(one["message"]) for one in found), "")
+    if live.get("spec", {}).get("paused"):
+        name = names.router(observed.service.name)
+        problem = f"the Deployment {name} is paused: kubectl rollout resume deployment {name}"
+    return RouterState(spec.replicas, _ready(live), problem)
 
 
 def router_rollout(observed: Observed, spec: InferenceServiceSpec) -> RouterState | None:

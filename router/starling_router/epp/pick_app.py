@@ -24,11 +24,11 @@ from starling_router.epp.metrics import EppMetrics
 from starling_router.epp.stream import EXTENSION, ExtProcStream, GatewayAnswer
 from starling_router.exchange import Exchange
 from starling_router.hold import ELSEWHERE, BackendRefusal, HeldRequest
-from starling_router.model_list import models_without_servers
 from starling_router.picker import Pick
 from starling_router.routing import ClientRequest, RequestRouting
 from starling_router.service_state import ServiceState
 from starling_router.upstream import BackendAnswer, is_stream
+from starling_router.without_servers import answer_without_servers
 
 MOST_REFUSAL_BYTES = 1 << 16
 """Bytes of an endpoint's refusal that are read, for its code."""
@@ -59,8 +59,8 @@ class PickApp:
             check_request(scope)
             account = self._routing.accounts.of(scope)
             body = await Request(scope, receive).body()
-            if (listed := models_without_servers(scope, self._backends, self._state.models)) is not None:
-                await listed(scope, receive, send)
+            if (answer := answer_without_servers(scope, self._backends, self._state.models)) is not None:
+                await answer(scope, receive, send)
                 return
             await self._route(stream, scope, body, account, began, send)
         except (ClientDisconnect, ClientGone):

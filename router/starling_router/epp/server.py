@@ -41,6 +41,7 @@ class EppServer:
         self._gateways, self._probes = grpc.aio.server(options=_OPTIONS), grpc.aio.server(options=_OPTIONS)
         self._health = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends = False
         external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(self, self._gateways)
         for server in (self._gateways, self._probes):  # a gateway asks where it is served, a kubelet without TLS
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -53,11 +54,17 @@ class EppServer:
         await self._gateways.start()
         await self._probes.start()
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
-        await self._set_ready(health_pb2.HealthCheckResponse.SERVING)
+        await self._set_ready(health_pb2.HealthCheckResponse.NOT_SERVING)
         return bound
+
+    async def begin_ready(self) -> None:
+        """Says that requests are to be sent here, now that endpoints are known, unless it has said that it ends."""
+        if not self._ends:
+            await self._set_ready(health_pb2.HealthCheckResponse.SERVING)
 
     def end_ready(self) -> None:
         """Says that requests are to be sent elsewhere. Those that come are served still."""
+        self._ends = True
         task = asyncio.get_running_loop().create_task(self._set_ready(health_pb2.HealthCheckResponse.NOT_SERVING))
         self._tasks.add(task)  # the loop has only weak references
         task.add_done_callback(self._tasks.discard)

@@ -2,11 +2,8 @@
 
 import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,7 +49,7 @@ def configuration(folder: Path, **changes: Any) -> dict[str, Any]:
 class Agent:
     """A running `starling agent`."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path, config: dict[str, Any]) -> None:
+    def __init__(self, process: fork_server.Fork, folder: Path, config: dict[str, Any]) -> None:
         self.process = process
         self.config = config
         self.folder = folder
@@ -134,15 +131,9 @@ def _agents(folder: Path) -> Iterator[StartAgent]:
             run_folder = folder / f"agent-{time.monotonic_ns()}"
             run_folder.mkdir()
             (run_folder / "agent.json").write_text(json.dumps(config) if text is None else text)
-            with (run_folder / "log").open("wb") as errors:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "starling_cli.main", "agent", "--config", str(run_folder / "agent.json")],
-                    cwd=run_folder,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    env={**os.environ, **fork_server.environment(), "STARLING_POD_NAME": pod, **(environment or {})},
-                )
-            agent = Agent(process, run_folder, config)
+            command = ["agent", "--config", str(run_folder / "agent.json")]
+            added = {"STARLING_POD_NAME": pod, **(environment or {})}
+            agent = Agent(fork_server.agent(command, run_folder / "log", run_folder, **added), run_folder, config)
             stack.callback(agent.close)
             return agent
 

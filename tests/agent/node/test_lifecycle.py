@@ -1,5 +1,6 @@
 """The lifecycle of a node: loading, a killed engine, a hung one, no restarts left, and the end."""
 
+import json
 import os
 import signal
 import time
@@ -14,9 +15,17 @@ from starling_agent.openai.responses.store import StoreLimits
 
 from tests.agent.node.certificates import make_certificate
 from tests.agent.node.conftest import Agent, StartAgent, StreamReader, complete, free_port
+from tests.engine.encoder_checkpoints import CLASSIFIERS, ENCODERS, write_encoder, write_tokenizer
+from tests.fork_server import SLOWLY
 
 RESPONSE = {"model": "pydoc", "input": "import", "max_output_tokens": 1}
-LONG_RESPONSE = {"model": "pydoc", "input": "import", "background": True, "structured_outputs": {"regex": "[a-z ]{9999}"}}
+LONG_RESPONSE = {
+    "model": "pydoc",
+    "input": "import",
+    "background": True,
+    "temperature": 0,  # random tokens may be so short that they fill the model's length
+    "structured_outputs": {"regex": "[a-z ]{9999}"},
+}
 
 
 def phases(reports: Sequence[Report]) -> list[str]:
@@ -24,7 +33,8 @@ def phases(reports: Sequence[Report]) -> list[str]:
 
 
 def test_a_killed_engine_is_restarted_in_place_until_no_restart_is_left(start_agent: StartAgent):
-    agent = start_agent(endpoint={"allowed_origins": ["https://app.example"]}, recovery={"engine_restarts": 1})
+    endpoint = {"allowed_origins": ["https://app.example"]}
+    agent = start_agent(endpoint=endpoint, recovery={"engine_restarts": 1}, environment=SLOWLY)
     clients_and_probes_see_that_it_loads(agent)
     before = agent.until("serving")[-1]
     counted = agent.metric("vllm:generation_tokens_total")
@@ -92,7 +102,7 @@ def test_metrics_name_the_caches_type_before_there_is_an_engine(start_agent: Sta
 
 
 def test_sigterm_ends_a_node_at_once_while_it_loads(start_agent: StartAgent):
-    agent = start_agent(drain={"accept_seconds": 30})
+    agent = start_agent(drain={"accept_seconds": 30}, environment=SLOWLY)
     agent.until("loading")
     began = time.monotonic()
     assert agent.end() == 0, "no request was accepted"
@@ -187,3 +197,25 @@ def test_a_token_comes_through_the_service_with_a_key_and_tls(start_agent: Start
     agent.http.headers["Authorization"] = "Bearer open-sesame"
     assert complete(agent).status_code == 200
     assert agent.end() == 0
+
+
+def test_an_agent_of_a_model_that_gives_labels_alone_is_ready(start_agent: StartAgent, tmp_path: Path) -> None:
+    write_encoder(tmp_path / "bert", CLASSIFIERS["bert"])
+    write_tokenizer(tmp_path / "bert")
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("Transformer", "LSTM")]
+    (tmp_path / "bert" / "modules.json").write_text(json.dumps(modules))
+    agent = start_agent(model={"source": (tmp_path / "bert").as_uri()}, engine={"kv_cache_memory_bytes": None})
+    assert agent.reports(lambda report: report.ready or report.phase == "failed")[-1].ready
+    assert "LSTM" in agent.http.post("/v1/embeddings", json={"model": "pydoc", "input": "a list"}).text
+
+
+def test_an_agent_of_an_encoder_is_ready_without_a_token(start_agent: StartAgent, tmp_path: Path) -> None:
+    write_encoder(tmp_path / "bert", ENCODERS["bert"])
+    write_tokenizer(tmp_path / "bert")
+    source = {"source": (tmp_path / "bert").as_uri()}
+    agent = start_agent(model=source, engine={"kv_cache_memory_bytes": None})
+    assert agent.reports(lambda report: report.ready)[-1].token_seen
+    vector = agent.http.post("/v1/embeddings", json={"model": "pydoc", "input": "a list"})
+    assert vector.status_code == 200, vector.text
+    state = BackendState.model_validate(agent.http.get("/backend").json())
+    assert state.load is not None and state.load.kv_blocks == 0

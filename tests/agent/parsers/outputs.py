@@ -1,7 +1,9 @@
 """Feeds outputs to parsers in any pieces, and collects what comes."""
 
+import gc
 import random
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -53,6 +55,30 @@ def groups(pieces: Sequence[Piece], sizes: Iterator[int]) -> Iterator[Piece]:
         yield text, offsets
 
 
+def equal_pieces(text: str) -> list[Piece]:
+    """Splits a text so that what repeats in it is cut at all places."""
+    return [(text[at : at + 29], []) for at in range(0, len(text), 29)]
+
+
+def assert_linear(work: Callable[[int], object], size: int) -> None:
+    """Checks that four times the size takes less than eight times as long; what is quadratic takes sixteen times."""
+    for _ in range(3):  # a busy machine may slow one of them down
+        quarter, whole = _seconds(work, size // 4), _seconds(work, size)
+        if whole < max(8 * quarter, 0.01):
+            return
+    raise AssertionError(f"{size // 4} characters took {quarter:.3f} s, {size} took {whole:.3f} s")
+
+
+def _seconds(work: Callable[[int], object], size: int) -> float:
+    gc.disable()  # it looks at all events again while they are collected here
+    try:
+        began = time.process_time()
+        work(size)
+        return time.process_time() - began
+    finally:
+        gc.enable()
+
+
 def parse(
     family: str,
     pieces: Collection[Piece] | Iterator[Piece],
@@ -77,7 +103,7 @@ def parse_text(family: str, text: str, **settings: Any) -> Parsed:
 
 def collected(events: Sequence[Event]) -> Parsed:
     content, reasoning, whole = "", "", 0
-    calls: list[list[str]] = []
+    calls: list[tuple[str, list[str]]] = []
     for event in events:
         match event:
             case Content(text):
@@ -85,12 +111,12 @@ def collected(events: Sequence[Event]) -> Parsed:
             case Reasoning(text):
                 reasoning += text
             case CallBegin(name):
-                calls.append([name, ""])
+                calls.append((name, []))
             case Arguments(text):
-                calls[-1][1] += text
+                calls[-1][1].append(text)
             case CallEnd():
                 whole += 1
-    return Parsed(content, reasoning, [(name, arguments) for name, arguments in calls], whole)
+    return Parsed(content, reasoning, [(name, "".join(arguments)) for name, arguments in calls], whole)
 
 
 def _short(text: str, draw: random.Random) -> Iterator[Piece]:

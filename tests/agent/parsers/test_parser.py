@@ -9,7 +9,7 @@ import pytest
 from starling_agent.parsers.families import FAMILIES, family_named, family_of_templates, reasoning_of_templates
 from starling_agent.parsers.schemas import json_value, schema_of
 
-from tests.agent.parsers.outputs import groups, parse, parse_text, tokens_of
+from tests.agent.parsers.outputs import assert_linear, equal_pieces, groups, parse, parse_text, tokens_of
 
 WEATHER = {"get_weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
 CALL = ("get_weather", {"city": "Zürich", "days": 2})
@@ -33,34 +33,45 @@ WRITTEN = {
     ),
 }
 HOSTILE = {
-    "brackets": ("llama4_pythonic", "[" * 200_000),
-    "openings": ("hermes", "<tool_call>" * 18_000),
-    "objects": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' * 5_000),
-    "quotes": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + "\\" * 200_000),
-    "digits": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' + "1" * 200_000),
-    "lists": ("mistral", "[TOOL_CALLS]" + "[" * 200_000),
-    "keys": ("qwen3_coder", "<tool_call><function=f>" + "<parameter=a>\n1\n</parameter>" * 7_000),
-    "values": ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>" + "</tool_call>" * 16_000),
-    "space in a key": ("glm45", "<tool_call>f<arg_key>" + "\n" * 200_000),
-    "keys without values": ("glm45", "<tool_call>f<arg_key>" + "a</arg_key> " * 16_000),
-    "sections": ("deepseek_v31", "<｜tool▁calls▁begin｜>" + "<｜tool▁call▁begin｜>f<｜tool▁sep｜>" * 5_000),
-    "space": ("hermes", "a" + " " * 200_000),
-    "beginnings": ("kimi_k3", "<|open|>tools<|se" * 12_000),
-    "names": ("llama4_pythonic", "[" + "a" * 200_000),
-    "calls": ("llama4_pythonic", "[" + "f(a=1)," * 28_000),
-    "constants": ("llama4_pythonic", "[f(a=" + "(" * 200_000),
-    "tags": (
-        "deepseek_v4",
-        '<｜DSML｜tool_calls><｜DSML｜invoke name="f">' + '<｜DSML｜parameter name="a" string="false">' * 5_000,
+    "brackets": ("llama4_pythonic", "", "["),
+    "openings": ("hermes", "", "<tool_call>"),
+    "objects": ("hermes", "", '<tool_call>{"name": "f", "arguments": {"a": '),
+    "quotes": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "\\"),
+    "digits": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ', "1"),
+    "space behind a comma": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, ', " "),
+    "lists": ("mistral", "[TOOL_CALLS]", "["),
+    "keys": ("qwen3_coder", "<tool_call><function=f>", "<parameter=a>\n1\n</parameter>"),
+    "values": ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>", "</tool_call>"),
+    "space in a key": ("glm45", "<tool_call>f<arg_key>", "\n"),
+    "keys without values": ("glm45", "<tool_call>f<arg_key>", "a</arg_key> "),
+    "sections": ("deepseek_v31", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>"),
+    "space": ("hermes", "a", " "),
+    "beginnings": ("kimi_k3", "", "<|open|>tools<|se"),
+    "names": ("llama4_pythonic", "[", "a"),
+    "calls": ("llama4_pythonic", "[", 'f(city="Zürich", country="Switzerland", at="noon"),'),
+    "constants": ("llama4_pythonic", "[f(a=", "("),
+    "tags": ("deepseek_v4", '<｜DSML｜tool_calls><｜DSML｜invoke name="f">', '<｜DSML｜parameter name="a" string="false">'),
+    "nesting": ("gemma4", "<|tool_call>call:f{", "the name of an argument that is an object:{"),
+    "headers": ("openai", "", "<|channel|>"),
+    "messages": ("openai", "", "<|start|>assistant<|channel|>final<|message|>a"),
+    "words": ("hermes", "", "the quick brown fox "),
+    "a head without an end": ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", "f\n"),
+    "beginnings of ends": (
+        "deepseek_v32",
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a">',
+        "</｜DSML｜p",
     ),
-    "nesting": ("gemma4", "<|tool_call>call:f{" + "a:{" * 60_000),
-    "headers": ("openai", "<|channel|>" * 18_000),
-    "messages": ("openai", "<|start|>assistant<|channel|>final<|message|>a" * 4_000),
-    "words": ("hermes", "the quick brown fox " * 10_000),
+    "calls without ends": ("deepseek_v41", "<｜DSML｜ calls>", '<｜DSML｜ invoke name="f">'),
+    "ids": ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f", ":1"),
+    "lines": ("seed_oss", "<seed:tool_call><function=f><parameter=a>\n", "\n</parameter>\n<"),
+    "values without ends": ("minimax_m2", '<minimax:tool_call><invoke name="f">', '<parameter name="a">1'),
+    "quotes in names": ("step3", "<｜tool_calls_begin｜>", '<steptml:invoke name="'),
+    "escapes": ("lfm2", "<|tool_call_start|>[f(a='", "\\'"),
+    "objects without names": ("phi4_mini_json", "functools[", '{"a": "f", '),
+    "listed calls": ("granite", "<|tool_call|>[", '{"name": "f", "arguments": {"city": "Zürich, by its lake"}}, '),
+    "calls of offered tools": ("llama3_json", "", '{"name": "f", "parameters": {}}; '),
 }
-SECONDS = 20.0
-"""Processor time for 200 kB: three times what a busy and slow machine took; a parser that looks back at all that was before
-takes minutes."""
+"""Formats, and outputs that begin so, and repeat the last text."""
 
 
 @pytest.mark.parametrize("family", WRITTEN)
@@ -147,14 +158,18 @@ def test_arguments_with_whole_calls_are_what_the_model_wrote():
     assert parse_text("hermes", text, whole_calls=True).calls == []
 
 
-@pytest.mark.parametrize(("family", "text"), HOSTILE.values(), ids=HOSTILE)
-def test_no_output_takes_more_than_linear_time(family, text):
-    draw = random.Random(0)
-    pieces = list(groups(tokens_of(text, ()), (draw.randint(1, 4) for _ in itertools.count())))
-    began = time.process_time()
-    parse(family, pieces)
-    parse_text(family, text, is_cut=True)
-    assert time.process_time() - began < SECONDS
+def test_each_format_has_a_hostile_output():
+    assert {family for family, _, _ in HOSTILE.values()} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize(("family", "begins", "repeats"), HOSTILE.values(), ids=HOSTILE)
+def test_no_output_takes_more_than_linear_time(family, begins, repeats):
+    def work(size: int) -> None:
+        text = begins + repeats * (size // len(repeats))
+        parse(family, equal_pieces(text), tools={"f": None})
+        parse_text(family, text, tools={"f": None}, is_cut=True)
+
+    assert_linear(work, 200_000)
 
 
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 300), marks=pytest.mark.whole)], ids=str)

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from starling_agent.openai.output_format import OutputFormat
 from starling_agent.openai.tools import OfferedTools, calls_form
+from starling_agent.parsers import region_values
 from starling_agent.parsers.parser import OutputParser
+from starling_agent.parsers.region_values import RegionReader
 from starling_agent.parsers.response_template import described_family
 from starling_engine.errors import ConfigError, InvalidRequest
 from starling_engine.frontend.tokenizer import Tokenizer
 from transformers.utils.chat_parsing import parse_response
 
 from tests.agent.conftest import MODEL, REPOSITORY
-from tests.agent.parsers.outputs import collected, groups, tokens_of
+from tests.agent.parsers.outputs import assert_linear, collected, equal_pieces, groups, tokens_of
 
 TOOLS = {"get_weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
 CALL = {"type": "function", "function": "{content}"}
@@ -187,12 +189,38 @@ def test_what_is_no_call_or_cut_or_not_offered():
     assert read("literals", "", [(call, [])], tools=None).content == call
 
 
-@pytest.mark.parametrize("text", ["<|to|>tools.x" + "y" * 50_000, "<|to|>" * 8_000, "<call" * 10_000, "a " * 25_000])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_hostile_outputs_take_linear_time(name, text):
+@pytest.mark.parametrize(
+    ("name", "begins", "repeats"),
+    [
+        ("headers", "<|to|>tools.x", "y"),
+        ("headers", "", "<|to|>"),
+        ("literals", "", "<call"),
+        ("joined", "", "<a> </a>"),
+        ("tags", "", "a "),
+        ("tags", "<call><f=x>", "<p=a>1</p>"),
+        ("list", '[C][{tool:"', '\\"'),
+        ("list", "[C]", "<|'|>,{a "),
+    ],
+)
+def test_hostile_outputs_take_linear_time(name, begins, repeats):
+    assert_linear(lambda size: read(name, "", equal_pieces(begins + repeats * (size // len(repeats)))), 200_000)
+
+
+@pytest.mark.parametrize("repeats", ['\\"', "<<", "{a ", ',"', "{b:", "  "])
+def test_json_of_a_region_is_read_in_linear_time(repeats):
+    options = {"allow_non_json": True, "unquoted_keys": True, "string_delims": [["<<", ">>"]]}
+    assert_linear(lambda size: RegionReader().read("json", '{"' + repeats * (size // len(repeats)), options), 200_000)
+
+
+@pytest.mark.parametrize("body", ["<p=a>" + " " * 100_000, "<p=a>" * 40_000], ids=["space", "tags"])
+def test_tags_have_a_time_for_all_of_an_output(monkeypatch, body):
+    monkeypatch.setattr(region_values, "TAG_SECONDS", 0.05)
+    call = "<call><f=get_weather><p=city>Bern</p></call>"
     began = time.process_time()
-    read(name, "", [(text[at : at + 4], []) for at in range(0, len(text), 4)])
-    assert time.process_time() - began < 8, "a reader that looks at all of it for each piece takes minutes"
+    parsed = read("tags", "", [(f"{call}<call><f=x>{body}</call>{call}", [])])
+    assert parsed.calls == [("get_weather", '{"city": "Bern"}')]
+    assert body.strip() in parsed.content and parsed.content.endswith(call)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(
@@ -206,7 +234,7 @@ def test_hostile_outputs_take_linear_time(name, text):
         ({"start_anchor": "a", "fields": {"content": {"open_pattern": "("}}}, "no expression"),
         ({"start_anchor": "a", "fields": {"content": {"open": 5}}}, "malformed"),
         ({"start_anchor": "a", "fields": {"content": {"open": ""}}}, "empty"),
-        ({"start_anchor": "a", "fields": {"content": {"content": ["json"]}}}, "malformed"),
+        ({"start_anchor": "a", "fields": {"content": {"content": ["json"]}}}, "possible: text"),
         ({"start_anchor": "a", "fields": {"content": {"content_args": None}}}, "content_args"),
         ({"start_anchor": "a", "fields": {"tool_calls": {"content": "xml-inline"}}}, "tag_pattern"),
         (

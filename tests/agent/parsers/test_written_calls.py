@@ -1,6 +1,7 @@
 """Grammars of calls: what they let a model write is what the parsers read."""
 
 import json
+import time
 
 import pytest
 from starling_agent.parsers.families import FAMILIES
@@ -65,6 +66,17 @@ def test_what_a_grammar_lets_pass_is_read_as_that_call(family):
         assert not required.accepts(written(family, "get_weather", wrong))
     assert not required.accepts("Hello.")
     assert not required.accepts(written(family, "get_weather", ARGUMENTS).replace("get_weather", "get_rain"))
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": ["object", "null"]}, {"properties": {"a": {"type": "integer"}}}], ids=str)
+@pytest.mark.parametrize("family", ["hermes", "llama3_json", "kimi_k2"])
+def test_arguments_are_an_object_where_the_schema_does_not_say_so(family, schema):
+    form, call = FAMILIES[family].written, written(family, "look", {"a": 1})
+    assert FormMatcher(structural_tag=form.required({"look": schema}, parallel=False)).accepts(call)
+    for other in ("null", '"a"', "[1]"):
+        assert not FormMatcher(structural_tag=form.required({"look": schema}, parallel=False)).accepts(
+            call.replace('{"a": 1}', other)
+        )
 
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.written.possible(SCHEMAS)])
@@ -175,3 +187,14 @@ def test_a_schema_that_refers_to_itself_ends():
     wide = {"type": "object", "properties": {f"child{n}": {"$ref": "#/$defs/tree"} for n in range(100)}}
     with pytest.raises(InvalidRequest, match="more than 2000 values"):
         FAMILIES["gemma4"].written.required({"f": {**wide, "$defs": {"tree": wide}}}, parallel=False)
+
+
+def test_tools_have_a_bound_together():
+    """Each of them alone is possible."""
+    tree = {"type": "object", "properties": {f"child{n}": {"$ref": "#/$defs/tree"} for n in range(5)}}
+    tools = {f"f{n}": {**tree, "$defs": {"tree": tree}} for n in range(1000)}
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match="more than 100000 characters") as error:
+        FAMILIES["gemma4"].written.required(tools, parallel=True, paths={name: f"tools[{name[1:]}]" for name in tools})
+    assert error.value.param in ("tools[0]", "tools[1]", "tools[2]")
+    assert time.process_time() - began < 2

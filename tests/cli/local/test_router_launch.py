@@ -76,6 +76,8 @@ def test_tenants_and_their_keys_are_files_of_its_folder(start, tmp_path):
     read = [(tenant.name, tenant.priority, tenant.sees_all) for tenant in read_tenants(file)]
     assert read == [("chat", 2, True), ("batch", 0, False)]
     assert {each.name: each.read_text() for each in (file.parent / "keys").iterdir()} == {"chat": "one"}
+    start({"keys": keys | {"stringData": {"batch": "two"}}}, router={"tenants": tenants, "tenantKeysSecret": "keys"})
+    assert {each.name: each.read_text() for each in (file.parent / "keys").iterdir()} == {"batch": "two"}, "one was taken back"
 
 
 def test_a_secret_that_is_missing_is_named(start):

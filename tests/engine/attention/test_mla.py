@@ -12,6 +12,7 @@ from starling_engine.model_config.mla_shape import MlaShape, QuerySpan, plan_for
 from starling_engine.model_config.rope import RopeConfig
 
 from tests.engine.attention.test_paged import BLOCK, metadata
+from tests.engine.slabs import assert_untouched, in_slabs
 
 CPU = torch.device("cpu")
 
@@ -89,7 +90,7 @@ def test_equals_attention_written_out(
     shape, generator = layer.shape, torch.Generator().manual_seed(0)
     widths = (shape.num_heads * shape.key_dim, shape.kv_rank, shape.rope_dim)
     sequences = [[torch.randn(length, width, generator=generator).to(dtype) for width in widths] for length in (37, 20, 9)]
-    kv = torch.full((12, BLOCK, shape.latent_dim), float("nan"), dtype=dtype)
+    kv = in_slabs(torch.full((12, BLOCK, shape.latent_dim), float("nan"), dtype=dtype))
     tables = torch.tensor([[7, 2, 9, 4, 1], [3, 8, 5, 0, 0], [6, 10, 0, 0, 0]], dtype=torch.int32)
     done, found = [0, 0, 0], [[], [], []]
     for counts in ((21, 3, 1), (1, 15, 1), (13, 0, 5), (1, 1, 1), (1, 1, 1)):
@@ -110,10 +111,11 @@ def test_equals_attention_written_out(
 
 def test_a_token_without_a_slot_stores_nothing() -> None:
     layer = weights(MlaShape(**SIZES))
-    kv = torch.full((4, BLOCK, 40), 5.0)
+    kv = in_slabs(torch.full((4, BLOCK, 40), 5.0))
     meta = metadata([(0, 3)], torch.tensor([[2]], dtype=torch.int32))
     meta.slot_mapping[1] = -1
     TorchMla().forward(torch.randn(3, 96), torch.randn(3, 32), torch.randn(3, 8), layer, kv, meta)
+    assert_untouched(kv)
     written = (kv != 5.0).any(-1)
     assert written.nonzero().tolist() == [[2, 0], [2, 2]]
 

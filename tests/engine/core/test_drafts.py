@@ -16,6 +16,7 @@ from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.request_state import RequestState
 from starling_engine.spec_decode.drafter import Drafter
+from starling_engine.spec_decode.verify_cost import VerifyCost
 from starling_engine.step import OWN, StepPlan
 from starling_engine.token_packing import pack_tokens, unpack_tokens
 from starling_engine.topology.layout import ParallelLayout
@@ -218,6 +219,9 @@ def test_the_device_drafts_while_steps_are_in_flight(tmp_path: Path, monkeypatch
     with core_for(tmp_path) as core:
         expected = answers(core, requests)
     use_late_device(monkeypatch.setattr)
+    observe = VerifyCost.observe
+    # What a busy machine makes of the time of a step would decide whether drafts pay.
+    monkeypatch.setattr(VerifyCost, "observe", lambda cost, tokens, _seconds: observe(cost, tokens, (20 + tokens) / 1000))
     with core_for(tmp_path, speculative=replace(ON_DEVICE, prompt_lookup_min=2)) as core:
         plans: list[StepPlan] = []
         monkeypatch.setattr(core.executor, "submit", noted(core.executor.submit, plans))

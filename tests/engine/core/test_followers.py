@@ -12,6 +12,7 @@ from starling_engine.frontend.following import follow_caches
 from starling_engine.kv import changes
 from starling_engine.kv.changes import CacheChanges, changes_of
 from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, event_hash
+from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.base import OffloadManager
 
 from tests.engine.real_engine import running
@@ -137,3 +138,12 @@ async def test_all_cores_are_one_stream_also_those_of_other_nodes() -> None:
             elsewhere.remove("second")
             assert [each async for some in told for each in some] == []
         await elsewhere.close()
+
+
+def test_of_a_model_that_caches_nothing_nothing_is_told() -> None:
+    outbox = Outbox()
+    followers = Followers(KVManager([], 1), OffloadManager(), outbox)
+    followers.add(FrontendCall(b"router", 1))
+    told = [message.changes for _, message in outbox.take() if isinstance(message, CacheNotice)]
+    assert [(each.anew, list(each.stored)) for each in told] == [(True, [])] * len(told)
+    assert told

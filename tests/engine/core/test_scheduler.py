@@ -16,7 +16,7 @@ from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLo
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import FOLLOWS, StepResult
 
-from tests.engine.toy_engine import NO_GRAMMAR, ToyConstraint, ToyEngine, expected_output, prefix_hashes
+from tests.engine.toy_engine import NO_GRAMMAR, ToyConstraint, ToyEngine, expected_output, prefix_hashes, state_of
 
 BAD, BROKEN = 60, 61
 """First tokens of prompts with which steps, or their own rows, fail."""
@@ -276,18 +276,20 @@ def test_a_token_that_waits_takes_four_bytes() -> None:
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
-    """Every request gets what it would get alone, for any pool, windows, depth, stages, budget, target, drafts and traffic."""
+    """Every request gets what it would get alone, for any pool, groups, depth, stages, budget, target, drafts and traffic."""
     draw = data.draw
     rng = random.Random(seed)
     block_size = draw(st.sampled_from([8, 16]))
     window = draw(st.sampled_from([0, 5, 8, 24]))
+    state = draw(st.sampled_from([None, state_of(1), state_of(4)]))
     engine = ToyEngine(
+        state=state,
         num_blocks=draw(st.integers(24, 60)),
         block_size=block_size,
         window=window,
         depth=draw(st.integers(1, 3)),
         stages=draw(st.sampled_from([1, 1, 2])),
-        drafts=draw(st.sampled_from([0, 1, 4])),
+        drafts=draw(st.sampled_from([0, 1, 4])) if state is None else 0,
         rng=random.Random(seed + 1),
         max_num_seqs=draw(st.integers(1, 6)),
         budget=draw(st.integers(6, 40)),

@@ -107,6 +107,15 @@ def test_what_the_tags_name_wakes_by_itself(reference: Reference) -> None:
         ask_again(core, reference, "again")
 
 
+def test_a_model_that_is_made_again_is_frozen_as_the_first_one_was(reference: Reference) -> None:
+    """A collection in service would look through it, for ever after the first sleep."""
+    with core_for(reference.folder) as core:
+        gc.freeze()  # as when a process is ready
+        driver = SleepDriver(core)
+        assert driver.sleep(2) == driver.wake() == Slept()
+        assert not any(type(thing) is Decoder for thing in gc.get_objects()), "what is frozen is not listed"
+
+
 def models_here() -> int:
     """Counts models. What is frozen is not listed, so all is thawed for it; and frozen then, as by a core that gets ready."""
     gc.unfreeze()

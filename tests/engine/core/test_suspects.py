@@ -98,6 +98,23 @@ def test_a_suspect_that_is_aborted_is_forgotten() -> None:
     assert engine.outputs["good"] == expected_output([1, 2, 3], params(20), 0, 128)
 
 
+def test_a_suspect_that_was_being_tried_gives_its_blocks_to_one_that_failed_later() -> None:
+    """With steps in flight another step may fail while a suspect is in the midst of its prompt; the pool holds one of them."""
+    engine = ToyEngine(num_blocks=10, budget=16)
+    prompts = {name: [first, *range(59)] for first, name in enumerate("ab", 1)}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, params(4))
+    engine.step()
+    first, second = (engine.scheduler.requests[name] for name in "ab")
+    assert first.slot >= 0 and second.slot < 0
+    for request in (first, second):
+        request.failed_at = 60
+        engine.scheduler._suspects.add([request])
+    engine.run()
+    for name, prompt in prompts.items():
+        assert engine.outputs[name] == expected_output(prompt, params(4), 0, 128)
+
+
 def test_the_log_has_the_fate_of_each_request(caplog: pytest.LogCaptureFixture) -> None:
     """Requests in the log, by id: refused, put off and started, preempted, computed again, ended for an error."""
     caplog.set_level(logging.INFO, "starling.scheduler")

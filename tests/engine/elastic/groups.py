@@ -8,24 +8,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 from starling_engine import AsyncEngine, SamplingParams
 
-from tests.engine.checkpoints import STEPS, VOCAB, Reference
+from tests.engine.checkpoints import STEPS, Reference
 from tests.engine.cores import assert_greedy
 from tests.engine.real_engine import running
+from tests.engine.written import write_tokenizer
 from tests.fork_server import all_forks, forks_of
 
 MARK = "STARLING_TEST_GROUP"
 """The variable by which the processes of a group are known."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Writes one whose tokens are those of the test's checkpoints."""
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{at}": at for at in range(VOCAB)}, "w0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    words.save(str(folder / "tokenizer.json"))
 
 
 @asynccontextmanager

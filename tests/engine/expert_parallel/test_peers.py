@@ -210,7 +210,9 @@ class Hooked(DenseExperts):
 
 def one_slot(method: DenseExperts) -> Experts:
     shape = ExpertsShape(num_experts=3, num_slots=1, hidden_size=8, intermediate=Share.all(8))
-    names = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
+    names = ExpertNames(
+        "mlp.experts", ("gate_proj", "up_proj", "down_proj"), (("mlp.experts.gate_up_proj",), ("mlp.experts.down_proj",))
+    )
     return Experts(names, shape, method, torch.float32, torch.device("cpu"))
 
 

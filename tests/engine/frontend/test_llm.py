@@ -249,6 +249,8 @@ def test_embeds(llm: LLM, reference: Any) -> None:
     for wrong in (0, 257):
         with pytest.raises(InvalidRequest, match=r"dimensions must be in \[1, 256\]"):
             llm.embed("a", PoolingParams(dimensions=wrong))
+    with pytest.raises(InvalidRequest, match="does not tell the second text of a pair from the first"):
+        llm.embed("a", PoolingParams(second_from=1))
     before = llm.engine.stats.prompt_tokens_total
     with pytest.raises(PromptTooLong):
         llm.embed(["a", "b " * 600])

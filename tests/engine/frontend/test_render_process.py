@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from starling_engine.errors import InvalidRequest, ModelError, QueueFull, RequestFailed
+from starling_engine.errors import InvalidRequest, ModelError, PromptTooLong, QueueFull, RequestFailed
 from starling_engine.frontend.chat import ChatTemplates
 from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.render_process import RENDER_LIMITS, ChatRendering, RenderProcess
+from starling_engine.frontend.template import LARGEST_PROMPT
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.ipc.limited_child import ProcessLimits
 
@@ -53,6 +54,13 @@ async def test_limits_are_named(template: str, words: str, rendering: ChatRender
     with pytest.raises(InvalidRequest, match=words):
         await render(rendering, template)
     assert (await render(rendering, "{{ messages[0].content }}!")).text == "Hello!"
+
+
+@pytest.mark.parametrize("content", ["x" * LARGEST_PROMPT, [{"type": "text", "text": "x" * 2**23}] * 2], ids=["text", "parts"])
+async def test_texts_that_no_prompt_holds_are_not_rendered(content: Any, rendering: ChatRendering) -> None:
+    messages = [{"role": "user", "content": content}]
+    with pytest.raises(PromptTooLong, match=f"{LARGEST_PROMPT + 5} characters in messages"):
+        await render(rendering, "a", messages=[*HELLO, *messages])
 
 
 async def test_a_call_that_nothing_interrupts_ends_with_the_process(loaded: dict[str, Tokenizer]) -> None:

@@ -43,7 +43,7 @@ def test_memory_is_free_while_it_sleeps(dtype: str, tmp_path: Path) -> None:
 
         before = answers()
         ledger = llm.engine.cores.memory
-        cache = min(6 * (900 + len(ids)) // ledger.block_size, ledger.num_blocks) * ledger.block_bytes
+        cache = min(6 * (900 + len(ids)) // ledger.block_size, ledger.num_blocks) * ledger.slab_bytes
         awake = resident(llm)
         llm.sleep(level=1)
         light = resident(llm)

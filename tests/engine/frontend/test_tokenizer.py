@@ -170,6 +170,13 @@ def test_without_tokenizer_json_transformers_converts(tmp_path: Path, caplog: py
     assert "transformers converts it" in caplog.text
 
 
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Transformers makes a tokenizer of it, to which every word is unknown."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    with pytest.raises(ModelError, match=r"no file with a vocabulary; BertTokenizer knows vocab\.txt"):
+        Tokenizer.load(tmp_path)
+
+
 def test_conversion_by_transformers_gives_the_same_tokens(tmp_path: Path) -> None:
     backend = json.loads(KINDS["byte_level"]().to_str())
     vocab = backend["model"]["vocab"] | {"<|endoftext|>": len(backend["model"]["vocab"])}

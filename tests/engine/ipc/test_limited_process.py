@@ -1,6 +1,7 @@
 """A limited process answers, whatever a job does; chats are tested in `test_render_process.py`, where jobs are done in place."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from starling_engine.errors import InvalidRequest, ModelError, QueueFull, RequestFailed
+from starling_engine.ipc import limited_process
 from starling_engine.ipc.limited_child import ProcessLimits
 from starling_engine.ipc.limited_process import JobWords, LimitedProcess
 
@@ -102,6 +104,20 @@ async def test_a_process_that_was_killed_is_replaced(process: LimitedProcess) ->
     assert process.pid not in (killed, None)
 
 
+async def test_a_process_that_was_not_ready_in_time_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's first word would be taken for the answer to a job, and each answer for that to the job behind it."""
+    process = made()
+    with monkeypatch.context() as late:
+        late.setattr(limited_process, "START_SECONDS", 0.0)
+        process.warm_up()
+        with pytest.raises(RequestFailed):
+            await process.answer({"say": "too early"}, "job")
+        process.warm_up()
+        await asyncio.to_thread(process._thread.submit(int).result)
+    await say(process, "after")
+    process.close()
+
+
 async def test_a_copy_ends_with_its_process() -> None:
     process = made()
     copy = await say(process, "before")
@@ -130,6 +146,19 @@ async def test_waiting_jobs_are_bounded_and_end_with_the_process() -> None:
     assert all(isinstance(error, RequestFailed) for error in await asyncio.gather(*under_way, return_exceptions=True))
     with pytest.raises(RequestFailed):
         await process.answer({"say": "a"}, "job")
+
+
+async def test_an_error_that_nobody_waits_for_any_more_is_no_fault_of_the_server(
+    process: LimitedProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client has gone. Python 3.11 logs a future whose error nobody takes; others log what `shield` is left with."""
+    left = asyncio.create_task(process.answer({"refuse": "not today"}, "job"))
+    await asyncio.sleep(0)
+    left.cancel()
+    await say(process, "after")
+    del left
+    gc.collect()
+    assert caplog.messages == []
 
 
 def _processor_seconds_of_ended_copies(process: LimitedProcess) -> float:

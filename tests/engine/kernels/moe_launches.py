@@ -38,7 +38,7 @@ def biased_experts(tokens: int) -> None:
     slots, weights = empty(tokens, 4, dtype=torch.int64), empty(tokens, 4, dtype=torch.float32)
     biases, tiles = ExpertBiases(shape, BF16, slots.device), grouped.tiles_for(tokens, 4, 32, BF16)
     gate_ups, downs = empty(32, 2 * 2880, 2880), empty(32, 2880, 2880)
-    grouped.experts(empty(tokens, 2880), slots, weights, gate_ups, downs, tiles, biases, shape.gate)
+    grouped.experts(empty(tokens, 2880), slots, weights, gate_ups, downs, tiles, biases.both, shape.gate)
 
 
 def step(rows: int, queries: int) -> AttentionMetadata:

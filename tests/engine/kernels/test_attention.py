@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from starling_engine.kernels.attention_plan import MAX_SEGMENTS, AttentionShape, decode_segments, decode_tiles
+from starling_engine.kernels.attention_plan import MAX_SEGMENTS, AttentionShape, QueryBlocks, decode_segments, decode_tiles
 from starling_engine.native import reference
 from starling_engine.native.cache_rows import FP8, INT4, INT8, cached, uncached
 from torch import Tensor
+
+from tests.engine.slabs import in_slabs
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
@@ -25,6 +27,9 @@ DECODE = ((70, 1), (0, 0), (1, 1), (0, 1), (33, 1))
 DRAFT = ((40, 3), (65, 5))
 EIGHT = ((70, 8), (33, 1), (64, 2), (3, 3), (100, 7), (0, 0), (90, 4), (17, 5), (8, 6), (0, 1))
 """Decodes with up to 7 drafts: across blocks and tiles, from a sequence's first token on, and padding among them."""
+
+FEW = ((70, 8), (64, 2), (3, 3), (0, 0), (0, 1))
+"""The same in half the time, for cases with many heads."""
 
 MIXED = ((66, 1), (90, 41), (5, 1), (0, 0))
 
@@ -76,20 +81,20 @@ CASES = {
     "drafts, split": Case(DRAFT, group=6, max_blocks=32, kv_heads=1),
     "drafts of any number": Case(EIGHT, group=8),
     "drafts of any number, split": Case(EIGHT, group=4, max_blocks=48),
-    "drafts of any number, split in a window": Case(EIGHT, group=3, window=520, block_size=32, max_blocks=24),
+    "drafts of any number, split in a window": Case(FEW, group=3, window=520, block_size=32, max_blocks=24),
     "drafts in a window, capped": Case(EIGHT, group=2, window=11, soft_cap=4.0, block_size=8, max_blocks=13),
-    "drafts, split, 16 heads each": Case(EIGHT, group=16, kv_heads=1, max_blocks=48),
-    "drafts, split, 32 heads each, fp8": Case(EIGHT, group=32, kv_heads=1, max_blocks=48, cache=FP8),
+    "drafts, split, 16 heads each": Case(FEW, group=16, kv_heads=1, max_blocks=48),
+    "drafts, split, 32 heads each, fp8": Case(FEW, group=32, kv_heads=1, max_blocks=48, cache=FP8),
     "drafts, split, int8": Case(DRAFT, group=6, head_dim=96, kv_heads=1, max_blocks=32, cache=INT8),
     "drafts in a window, int4": Case(EIGHT, group=2, head_dim=256, window=11, cache=INT4),
-    "drafts, 12 heads of 256 each": Case(EIGHT, group=12, kv_heads=1, head_dim=256),
+    "drafts, 12 heads of 256 each": Case(FEW, group=12, kv_heads=1, head_dim=256),
     "drafts, one head each, fp8": Case(EIGHT, group=1, head_dim=128, cache=FP8),
-    "drafts, split, fp32": Case(EIGHT, group=7, kv_heads=1, head_dim=80, dtype=FP32, max_blocks=48),
+    "drafts, split, fp32": Case(FEW, group=7, kv_heads=1, head_dim=80, dtype=FP32, max_blocks=48),
     "prefill with sinks, in a window": Case(PREFILL, kv_heads=2, window=16, sinks=True),
     "mixed with sinks, capped": Case(MIXED, group=3, soft_cap=3.0, dtype=FP32, sinks=True),
     "decode with sinks": Case(DECODE, group=4, sinks=True, cache=FP8),
     "decode with sinks, split in a window": Case(DECODE, group=3, window=520, max_blocks=80, sinks=True),
-    "drafts with sinks, split": Case(EIGHT, group=8, kv_heads=2, head_dim=80, max_blocks=48, sinks=True, cache=FP8),
+    "drafts with sinks, split": Case(FEW, group=8, kv_heads=2, head_dim=80, max_blocks=48, sinks=True, cache=FP8),
 }
 
 
@@ -133,8 +138,8 @@ def make(case: Case, device: torch.device, shared: int = 0) -> Inputs:
     q = torch.randn(sum(counts), case.group * case.kv_heads, case.head_dim, generator=generator).to(case.dtype)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     sinks = 2 * torch.randn(q.shape[1], generator=generator) if case.sinks else None
-    tensors = (q, kv, tables, starts, torch.tensor(contexts, dtype=torch.int32))
-    return Inputs(*(tensor.to(device) for tensor in tensors), sinks=None if sinks is None else sinks.to(device))
+    q, tables, starts, ends = (x.to(device) for x in (q, tables, starts, torch.tensor(contexts, dtype=torch.int32)))
+    return Inputs(q, in_slabs(kv.to(device)), tables, starts, ends, sinks=None if sinks is None else sinks.to(device))
 
 
 def expected(case: Case, inputs: Inputs, key_scale: float = 1.0, value_scale: float = 1.0) -> Tensor:
@@ -164,6 +169,30 @@ def test_equals_the_reference(name: str, device: torch.device) -> None:
     actual = paged_attention(*arguments, max_query_len=longest, sinks=inputs.sinks, **scales)
     assert actual.dtype == case.dtype
     assert_close(actual, expected(case, inputs, **scales))
+
+
+@pytest.mark.parametrize("name", ["mixed in a window", "mixed with sinks, split", "chunks", "mixed, fp32"])
+def test_query_blocks_that_are_listed_give_the_same(name: str, device: torch.device) -> None:
+    """A list with room for more, as in a recorded step, instead of a search: the same to the bit."""
+    from starling_engine.kernels.paged_attention import paged_attention
+
+    case = CASES[name]
+    inputs, lengths = make(case, device), np.array([queries for _, queries in case.rows], np.int32)
+    blocks = QueryBlocks.of(case.head_dim, case.dtype.itemsize, case.group)
+    listed = np.full((blocks.most(int(lengths.sum()) + 50, len(lengths) + 3), 2), -1, np.int32)
+    found = blocks.listed(lengths)
+    assert 0 < len(found) < len(listed)
+    listed[: len(found)] = found
+    arguments = (*inputs.all(), case.head_dim**-0.5, case.window, case.soft_cap)
+    options = {"max_query_len": int(lengths.max()), "sinks": inputs.sinks}
+    actual = paged_attention(*arguments, **options, query_blocks=torch.from_numpy(listed).to(device))
+    assert torch.equal(actual, paged_attention(*arguments, **options))
+    with pytest.raises(AssertionError):
+        listed[0] = -1
+        actual.fill_(0)
+        assert_close(
+            paged_attention(*arguments, **options, query_blocks=torch.from_numpy(listed).to(device)), expected(case, inputs)
+        )
 
 
 def test_the_cases_take_the_ways_that_they_name() -> None:

@@ -27,10 +27,13 @@ def empty_cache(dtype: torch.dtype, dim: int) -> torch.Tensor:
 
 def launch_attention(tokens: int, sequences: int, longest: int, cache: torch.dtype = BF16, dim: int = 128) -> None:
     """Makes a step of the shape of Llama 3 8B, with contexts of up to 8,192 tokens."""
+    from starling_engine.kernels.attention_plan import QueryBlocks
     from starling_engine.kernels.paged_attention import paged_attention
 
     q, kv = empty(tokens, 32, dim, dtype=BF16), empty_cache(cache, dim)
-    paged_attention(q, kv, empty(sequences, 512), empty(sequences + 1), empty(sequences), 0.1, max_query_len=longest)
+    blocks = empty(QueryBlocks.of(dim, 2, 4).most(tokens, sequences), 2)
+    arguments = q, kv, empty(sequences, 512), empty(sequences + 1), empty(sequences), 0.1
+    paged_attention(*arguments, max_query_len=longest, query_blocks=blocks)
 
 
 def launch_cascade() -> None:

@@ -14,6 +14,7 @@ from tests.engine.checkpoints import PROMPT, VARIANTS, make_reference
 from tests.engine.models.test_decoder import TOLERANCE, build
 from tests.engine.paged_driver import PagedDriver
 from tests.engine.real_engine import running
+from tests.engine.written import write_tokenizer
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="these put their tensors on the CPU, and the kernels are compiled here"
@@ -49,6 +50,7 @@ def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: Attent
 async def test_an_engine_that_is_asked_for_it_answers_as_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INTERPRETED, "1")
     reference = make_reference(tmp_path, VARIANTS["qwen3-mixed"])
+    write_tokenizer(tmp_path)
     params = SamplingParams(max_tokens=STEPS, temperature=0.0, ignore_eos=True)
     async with running(model=str(tmp_path), attention_backend="triton") as engine:
         output = await engine.complete(reference.prompt, params)

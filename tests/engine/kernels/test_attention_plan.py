@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from starling_engine.kernels.attention_plan import AttentionShape, cascade_pays, common_prefix, decode_segments, prefix_segments
+from starling_engine.kernels.attention_plan import (
+    AttentionShape,
+    QueryBlocks,
+    cascade_pays,
+    common_prefix,
+    decode_segments,
+    keys_saved,
+    prefix_segments,
+)
 
 LLAMA_8B = AttentionShape(tokens=64, sequences=64, heads=32, kv_heads=8, head_dim=128, itemsize=2)
 
@@ -55,3 +63,41 @@ def test_a_prefix_is_split_until_each_core_has_a_part() -> None:
 def test_a_context_is_split_only_where_that_fills_the_device(sequences: int, segments: int) -> None:
     """A step of 64 sequences runs 512 programs at once, of 528 that could: a merge would cost more than the rest is worth."""
     assert decode_segments(replace(LLAMA_8B, tokens=sequences, sequences=sequences), 8192, sms=132) == segments
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "sequences", "room", "saved"),
+    [(8, 2, 257, 65536 - 2048), (8, 33, 257, 65536 - 32768), (8, 34, 257, 0), (1, 2, 257, 32768 - 1024), (8, 2, 5, 8192 - 2048)],
+)
+def test_a_step_of_few_rows_reads_fewer_keys_a_program_than_a_recording_with_room_for_more(
+    kv_heads: int, sequences: int, room: int, saved: int
+) -> None:
+    assert keys_saved(65536, kv_heads, 1 << 17, sequences=sequences, room=room, sms=132) == saved
+
+
+@pytest.mark.parametrize(
+    ("lengths", "listed"),
+    [
+        ([70, 3, 33, 4, 5], [[0, 0], [0, 1], [0, 2], [2, 0], [2, 1], [4, 0]]),
+        ([1, 4, 2], []),
+        ([3], [[0, 0]]),
+        ([64, 0], [[0, 0], [0, 1]]),
+    ],
+)
+def test_query_blocks_are_those_of_prompts(lengths: list[int], listed: list[list[int]]) -> None:
+    """Up to 4 tokens are a decode with drafts, beside which other tiles are for prompts; a sequence alone is one."""
+    assert QueryBlocks.of(128, 2, 4) == QueryBlocks(tokens=32, short=4)
+    assert QueryBlocks(32, 4).listed(np.array(lengths, np.int32)).tolist() == listed
+
+
+def test_a_recorded_step_has_fewer_programs_for_prompts_than_rows_that_it_has_room_for() -> None:
+    """Each block of Llama-3-8B with up to 256 requests, in 512 tokens, took a search, and rows without one ended behind it."""
+    assert QueryBlocks.of(128, 2, 4).most(512, 257) == 16 + 102 < 512 // 32 + 257
+
+
+def test_no_step_has_more_query_blocks_than_there_is_room_for() -> None:
+    rng, most = np.random.default_rng(0), QueryBlocks(16, 2).most
+    for _ in range(300):
+        lengths = rng.choice([1, 2, 3, 16, 17, 40], rng.integers(1, 9)).astype(np.int32)
+        listed, tokens = QueryBlocks(16, 2).listed(lengths), int(lengths.sum())
+        assert len(listed) <= most(tokens, len(lengths)) <= most(tokens + 5, len(lengths) + 3) or len(lengths) == 1

@@ -9,12 +9,14 @@ from starling_engine.attention.mla_base import MlaWeights
 from starling_engine.attention.mla_triton import SequenceRun, TritonMla, plan_runs
 from starling_engine.kernels import mla
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.layers.rope import no_rotation
 from starling_engine.model_config.mla_shape import MlaShape, QuerySpan
 
 from tests.engine.attention.test_mla import SHAPES, SIZES, V3, weights, whole
 from tests.engine.attention.test_paged import BLOCK, metadata
 from tests.engine.kernels import moe_launches
 from tests.engine.kernels.compiled import MAX_SHARED, compiled
+from tests.engine.slabs import assert_untouched, in_slabs
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TABLES = torch.tensor([[7, 2, 9, 4, 1], [3, 8, 5, 0, 0], [6, 10, 0, 0, 0]], dtype=torch.int32)
@@ -58,7 +60,7 @@ def test_equals_attention_written_out(
     narrow, shape, generator = moved(layer, dtype, device), layer.shape, torch.Generator().manual_seed(0)
     widths = (shape.num_heads * shape.key_dim, shape.kv_rank, shape.rope_dim)
     sequences = [[torch.randn(length, width, generator=generator).to(dtype) for width in widths] for length in (36, 19, 8)]
-    kv = torch.full((12, BLOCK, shape.latent_dim), float("nan"), dtype=dtype, device=device)
+    kv = in_slabs(torch.full((12, BLOCK, shape.latent_dim), float("nan"), dtype=dtype, device=device))
     done, found = [0, 0, 0], [[], [], []]
     for counts in ((21, 3, 1), (1, 15, 1), (13, 0, 5), (1, 1, 1)):
         rows = [(start, count) for start, count in zip(done, counts, strict=True)]
@@ -76,17 +78,33 @@ def test_equals_attention_written_out(
         torch.testing.assert_close(torch.cat(parts).float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("name", ["pairs", "halves"])
+def test_a_table_that_rotates_nothing_may_have_two_columns(name: str, device: torch.device) -> None:
+    """So that a model without rotation has no table as wide as its keys, for a million positions."""
+    layer = moved(weights(MlaShape(**SHAPES[name])), FP32, device)
+    shape, tokens = layer.shape, 3
+    inputs = [torch.randn(tokens, n, device=device) for n in (shape.num_heads * shape.key_dim, shape.kv_rank, shape.rope_dim)]
+    meta = on(device, metadata([(0, tokens), (0, 0), (0, 0)], TABLES), known=False)
+    still = torch.cat((torch.ones(9, shape.rope_dim // 2), torch.zeros(9, shape.rope_dim // 2)), dim=1).to(device)
+    found = []
+    for table in (still, no_rotation(9, device)):
+        kv = in_slabs(torch.zeros(12, BLOCK, shape.latent_dim, device=device))
+        found.append((TritonMla().forward(*inputs, replace(layer, cos_sin=table), kv, meta), kv.clone()))
+    assert all(torch.equal(wide, narrow) for wide, narrow in zip(*found, strict=True))
+
+
 def test_padding_stores_nothing_and_is_not_attended_to(device: torch.device) -> None:
     """A token of a sequence without context, a sequence without tokens, and a token of no sequence; tables may hold anything."""
     layer = moved(weights(MlaShape(**SIZES)), FP32, device)
     q, c, k_rope = (torch.randn(3, width, device=device) for width in (96, 32, 8))
-    kv = torch.full((4, BLOCK, 40), 5.0, device=device)
+    kv = in_slabs(torch.full((4, BLOCK, 40), 5.0, device=device))
     table = torch.tensor([[2], [1 << 30], [1 << 30]], dtype=torch.int32)
     meta = AttentionMetadata(
         torch.zeros(3, dtype=torch.int64), torch.tensor([2 * BLOCK, -1, -1]), torch.tensor([0, 1, 2, 2], dtype=torch.int32),
         torch.tensor([1, 0, 0], dtype=torch.int32), table, 1,
     )  # fmt: skip
     out = TritonMla().forward(q, c, k_rope, layer, kv, on(device, meta, known=False))
+    assert_untouched(kv)
     assert (kv != 5.0).any(-1).nonzero().tolist() == [[2, 0]]
     torch.testing.assert_close(out[0].view(4, 12), torch.einsum("hvr,r->hv", layer.w_uv, c[0]))
     assert not out[1].any()

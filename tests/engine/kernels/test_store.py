@@ -10,6 +10,8 @@ from starling_engine.model_config.rope import RopeConfig
 from starling_engine.native import reference
 from starling_engine.native.cache_rows import INT4, INT8, cached, uncached
 
+from tests.engine.slabs import assert_untouched, in_slabs
+
 FP32, BF16, FP16, FP8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 SLOTS = [17, -1, 20, 95, 3]
 POSITIONS = [40, 1, 0, 199, 7]
@@ -55,13 +57,14 @@ def test_equals_the_reference(name: str, device: torch.device) -> None:
     ]
     cos_sin = build_cos_sin(RopeConfig(), case.rotary_dim, 256, device)
     kv = torch.full((96 // case.block_size, 2, case.kv_heads, case.block_size, dim), 5.0, dtype=case.dtype, device=device)
-    cache = kv.to(case.cache or case.dtype)
+    cache = in_slabs(kv.to(case.cache or case.dtype))
     places = torch.tensor(POSITIONS, device=device), cos_sin, *norms, 1e-6
     slots = torch.tensor(SLOTS, device=device)
     scales = {"key_scale": 0.25, "value_scale": 0.01} if case.cache else {}
     queries = qk_norm_rope_store(qkv.to(device), *places, cache, slots, **scales)
     expected = reference.qk_norm_rope_store(qkv.to(device), *places, kv, slots)
 
+    assert_untouched(cache)
     tolerance = {FP32: 1e-6, FP16: 1e-3, BF16: 8e-3}[case.dtype]
     torch.testing.assert_close(queries, expected, rtol=tolerance, atol=tolerance)
     if case.cache:
@@ -106,12 +109,13 @@ def test_codes_are_those_of_the_reference(name: str, cache: torch.dtype, device:
     slots = torch.randperm(96, generator=generator)[: len(qkv)]
     slots[5] = -1
     kv = torch.zeros(96 // case.block_size, 2, case.kv_heads, case.block_size, case.head_dim)
-    found = cached(kv, cache, 1.0).to(device)
+    found = in_slabs(cached(kv, cache, 1.0).to(device))
     expected = found.clone()
     arguments = qkv.flatten(1).to(case.dtype).to(device), places, build_cos_sin(RopeConfig(), case.rotary_dim, 256, device)
     with np.errstate(invalid="ignore", over="ignore"):
         qk_norm_rope_store(*arguments, None, None, 1e-6, found, slots.to(device))
     reference.qk_norm_rope_store(*arguments, None, None, 1e-6, expected, slots.to(device))
+    assert_untouched(found)
     # What is read: a group of NaN may have any code, and a least number of 0 either sign.
     torch.testing.assert_close(uncached(found, FP32), uncached(expected, FP32), rtol=0, atol=0, equal_nan=True)
 

@@ -9,10 +9,11 @@ from starling_engine import LLM, EngineArgs
 from starling_engine.errors import ConfigError
 from starling_engine.frontend.resolve import resolve
 from starling_engine.kv_offload.secondary.store.address import parse_address
-from starling_engine.kv_offload.sizes import host_memory
+from starling_engine.kv_offload.sizes import chunk_bytes, host_memory, host_slots, state_pieces
 from starling_engine.ledger import HostMemory
+from starling_engine.model_config.config import load_model_config
 
-from tests.engine.checkpoints import VARIANTS, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, VARIANTS, write_checkpoint
 
 FOLDER = {"kv_fs_path": "/kv", "kv_fs_bytes": "10GiB"}
 STORE = "mooncake://s:50051?buffer=3MiB"
@@ -99,6 +100,31 @@ def test_what_is_outside_passes_through_what_a_request_needs(tmp_path: Path, out
     assert host_bytes(max_model_len=256, kv_cache_memory_bytes=5 * chunk) == 4 * chunk
     assert host_bytes(max_model_len=256, kv_cache_memory_bytes=3 * chunk) == 3 * chunk, "no request brings more"
     assert host_bytes(max_model_len=256, kv_cache_memory_bytes=3 * chunk, kv_cpu_bytes=2 * chunk) == 2 * chunk
+
+
+def test_a_state_passes_through_host_memory_too(tmp_path: Path) -> None:
+    """A prefix of 64 tokens with its snapshot has room beside what is written back; drafts are refused."""
+    write_checkpoint(tmp_path, FAMILIES["qwen3.5"])
+    _, model, config = resolve(EngineArgs(model=str(tmp_path), max_model_len=64, **FOLDER))
+    worker, pieces = config.worker, len(state_pieces(model, config.worker))
+    slots = host_slots(model, worker)
+    assert pieces and slots - 1 - slots // 4 >= 1 + pieces
+    few = (pieces + 1) * chunk_bytes(model, worker)
+    with pytest.raises(ConfigError, match=rf"kv_cpu_bytes: .* 64 tokens and their state; .*{slots * chunk_bytes(model, worker)}"):
+        resolve(EngineArgs(model=str(tmp_path), kv_cpu_bytes=few))
+    with pytest.raises(ConfigError, match=r"spec_method: .* cannot go back behind a draft"):
+        resolve(EngineArgs(model=str(tmp_path), spec_method="ngram", kv_cpu_bytes="1GiB"))
+
+
+def test_without_attention_no_prefix_is_found_in_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon-H1 has a state in each layer, and yet attends in all of them."""
+    write_checkpoint(tmp_path, FAMILIES["falcon-h1"])
+    model = load_model_config(tmp_path)
+    assert resolve(EngineArgs(model=str(tmp_path), **FOLDER))[2].worker.tiers is not None
+    alone = replace(model, layers=tuple(replace(layer, mixer="mamba2") for layer in model.layers))
+    monkeypatch.setattr("starling_engine.frontend.resolve.load_model_config", lambda *_: alone)
+    with pytest.raises(ConfigError, match="kv_fs_path: is not possible for a model without attention"):
+        resolve(EngineArgs(model=str(tmp_path), **FOLDER))
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_a_probe_that_hangs_parks_nobody_and_is_the_only_one(monkeypatch: pytest
             slow.add(f"late {number}", prompt_of(100, 1000 + number))
             step_till_done(slow.engine, f"late {number}")
         assert sum(order.kind == "look_up" for order in orders) == 1, "it still hangs"
-        slow.engine.tiers.orders = orders
+        slow.engine.tiers.orders += orders
     slow.engine.run()
     assert slow.engine.offload.lookups._waited > 3, "it counts with the time for which it would have been waited for"
     assert slow.passed == 7 * PROBE_EVERY
@@ -219,7 +219,7 @@ def test_who_was_aborted_has_waited_as_well(monkeypatch: pytest.MonkeyPatch) -> 
     slow.engine.scheduler.abort("impatient")
     assert slow.engine.offload.lookups._waited == pytest.approx(0.2)
     monkeypatch.undo()
-    slow.engine.tiers.orders = orders
+    slow.engine.tiers.orders += orders
     slow.engine.run()
     assert slow.engine.offload.lookups._waited == pytest.approx(0.2)
 

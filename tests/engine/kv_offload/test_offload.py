@@ -12,7 +12,7 @@ from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.write_back import PAUSE
 from starling_engine.params import SamplingParams
 
-from tests.engine.toy_engine import ToyConstraint, ToyEngine, ToyTiers, expected_output
+from tests.engine.toy_engine import ToyConstraint, ToyEngine, ToyTiers, expected_output, state_of
 
 Secondary = dict[tuple[int, bytes], np.ndarray]
 LENGTH = 400
@@ -433,26 +433,30 @@ def pass_by_and_be_late(engine: ToyEngine, rng: random.Random) -> None:
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
     """Whatever moves when, and whatever fails, with drafts and masks: outputs are those without tiers, and all is given back."""
     rng = random.Random(seed)
-    secondary: Secondary = {}
     tokens = data.draw(st.integers(26, 80)) * 16
+    state = data.draw(st.sampled_from([None, None, state_of(3), state_of(20)]))
+    has_secondary, secondaries = data.draw(st.booleans()), dict[int, Secondary]()
     fields = {
+        "state": state,
         "window": data.draw(st.sampled_from([0, 0, 24, 100])),
         "budget": data.draw(st.sampled_from([24, 128])),
         "depth": data.draw(st.integers(1, 2)),
         "stages": data.draw(st.sampled_from([1, 1, 2])),
         "max_num_seqs": data.draw(st.integers(1, 6)),
         "slots": data.draw(st.integers(2, 40)),
-        "secondary": data.draw(st.sampled_from([None, secondary])),
         "preempt": data.draw(st.sampled_from(["auto", "swap", "recompute"])),
         "cpu_policy": data.draw(st.sampled_from(["lru", "arc"])),
         "policy": data.draw(st.sampled_from(["fcfs", "priority"])),
-        "drafts": data.draw(st.sampled_from([0, 4])),
+        "drafts": data.draw(st.sampled_from([0, 4])) if state is None else 0,
     }
     masked = data.draw(st.booleans())
     prefixes = [prompt_of(rng.randint(30, 250), i) for i in range(4)]
     for restart in range(data.draw(st.integers(1, 2))):
         block_size = data.draw(st.sampled_from([8, 16, 32]))
-        engine = engine_of(**fields, block_size=block_size, num_blocks=tokens // block_size, rng=rng)
+        num_blocks = tokens // block_size + (3 * state.num_blocks if state is not None else 0)
+        # Snapshots are of use to engines of one layout alone, which find no objects of others.
+        secondary = secondaries.setdefault(block_size if state is not None else 0, {}) if has_secondary else None
+        engine = engine_of(**fields, block_size=block_size, num_blocks=num_blocks, rng=rng, secondary=secondary)
         engine.tiers.fails = data.draw(st.sampled_from([0.0, 0.0, 0.3]))
         if data.draw(st.booleans()):
             pass_by_and_be_late(engine, rng)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from starling_engine.config import CacheType, TiersConfig
 from starling_engine.kv.layer_specs import kv_groups
+from starling_engine.kv.spec import slab_bytes
 from starling_engine.kv_offload.secondary.folder.inspect import list_models, verify
 from starling_engine.kv_offload.secondary.parts import group_shares
 from starling_engine.kv_offload.sizes import chunk_bytes, host_slots
-from starling_engine.ledger import block_bytes
 from starling_engine.model_config.config import load_model_config
 from starling_engine.topology.layout import ParallelLayout
 
@@ -62,7 +62,7 @@ def test_what_one_leaves_another_finds_unless_its_cache_is_of_another_type(
 def test_what_counts_bytes_counts_a_quarter_of_float32_s(layout: ParallelLayout) -> None:
     wide = replace(worker_of(layout, 0), tiers=TiersConfig(cpu_bytes=4 * MIB))
     narrow, model = replace(wide, kv_cache="fp8"), load_model_config(Path(MODEL))
-    assert block_bytes(kv_groups(model, wide)) == 4 * block_bytes(kv_groups(model, narrow))
+    assert slab_bytes(kv_groups(model, wide)) == 4 * slab_bytes(kv_groups(model, narrow))
     assert chunk_bytes(model, wide) == 4 * chunk_bytes(model, narrow)
     assert host_slots(model, wide) == host_slots(model, narrow) // 4
     for share, other in zip(group_shares(model, narrow), group_shares(model, wide), strict=True):

@@ -20,6 +20,7 @@ from starling_engine.model_config.layer import with_windows
 from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.kv_offload.objects import PART, key, quiet_tier
+from tests.engine.model_config.test_config import of
 from tests.engine.workers import plain_worker
 
 MODEL = Path(__file__).parents[3] / "models" / "starling-pydoc"
@@ -120,6 +121,32 @@ def test_a_prefix_is_looked_for_from_its_start_and_a_window_only_at_its_end() ->
     assert {names.index(name) for group, name in found if group == 0} == set(range(100))
     assert {names.index(name) for group, name in found if group == 1} == {95, 96, 97, 99}, "what 98 chunks need, and those of 100"
     assert tiers.reports()["memory"].queries_total < 150
+
+
+def test_a_snapshot_is_found_by_its_first_piece_if_all_are_there() -> None:
+    """A lookup of a long prefix looks for the last ones, and none behind what its keys and values reach."""
+    memory, part = MemoryTier(), ChunkPart(0, 1, 0, 1)
+    names = [n.to_bytes(32, "big") for n in range(300)]
+    memory.objects = {ObjectKey(name, 0, part): b"k" for name in names[:250]}
+    pieces = {ObjectKey(names[at], piece, part): bytes([piece]) for at in (10, 90, 200, 240, 260) for piece in (1, 2, 3)}
+    memory.objects |= pieces
+    del memory.objects[ObjectKey(names[240], 3, part)]
+    tiers = SecondaryTiers([memory], [GroupShare([[part]], 1, 1), *[GroupShare([[part]], 1, 1, snapshot=True)] * 3])
+    chunks = [(group, name) for name in names for group in range(2)]
+    found = {chunk for chunk, there in zip(chunks, tiers.lookup(chunks), strict=True) if there}
+    assert [names.index(name) for group, name in found if group == 1] == [200]
+    into = bytearray(1)
+    for piece in (1, 2, 3):
+        assert tiers.read((piece, names[200]), memoryview(into)) and into == bytes([piece])
+
+
+def test_beside_a_state_no_other_layouts_are_asked_for() -> None:
+    """Their objects have other fingerprints: each miss would cost several operations of a store."""
+    model = of("FalconH1ForCausalLM", mamba_n_heads=8, mamba_d_ssm=128)
+    for rank in range(2):
+        shares = group_shares(model, worker_of(ParallelLayout(tensor=2), rank))
+        assert [share.snapshot for share in shares] == [False, *[True] * (len(shares) - 1)] and len(shares) > 1
+        assert all(len(share.covers) == 1 for share in shares)
 
 
 def test_a_slow_folder_answers_what_it_found_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

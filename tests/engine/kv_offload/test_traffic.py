@@ -1,5 +1,5 @@
 """Random traffic over real models: whatever moves between tiers, whoever is preempted or aborted, and in whatever layout an engine
-starts anew, outputs are those of one that computes each prompt by itself.
+starts anew, outputs are those of one that computes each prompt anew.
 """
 
 import random
@@ -57,23 +57,24 @@ class Asked:
 
 
 class Reference:
-    """Answers prompts with nothing cached."""
+    """Answers prompts side by side, each with nothing cached."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self.groups = len(core.scheduler.kv.groups)
         """Of keys and values, each with chunks of its own."""
 
-    def ask(self, prompt: list[int], count: int) -> Asked:
-        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=2)
-        assert self._core.add(EngineRequest(id="reference", prompt_ids=prompt, params=params)) is None
-        asked = Asked(prompt, [], [])
+    def ask(self, prompts: list[list[int]], counts: list[int]) -> list[Asked]:
+        asked = {str(number): Asked(prompt, [], []) for number, prompt in enumerate(prompts)}
+        for (name, each), count in zip(asked.items(), counts, strict=True):
+            params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=2)
+            assert self._core.add(EngineRequest(id=name, prompt_ids=each.prompt, params=params)) is None
         while self._core.has_work:
             for delta in self._core.step():
-                asked.tokens.extend(delta.tokens)
-                asked.ties.extend(row.logprobs[1] - row.logprobs[2] < TIE for row in delta.logprobs or [])
-        assert len(asked.tokens) == len(asked.ties) == count
-        return asked
+                asked[delta.id].tokens.extend(delta.tokens)
+                asked[delta.id].ties.extend(row.logprobs[1] - row.logprobs[2] < TIE for row in delta.logprobs or [])
+        assert [len(each.tokens) for each in asked.values()] == [len(each.ties) for each in asked.values()] == counts
+        return [*asked.values()]
 
 
 def rounds_of(rng: random.Random, reference: Reference) -> list[list[Asked]]:
@@ -82,13 +83,15 @@ def rounds_of(rng: random.Random, reference: Reference) -> list[list[Asked]]:
     chats = [rng.choice(shared)[: rng.randint(40, 160)] for _ in range(7)]
     rounds = []
     for _ in range(ROUNDS):
-        asked = []
-        for at in rng.sample(range(len(chats)), 6):
+        chosen, counts = rng.sample(range(len(chats)), 6), []
+        for at in chosen:
             if len(chats[at]) > MAX_MODEL_LEN - 120:
                 chats[at] = rng.choice(shared)[: rng.randint(40, 160)]
-            prompt = chats[at] + rng.choices(range(VOCAB), k=rng.randint(1, 50))
-            asked.append(reference.ask(prompt, rng.randint(2, 64)))
-            chats[at] = prompt + asked[-1].tokens
+            chats[at] = chats[at] + rng.choices(range(VOCAB), k=rng.randint(1, 50))
+            counts.append(rng.randint(2, 64))
+        asked = reference.ask([chats[at] for at in chosen], counts)
+        for at, each in zip(chosen, asked, strict=True):
+            chats[at] = chats[at] + each.tokens
         rounds.append([*asked, *rng.sample(asked, rng.randint(0, 2))])
     return rounds
 
@@ -153,7 +156,7 @@ def serve(core: EngineCore, asked: list[Asked], rng: random.Random, kind: type[R
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path, Reference]]:
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder, MODELS[request.param])
-    with core_for(folder, kv_blocks=200, max_model_len=MAX_MODEL_LEN, prefix_caching=False) as core:
+    with core_for(folder, kv_blocks=300, max_model_len=MAX_MODEL_LEN, prefix_caching=False) as core:
         yield request.param, folder, Reference(core)
 
 
@@ -217,7 +220,7 @@ def test_preempted_requests_are_swapped_out_and_in(model: tuple[str, Path, Refer
     """
     _, folder, reference = model
     rng = random.Random(5)
-    asked = [reference.ask(rng.choices(range(VOCAB), k=150), 80) for _ in range(6)]
+    asked = reference.ask([rng.choices(range(VOCAB), k=150) for _ in range(6)], [80] * 6)
     device = {"kv_blocks": 44, "max_model_len": MAX_MODEL_LEN}
     with core_for(folder, tiers=TiersConfig(cpu_bytes=8 << 20), preempt="swap", **device) as core:
         offload = core.scheduler.offload

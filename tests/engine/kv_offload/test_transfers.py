@@ -45,7 +45,7 @@ class Hung(SecondaryTiers):
 @pytest.mark.timeout(60)
 def test_reads_do_not_wait_for_writes() -> None:
     far, answers = Hung(), queue.SimpleQueue[TransferDone]()
-    transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
+    transfers = TransferThreads([GroupPages(torch.zeros(1, 1, 64, dtype=torch.uint8), 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(TransferOrder(1, "write_back", chunks))
     for _ in range(THREADS["write_back"]):
@@ -60,7 +60,7 @@ def test_reads_do_not_wait_for_writes() -> None:
 @pytest.mark.timeout(60)
 def test_looking_does_not_wait_for_reads() -> None:
     far, answers = Hung(reads=True), queue.SimpleQueue[TransferDone]()
-    transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), far, answers.put)
+    transfers = TransferThreads([GroupPages(torch.zeros(1, 1, 64, dtype=torch.uint8), 1)], Arena(40, 64), far, answers.put)
     chunks = [ChunkSlot(slot, 0, bytes([slot])) for slot in range(32)]
     transfers.order(TransferOrder(1, "promote", chunks))
     for _ in range(THREADS["promote"]):
@@ -80,7 +80,7 @@ def test_a_thread_that_dies_ends_its_rank_rather_than_leave_orders_without_an_an
         raise OSError("the socket is gone")
 
     before = set(threading.enumerate())
-    transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], Arena(40, 64), None, answer)
+    transfers = TransferThreads([GroupPages(torch.zeros(1, 1, 64, dtype=torch.uint8), 1)], Arena(40, 64), None, answer)
     (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "kv-store")
     transfers.order(TransferOrder(1, "store", []))
     assert called.wait(30)
@@ -106,7 +106,7 @@ class StuckArena(Arena):
 @pytest.mark.parametrize("kind", ["store", "load"])
 def test_a_copy_that_hangs_ends_its_rank_and_one_that_is_slow_does_not(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arena, answers = StuckArena(), queue.SimpleQueue[TransferDone]()
-    transfers = TransferThreads([GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)], arena, None, answers.put)
+    transfers = TransferThreads([GroupPages(torch.zeros(1, 1, 64, dtype=torch.uint8), 1)], arena, None, answers.put)
     transfers.order(TransferOrder(1, kind, [ChunkSlot(0, 0, b"", 0, [0])]))
     assert arena.asked.wait(30)
     transfers.finished(0)
@@ -147,7 +147,7 @@ class Costly(SecondaryTiers):
 @pytest.mark.parametrize("processors, share", [(0, 0.0), (1, 1.0), (2, 1.0), (8, 0.25)])
 def test_what_writing_takes_from_steps_is_told(processors: int, share: float) -> None:
     answers = queue.SimpleQueue[TransferDone | TierStatus]()
-    pages = [GroupPages([torch.zeros(1, 1, 64, dtype=torch.uint8)], 1, 64, 1)]
+    pages = [GroupPages(torch.zeros(1, 1, 64, dtype=torch.uint8), 1)]
     transfers = TransferThreads(pages, Arena(40, 64), Costly(), answers.put, processors=processors)
     for job in range(2):
         transfers.order(TransferOrder(job, "write_back", [ChunkSlot(slot, 0, bytes([slot])) for slot in range(4)]))
@@ -161,7 +161,7 @@ def test_what_writing_takes_from_steps_is_told(processors: int, share: float) ->
 def test_a_store_waits_for_its_step_on_this_rank() -> None:
     """Another rank has told of the step; this one may not have written its keys and values yet."""
     pages, arena, answers = torch.zeros(1, 1, 64, dtype=torch.uint8), Arena(1, 64), queue.SimpleQueue[TransferDone]()
-    transfers = TransferThreads([GroupPages([pages], 1, 64, 1)], arena, None, answers.put)
+    transfers = TransferThreads([GroupPages(pages, 1)], arena, None, answers.put)
     transfers.finished(4)
     transfers.order(TransferOrder(1, "store", [ChunkSlot(0, 0, b"", 0, [0])], after=5))
     with pytest.raises(queue.Empty):

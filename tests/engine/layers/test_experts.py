@@ -19,7 +19,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 CPU = torch.device("cpu")
 FP32, BF16 = torch.float32, torch.bfloat16
 SHAPE = ExpertsShape(num_experts=7, num_slots=7, hidden_size=50, intermediate=Share.all(24))
-NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
+NAMES = ExpertNames(
+    "mlp.experts", ("gate_proj", "up_proj", "down_proj"), (("mlp.experts.gate_up_proj",), ("mlp.experts.down_proj",))
+)
 
 needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
 METHODS = [
@@ -104,7 +106,7 @@ def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
 
 
 def test_names_its_tensors_as_checkpoints_do() -> None:
-    names = ExpertNames("l.block_sparse_moe.experts", ("w1", "w3", "w2"), ("l.mlp.experts.gate_up_proj", "l.mlp.experts.down_proj"))
+    names = ExpertNames("l.block_sparse_moe.experts", ("w1", "w3", "w2"), (("l.gate_up_proj", "l.older"), ("l.down_proj",)))
     layer = Experts(names, ExpertsShape(2, 2, 6, Share.all(4)), DenseExperts(), FP32, CPU)
     slots = {**layer.reserve(0), **layer.reserve(1)}
     assert {name.removeprefix("l.block_sparse_moe.experts."): slot.shape for name, slot in slots.items()} == {
@@ -116,7 +118,7 @@ def test_names_its_tensors_as_checkpoints_do() -> None:
         "1.w2.weight": (6, 4),
     }
     up = slots["l.block_sparse_moe.experts.1.w3.weight"].alias
-    assert up is not None and (up.tensor, up.shape) == ("l.mlp.experts.gate_up_proj", (2, 8, 6))
+    assert up is not None and (up.tensors, up.shape) == (("l.gate_up_proj", "l.older"), (2, 8, 6))
     assert up.index == (1, slice(4, 8))
 
 
@@ -160,6 +162,7 @@ def test_the_native_kernel_sorts_alike(tokens: int, top_k: int, slots: int) -> N
         (BF16, False, SHAPE, "dense", "no native kernels"),
         (BF16, True, ExpertsShape(4, 4, 64, Share.all(28)), "dense", "64 and 28"),
         (BF16, True, ExpertsShape(4, 4, 63, Share.all(32)), "dense", "63 and 32"),
+        (BF16, True, ExpertsShape(4, 4, 64, Share.all(32), gated=False), "dense", "without a gate"),
     ],
 )
 def test_the_selector_says_what_it_takes_and_why(
@@ -177,6 +180,12 @@ def test_the_selector_says_what_it_takes_and_why(
         assert [select(shape, NAMES).name, select(shape, NAMES).name] == [method, method]
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"experts: {method} (") and reason in caplog.messages[0]
+
+
+def test_experts_without_a_gate_are_not_quantized() -> None:
+    select = select_experts_method(BF16, CPU, "int8")
+    with pytest.raises(ConfigError, match="quantization: int8 is not possible for experts without a gate; leave it out"):
+        select(ExpertsShape(4, 4, 64, Share.all(64), gated=False), NAMES)
 
 
 def test_pairs_with_experts_of_other_ranks_are_left_out() -> None:

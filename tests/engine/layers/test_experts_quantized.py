@@ -26,7 +26,9 @@ from tests.engine.layers.test_experts import routes
 pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
-NAMES = ExpertNames("mlp.experts", ("gate_proj", "up_proj", "down_proj"), ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
+NAMES = ExpertNames(
+    "mlp.experts", ("gate_proj", "up_proj", "down_proj"), (("mlp.experts.gate_up_proj",), ("mlp.experts.down_proj",))
+)
 SHAPE = ExpertsShape(num_experts=7, num_slots=7, hidden_size=192, intermediate=Share.all(64))
 FORMATS = {
     "int8": (INT8, INT8),

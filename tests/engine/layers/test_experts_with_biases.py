@@ -22,7 +22,10 @@ CPU, FP32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
 GATE = ClampedSwiglu(alpha=1.3, limit=0.8)
 WIDTH, HIDDEN, EXPERTS = 128, 192, 5
 NAMES = ExpertNames(
-    "mlp.experts", ("gate_proj", "up_proj", "down_proj"), ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), alternating=True
+    "mlp.experts",
+    ("gate_proj", "up_proj", "down_proj"),
+    (("mlp.experts.gate_up_proj",), ("mlp.experts.down_proj",)),
+    "alternating columns",
 )
 
 needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels")
@@ -62,8 +65,10 @@ def filled(
     tensors = {f"mlp.experts.{name}": weight.detach() for name, weight in source.named_parameters()}
     for expert in range(shape.num_experts):
         for slot in reversed(layer.reserve(expert).values()):
-            assert slot.alias is not None and tensors[slot.alias.tensor].shape == slot.alias.shape
-            part = tensors[slot.alias.tensor][slot.alias.index]
+            assert slot.alias is not None
+            (tensor,) = slot.alias.tensors
+            assert tensors[tensor].shape == slot.alias.shape
+            part = tensors[tensor][slot.alias.index]
             slot.load(part.T if slot.alias.transposed else part)
     return layer
 

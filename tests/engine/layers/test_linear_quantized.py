@@ -68,7 +68,7 @@ def test_the_plan_counts_what_is_held(name: str, bits: float) -> None:
 
 
 def test_what_is_exact_stays_so() -> None:
-    assert select_linear_method(BF16, CPU, "int8")(stacked(["router"], [64], 63, exact=True)).name == "exact"
+    assert select_linear_method(BF16, CPU, "int8")(stacked(["router"], [64], 63, exact=True)).name == "native exact"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,16 @@ def test_tables_equal_those_of_transformers(parameters: dict[str, Any]) -> None:
     torch.testing.assert_close(table[positions, half:], sin[0, :, :half], atol=1e-6, rtol=0)
 
 
+def test_ntk_scaling_is_that_of_gtes_authors() -> None:
+    """In transformers' GTE it has another form: the base is multiplied, and the scaling is linear."""
+    fields: dict[str, Any] = {"max_position_embeddings": 8192, "rope_theta": 2e4, "rope_scaling": {"type": "ntk", "factor": 8.0}}
+    linear = {"rope_type": "linear", "factor": 8.0 ** (2 / HEAD_DIM), "rope_theta": 16e4}
+    theirs = LlamaRotaryEmbedding(LlamaConfig(head_dim=HEAD_DIM, max_position_embeddings=8192, rope_parameters=linear))
+    cos, _ = theirs(torch.zeros(1), torch.arange(8192)[None])
+    table = build_cos_sin(read_rope(Fields(fields, "config.json")), HEAD_DIM, 8192, torch.device("cpu"))
+    torch.testing.assert_close(table[:, : HEAD_DIM // 2], cos[0, :, : HEAD_DIM // 2], atol=2e-3, rtol=0)
+
+
 def test_a_factor_of_attention_may_be_relative_to_yarns_own() -> None:
     """Reads DeepSeek-R1-0528-Qwen3-8B's scaling, whose `attn_factor` is 1 / (0.1 ln 4 + 1): nothing is left to scale."""
     fields: dict[str, Any] = {"max_position_embeddings": 131072, "rope_scaling": {**YARN, "attn_factor": 0.8782488562869419}}

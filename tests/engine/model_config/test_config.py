@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starling_engine.args import EngineArgs
 from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.frontend.resolve import resolve
 from starling_engine.kv.layer_specs import kv_specs
 from starling_engine.kv.spec import KVSpec, WindowSpec
 from starling_engine.model_config.config import ModelConfig, load_model_config, parse_model_config
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.moe import ClampedSwiglu, MoeConfig, Routing, checked
 from starling_engine.model_config.quantization import WeightScheme
+from starling_engine.model_config.registry import OTHER_NAMES
 from starling_engine.model_config.rope import LinearScaling, Llama3Scaling, YarnScaling
 from starling_engine.model_config.traits import Traits
 
@@ -283,6 +286,45 @@ def test_the_tokenizers_end_is_one_too(tokenizer: object, added: list[object], e
     assert load_model_config(tmp_path).eos_token_ids == ends
 
 
+def test_the_end_is_that_of_the_tokenizer_which_is_named(tmp_path: Path) -> None:
+    """Show that ids of the model's own tokenizer do not end outputs of another, where they are text."""
+    for name, end in (("model", 8), ("tokenizer", 9)):
+        (tmp_path / name).mkdir()
+        named = {"eos_token": "<end>", "added_tokens_decoder": {str(end): {"content": "<end>"}}}
+        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(named))
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL | {"eos_token_id": 7}))
+    args = EngineArgs(model=str(tmp_path / "model"), tokenizer=str(tmp_path / "tokenizer"))
+    _, model, config = resolve(args)
+    assert model.eos_token_ids == config.scheduler.eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("written", "scaling", "tokenizer", "expected"),
+    [
+        (16384, {"type": "linear", "factor": 4}, {"model_max_length": 16384}, 16384),  # DeepSeek Coder
+        (4096, {"type": "linear", "factor": 4}, {"model_max_length": 16384}, 16384),  # Vicuna 16k
+        (4096, {"type": "linear", "factor": 4}, {"model_max_length": 8192}, 8192),
+        (4096, {"type": "linear", "factor": 4}, {"model_max_length": 2048}, 16384),
+        (4096, {"type": "linear", "factor": 4}, {"model_max_length": int(1e30)}, 16384),
+        (4096, {"type": "linear", "factor": 4}, {"model_max_length": "4096"}, 16384),
+        (4096, {"type": "linear", "factor": 4}, None, 16384),
+        (16384, {"type": "linear", "factor": 4, "original_max_position_embeddings": 4096}, {"model_max_length": 65536}, 16384),
+        (4096, {"type": "linear", "factor": 1}, {"model_max_length": 2048}, 4096),
+        (4096, {"type": "dynamic", "factor": 4}, {"model_max_length": 2048}, 4096),
+        (4096, None, {"model_max_length": 2048}, 4096),
+    ],
+)
+def test_the_length_that_linear_scaling_leaves(
+    written: int, scaling: dict[str, Any] | None, tokenizer: dict[str, Any] | None, expected: int, tmp_path: Path
+) -> None:
+    """Some configs have the length before scaling, some the one after it: the tokenizer's tells which."""
+    config = SMALL | {"max_position_embeddings": written, "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if tokenizer is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert load_model_config(tmp_path).max_position == expected
+
+
 def test_generation_config_adds_stop_tokens_and_defaults() -> None:
     config = parse({"eos_token_id": [9, 7], "temperature": 0.6, "top_k": 20, "do_sample": True}, eos_token_id=7, bos_token_id=1)
     assert config.eos_token_ids == (7, 9)
@@ -370,18 +412,13 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
         ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
         ({"architectures": ["Gemma3nForCausalLM"]}, ["the nearest is Gemma3ForCausalLM", "docs/models.md"]),
         ({"architectures": ["CohereForCausalLM"], "use_qk_norm": True}, ["use_qk_norm", "false"]),
-        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
-        ({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}, ["use_bidirectional_attention", "false"]),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "is_causal": False},
-            ["is_causal: false (attention in both directions)", "supported: true"],
-        ),
+        ({"architectures": ["Gemma2Model"], "use_bidirectional_attention": True}, ["in both directions", "soft caps"]),
         ({"architectures": None}, ["architectures", "none"]),
-        ({"hidden_act": "relu"}, ["hidden_act", "'relu'", "silu, gelu_pytorch_tanh, relu2"]),
+        ({"hidden_act": "relu"}, ["hidden_act", "'relu'", "silu, gelu, gelu_pytorch_tanh, relu2"]),
         ({"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu"}, ["hidden_act 'gelu'", "silu, gelu_pytorch_tanh"]),
         ({**MIXTRAL, "hidden_act": "gelu_pytorch_tanh"}, ["'gelu_pytorch_tanh'", "for experts; supported: silu"]),
         ({"dtype": "float8_e4m3fn"}, ["dtype", "float8_e4m3fn"]),
-        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, ["rope_type", "'ntk'", "yarn"]),
+        ({"rope_scaling": {"type": "xpos", "factor": 2.0}}, ["rope_type", "'xpos'", "yarn"]),
         ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}, ["rope_type 'dynamic'", "without alpha"]),
         ({"architectures": ["PhiForCausalLM"], "qk_layernorm": True}, ["qk_layernorm", "false"]),
         ({"architectures": ["StableLmForCausalLM"], "qk_layernorm": True}, ["qk_layernorm", "false"]),
@@ -446,6 +483,34 @@ def test_a_quantization_config_that_says_nothing_is_none(config: dict[str, Any],
 
 
 @pytest.mark.parametrize(
+    "fields", [("quantization_config",), ("compression_config",), ("quantization_config", "compression_config")]
+)
+def test_what_adapters_leave_behind_of_bitsandbytes_is_passed_over(fields: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **{key: {"quant_method": "bitsandbytes"} for key in fields}}))
+    names = {"weight_map": {"model.layers.0.mlp.up_proj.weight": "model.safetensors"}}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps(names))
+    assert load_model_config(tmp_path).quantization is None
+    names["weight_map"]["model.layers.0.mlp.up_proj.weight.absmax"] = "model.safetensors"
+    index.write_text(json.dumps(names))
+    assert load_model_config(tmp_path).quantization is not None
+
+
+def test_a_dense_module_takes_what_comes_before_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    kinds = {"": "Transformer", "1": "Pooling", "2": "Dense", "3": "Dense"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for path, kind in kinds.items()]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    for name, fields in (("1", {}), ("2", {"in_features": 64, "out_features": 8}), ("3", {"in_features": 8, "out_features": 4})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(fields))
+    assert load_model_config(tmp_path).vector_size == 4
+    (tmp_path / "3" / "config.json").write_text(json.dumps({"in_features": 64, "out_features": 4}))
+    with pytest.raises(ModelError, match=r"3/config\.json: in_features must be 8, .* got 64"):
+        load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         (None, "holds no config.json"),
@@ -468,7 +533,8 @@ def test_the_folder_may_lack_a_generation_config(tmp_path: Path) -> None:
 
 def test_each_layer_says_what_it_caches() -> None:
     config = of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=8, max_window_layers=3)
-    assert kv_specs(config, 16, "bfloat16") == [KVSpec(16, 2, 16, 2)] * 3 + [WindowSpec(16, 2, 16, 2, 8)]
+    full, window = KVSpec(16, 2, 16, 2), WindowSpec(16, 2, 16, 2, 8)
+    assert kv_specs(config, 16, "bfloat16") == {0: full, 1: full, 2: full, 3: window}
 
 
 def test_a_config_is_read_and_memory_planned_without_torch() -> None:
@@ -594,6 +660,12 @@ def test_a_model_with_dual_chunk_attention_is_served_within_one_chunk(written: i
     assert config.max_position == expected
 
 
+def test_other_names_have_one_ending() -> None:
+    endings = ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification", "ForMaskedLM", "ForPreTraining", "Model")
+    for name in OTHER_NAMES:
+        assert sum(map(name.count, endings)) == 1, name
+
+
 def test_ernies_first_name_is_that_of_the_same_decoder() -> None:
     assert of("Ernie4_5_ForCausalLM") == of("Ernie4_5ForCausalLM")
 
@@ -605,8 +677,8 @@ def test_quantized_weights_are_computed_in_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("asked", "nearest"),
     [
-        (["Qwen2_5_VLForConditionalGeneration"], "Qwen2ForCausalLM"),
-        (["LlamaForSequenceClassification"], "LlamaForCausalLM"),
+        (["Qwen2VLForConditionalGeneration"], "Qwen2ForCausalLM"),
+        (["LlamaForTokenClassification"], "LlamaForCausalLM"),
         (["olmo3forcausallm"], "Olmo3ForCausalLM"),
         (["BloomForCausalLM"], None),
         ([], None),

@@ -3,11 +3,14 @@
 from typing import Any
 
 import pytest
+from starling_engine.errors import ModelError
 from starling_engine.kv_offload.secondary.tiers import cached_as
-from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.config import ModelConfig, parse_model_config
+from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.gated_delta import GatedDeltaConfig
 from starling_engine.model_config.rope import LinearScaling, RopeConfig
 
-from tests.engine.model_config.test_config import LONGROPE, PHI3, of, parse
+from tests.engine.model_config.test_config import LONGROPE, PHI3, SMALL, of, parse
 from tests.engine.workers import plain_worker
 
 
@@ -72,3 +75,82 @@ def test_keys_of_one_set_of_longrope_factors_are_no_good_to_the_other() -> None:
     phi3 = parse(**PHI3, rope_scaling=LONGROPE)
     assert kind(phi3, 64) == kind(phi3, 512) != kind(phi3, 513) == kind(phi3, 2048)
     assert kind(parse(), 64) == kind(parse(), 2048) == "bfloat16"
+
+
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+def mixers(architecture: str, **changes: Any) -> list[bool]:
+    """Returns which layers have a state."""
+    return [layer.has_state for layer in of(f"{architecture}ForCausalLM", **changes).layers]
+
+
+def test_layers_that_have_a_state_are_listed_or_all_but_every_fourth() -> None:
+    delta = {**DELTA, "linear_conv_kernel_dim": 4}
+    assert mixers("Qwen3_5", **delta) == mixers("OlmoHybrid") == [True, True, True, False]
+    assert mixers("Qwen3_5", **delta, full_attention_interval=2) == [True, False] * 2
+    assert mixers("Qwen3_5", **delta, layer_types=[FULL, LINEAR, LINEAR, FULL]) == [False, True, True, False]
+    assert mixers("OlmoHybrid", num_hidden_layers=2) == [True, False], "one at least attends"
+
+
+def test_sizes_of_states_without_any_are_not_needed() -> None:
+    config = of("Qwen3_5ForCausalLM", layer_types=[FULL] * 4)
+    assert not config.has_state and config.gated_delta is None and config.traits.attention_gate
+    assert not of("Qwen3_5ForCausalLM", layer_types=[FULL] * 4, attn_output_gate=False).traits.attention_gate
+
+
+def test_qwen3_next_has_experts_unless_it_has_none() -> None:
+    sizes = {
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "layer_types": [FULL] * 4,
+    }
+    moe = of("Qwen3NextForCausalLM", num_experts=8, mlp_only_layers=[1], **sizes).moe
+    assert moe is not None and moe.layers == (0, 2, 3) and moe.routing.renormalize
+    assert of("Qwen3NextForCausalLM", num_experts=0, **sizes).moe is None
+    with pytest.raises(ModelError, match="num_experts is missing"):
+        of("Qwen3NextForCausalLM", **sizes)
+    moe = of("Qwen3_5MoeForCausalLM", num_experts=8, norm_topk_prob=False, decoder_sparse_step=2, **sizes).moe
+    assert moe is not None and moe.layers == (0, 1, 2, 3) and moe.routing.renormalize, "as in transformers, no field changes it"
+
+
+def test_olmo_hybrids_sizes_follow_from_attentions() -> None:
+    config = of("OlmoHybridForCausalLM", num_key_value_heads=4)
+    assert config.gated_delta == GatedDeltaConfig(
+        key_heads=4, value_heads=4, key_dim=12, value_dim=24, kernel=4, rate_scale=2.0, norm_eps=1e-5
+    )
+    written = of("OlmoHybridForCausalLM", **DELTA, linear_allow_neg_eigval=False).gated_delta
+    assert written == GatedDeltaConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=16, kernel=4, norm_eps=1e-5)
+    assert [layer.norms for layer in config.layers] == ["before"] * 3 + ["after"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta"),
+    [
+        ({}, 1e4),
+        ({"rope_parameters": None}, 1e4),
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_theta": None}, None),
+        ({"rope_parameters": {"rope_theta": None, "rope_type": "default"}}, None),
+    ],
+)
+def test_olmo_hybrid_rotates_nothing_where_its_base_is_null(changes: dict[str, Any], theta: float | None) -> None:
+    """Transformers 5.23 reads these so."""
+    config = of("OlmoHybridForCausalLM", **changes)
+    assert [rope.theta for rope in config.ropes] == ([] if theta is None else [theta])
+    assert config.named_ropes == {None if theta is None else 0}
+
+
+def test_a_text_models_fields_may_lie_in_those_of_another() -> None:
+    fields = {**DELTA, "linear_conv_kernel_dim": 4, "layer_types": [LINEAR, FULL]}
+    text = {**SMALL, **fields, "num_hidden_layers": 2, "architectures": None}
+    of_text = of("Qwen3_5ForCausalLM", **fields, num_hidden_layers=2)
+    nested = Fields({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text, "vision_config": {}}, "config.json")
+    assert parse_model_config(nested, Fields({}, "")) == of_text
+    broken = Fields({**nested.values, "text_config": {**text, "linear_num_key_heads": 0}}, "config.json")
+    with pytest.raises(ModelError, match=r"config\.json: text_config: linear_num_key_heads"):
+        parse_model_config(broken, Fields({}, ""))
+    with pytest.raises(ModelError, match=r"^config\.json: linear_num_key_heads"):
+        of("Qwen3_5ForCausalLM", **{**fields, "linear_num_key_heads": 0}, num_hidden_layers=2)

@@ -100,7 +100,6 @@ def test_a_missing_file_is_a_fault_of_vectors_alone(tmp_path: Path) -> None:
     ("files", "says"),
     [
         ({"modules.json": [{"path": "", "type": "custom_st.Transformer"}, *MODULES[1:]]}, "custom_st.Transformer"),
-        ({"sentence_bert_config.json": {"do_lower_case": True}}, "lower case"),
         ({"sentence_bert_config.json": {"query_expansion": {"length": 32}}}, "query_expansion"),
         ({"sentence_bert_config.json": {"processor_kwargs": {"chat_template": "x"}}}, "processor_kwargs.chat_template"),
         (

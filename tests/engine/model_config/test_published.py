@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 from starling_engine.errors import ModelError
+from starling_engine.kv.layer_specs import kv_specs, state_specs
+from starling_engine.kv.spec import StatePart, StateSpec
 from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.moe import MoeConfig, Routing
 from starling_engine.model_config.rope import Llama3Scaling, LongRopeScaling, YarnScaling
+from starling_engine.topology.shard import Shard
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -294,6 +297,51 @@ HUNYUAN_A13B = shape("HunYuanMoEV1", 32, 4096, 3072, 32, 8, 128167) | {
     "eos_token_id": 127960,
 }
 HUNYUAN_ROUTING = Routing(num_experts=64, top_k=8, renormalize=True)
+DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+}
+QWEN_3_NEXT_80B = shape("Qwen3Next", 48, 2048, 5120, 16, 2, 151936) | {
+    **DELTA,
+    "head_dim": 256,
+    "max_position_embeddings": 262144,
+    "partial_rotary_factor": 0.25,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "decoder_sparse_step": 1,
+    "full_attention_interval": 4,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "shared_expert_intermediate_size": 512,
+    "eos_token_id": 151645,
+}
+QWEN_3_5_35B = shape("Qwen3_5Moe", 40, 2048, 0, 16, 2, 248320) | {
+    **DELTA,
+    "intermediate_size": None,
+    "attn_output_gate": True,
+    "head_dim": 256,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 10,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "moe_intermediate_size": 512,
+    "mtp_num_hidden_layers": 1,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "shared_expert_intermediate_size": 512,
+    "eos_token_id": 248044,
+}
 SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_score="best two", renormalize=True)
 
 
@@ -323,6 +371,8 @@ SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_sc
         pytest.param(ERNIE_4_5_03B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-0.3b"),
         pytest.param(ERNIE_4_5_21B, [(0, 0)], [5e5], None, 131072, 128, (2,), id="ernie-4.5-21b-a3b"),
         pytest.param(MINIMAX_M2, [(0, 0)], [5e6], None, 196608, 64, (200020,), id="minimax-m2"),
+        pytest.param(QWEN_3_NEXT_80B, [(0, 0)], [1e7], None, 262144, 64, (151645,), id="qwen-3-next-80b"),
+        pytest.param(QWEN_3_5_35B, [(0, 0)], [1e7], None, 262144, 64, (248044,), id="qwen-3.5-35b"),
         pytest.param(HUNYUAN_A13B, [(0, 0)], [1e4 * 1000 ** (128 / 126)], None, 32768, 128, (127960,), id="hunyuan-a13b"),
     ],
 )
@@ -353,6 +403,8 @@ def test_a_published_config(
         pytest.param(GLM_4_5_AIR, 1, 1408, 1408, SIGMOID, id="glm-4.5-air"),
         pytest.param(ERNIE_4_5_21B, 1, 1536, 3072, ERNIE_ROUTING, id="ernie-4.5-21b-a3b"),
         pytest.param(MINIMAX_M2, 0, 1536, 0, MINIMAX_ROUTING, id="minimax-m2"),
+        pytest.param(QWEN_3_NEXT_80B, 0, 512, 512, Routing(num_experts=512, top_k=10, renormalize=True), id="qwen-3-next-80b"),
+        pytest.param(QWEN_3_5_35B, 0, 512, 512, Routing(num_experts=256, top_k=8, renormalize=True), id="qwen-3.5-35b"),
         pytest.param(HUNYUAN_A13B, 0, 3072, 3072, HUNYUAN_ROUTING, id="hunyuan-a13b"),
     ],
 )
@@ -360,13 +412,37 @@ def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, s
     """All layers from the `first` on have experts."""
     model = parse_model_config(Fields(config, "config.json"), Fields({}, "generation_config.json"))
     layers = tuple(range(first, config["num_hidden_layers"]))
-    gate = config["architectures"] == ["Qwen2MoeForCausalLM"]
+    gate = "Qwen" in config["architectures"][0]
     assert model.moe == MoeConfig(layers=layers, intermediate_size=size, routing=routing, shared_size=shared, shared_gate=gate)
+
+
+@pytest.mark.parametrize("config", [QWEN_3_NEXT_80B, QWEN_3_5_35B], ids=["qwen-3-next", "qwen-3.5"])
+def test_the_states_of_a_published_config(config: dict[str, Any]) -> None:
+    model = parse_model_config(Fields(config, "config.json"), Fields({}, "generation_config.json"))
+    assert [layer.has_state for layer in model.layers] == [True, True, True, False] * (model.num_layers // 4)
+    assert (model.traits.attention_gate, model.traits.norm, model.traits.qk_norm) == (True, "one plus weight", "head")
+    matrix, inputs = StatePart(32, (128, 128)), StatePart(3, (8192,))
+    assert state_specs(model)[0] == StateSpec((matrix, inputs)), "32 heads, and 2 * 16 * 128 + 32 * 128 channels"
+    quarter = StateSpec((StatePart(8, (128, 128)), StatePart(3, (2048,))))
+    assert [*state_specs(model, Shard(1, 4)).items()][1] == (1, quarter)
+    assert sorted(kv_specs(model, 16, "bfloat16")) == [*range(3, model.num_layers, 4)]
 
 
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
+        (QWEN_3_NEXT_80B, {"linear_num_key_heads": 0}, ["linear_num_key_heads", "at least 1"]),
+        (QWEN_3_NEXT_80B, {"linear_num_value_heads": None}, ["linear_num_value_heads is missing"]),
+        (QWEN_3_NEXT_80B, {"linear_num_value_heads": 24}, ["linear_num_value_heads (24)", "linear_num_key_heads (16)"]),
+        (QWEN_3_NEXT_80B, {"linear_conv_kernel_dim": 0}, ["linear_conv_kernel_dim", "at least 2"]),
+        (QWEN_3_NEXT_80B, {"linear_value_head_dim": 1 << 18}, ["linear_value_head_dim", "1048576 elements"]),
+        (QWEN_3_NEXT_80B, {"hidden_act": "gelu"}, ["hidden_act 'gelu'", "linear_attention", "silu"]),
+        (QWEN_3_NEXT_80B, {"full_attention_interval": 0}, ["full_attention_interval", "at least 1"]),
+        (QWEN_3_NEXT_80B, {"full_attention_interval": 49}, ["layer_types", "full_attention"]),
+        (QWEN_3_NEXT_80B, {"is_causal": False}, ["both directions", "recurrent state"]),
+        (QWEN_3_5_35B, {"layer_types": ["full_attention"]}, ["layer_types", "40"]),
+        (QWEN_3_5_35B, {"layer_types": ["mamba"] * 40}, ["'mamba'", "linear_attention, full_attention"]),
+        (QWEN_3_5_35B, {"layer_types": ["linear_attention"] * 40}, ["layer_types", "must name full_attention"]),
         (ERNIE_4_5_21B, {"use_bias": True}, ["use_bias: true"]),
         (ERNIE_4_5_21B, {"moe_norm_min": 0.1}, ["moe_norm_min"]),
         (MINIMAX_M2, {"attn_type_list": [0, 1]}, ["attn_type_list"]),

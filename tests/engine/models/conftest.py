@@ -1,9 +1,13 @@
-"""Fixtures of the model tests: references by transformers, made once a session."""
+"""Fixtures of the model tests: references by transformers, made once a session, and what computes here."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from starling_engine import native
+from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.native_cpu import NativeAttention
+from starling_engine.attention.torch_paged import TorchPagedAttention
 
 from tests.engine.checkpoints import FAMILIES, STEPS, VARIANTS, Reference, make_reference
 
@@ -18,6 +22,17 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(min(2, before))
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["torch", "native"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AttentionBackend:
+    """Also decides what the other layers run on: "torch" is a machine without native kernels."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "load", lambda: None)
+        return TorchPagedAttention()
+    if native.load() is None:
+        pytest.skip("this machine has no native kernels")
+    return NativeAttention()
 
 
 @pytest.fixture(scope="session")

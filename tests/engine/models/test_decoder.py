@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.mla_torch import TorchMla
-from starling_engine.attention.native_cpu import NativeAttention
-from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models import mlp
@@ -37,17 +34,6 @@ def assert_same_greedy(tokens: list[int], reference: Reference) -> None:
             return
 
 
-@pytest.fixture(params=["torch", "native"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AttentionBackend:
-    """Also decides what the other layers run on: "torch" is a machine without native kernels."""
-    if request.param == "torch":
-        monkeypatch.setattr(native, "load", lambda: None)
-        return TorchPagedAttention()
-    if native.load() is None:
-        pytest.skip("this machine has no native kernels")
-    return NativeAttention()
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.matrix
 def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: AttentionBackend, reference_of: ReferenceOf) -> None:
@@ -71,6 +57,8 @@ def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: Attent
         "gpt-oss",
         "deepseek-v2-lite-dense",
         "deepseek-v3",
+        "qwen3-next",
+        "qwen3.5",
     ],
 )
 @pytest.mark.matrix
@@ -121,8 +109,8 @@ def test_an_mlp_in_pieces_gives_the_same(
     torch.testing.assert_close(logits, reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
 
 
-DENSE = ("llama3.1", "qwen2", "qwen3-tied", "mistral-window", "deepseek-v2-lite-dense", "deepseek-v3-dense")
-EXPERTS = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v2-lite", "deepseek-v3", "qwen2-moe")
+DENSE = ("llama3.1", "qwen2", "qwen3-tied", "mistral-window", "deepseek-v2-lite-dense", "deepseek-v3-dense", "qwen3.5")
+EXPERTS = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v2-lite", "deepseek-v3", "qwen2-moe", "qwen3-next")
 
 
 @pytest.mark.parametrize(

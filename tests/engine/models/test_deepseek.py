@@ -21,7 +21,7 @@ def test_a_latent_model_caches_one_latent_a_token() -> None:
     config = deepseek(3, kv_lora_rank=96, qk_rope_head_dim=32, qk_nope_head_dim=48)
     assert (config.head_dim, config.rotary_dims) == (80, (32,))
     specs = kv_specs(config, 16, "bfloat16")
-    assert specs == [LatentSpec(16, 1, 128, 2)] * 4
+    assert specs == dict.fromkeys(range(4), LatentSpec(16, 1, 128, 2))
     assert specs[0].layer_block_shape == (16, 128) and specs[0].layer_block_bytes == 16 * 128 * 2
 
 

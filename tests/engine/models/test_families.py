@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import WeightError
@@ -40,6 +41,13 @@ WITH_EXPERTS = (
     "ernie-moe",
     "minimax-m2",
     "hunyuan-moe",
+    "llama4-every-second",
+    "qwen3-next-some-plain",
+    "qwen3.5-moe",
+    "lfm2-moe",
+    "kimi-linear",
+    "granite-hybrid-experts",
+    "nemotron-h-experts",
 )
 
 
@@ -54,7 +62,8 @@ def driver_of(
 ) -> PagedDriver:
     config, methods = load_model_config(reference.folder), select_linear_method(dtype, CPU)
     shards = [ALL] if stages == 1 else [Shard(at, stages) for at in range(stages)]
-    models = [Decoder(config, dtype, CPU, methods, backend, LENGTHS.get(name), None, ranks, shard, experts) for shard in shards]
+    attention = TorchMla() if config.mla else backend
+    models = [Decoder(config, dtype, CPU, methods, attention, LENGTHS.get(name), None, ranks, shard, experts) for shard in shards]
     for model in models:
         load_weights(model, reference.folder)
     return PagedDriver(models[0], dtype, block_size=8, sequences=2, tensor=ranks.shard, later=models[1:])
@@ -109,7 +118,11 @@ def test_ranks_with_whole_experts_answer_as_transformers_does(name: str, referen
 
 @pytest.mark.parametrize(
     ("name", "tensor"),
-    [("glm4-moe", "model.layers.3.eh_proj.weight"), ("ernie-moe", "model.mtp_linear_proj.0.weight")],
+    [
+        ("glm4-moe", "model.layers.3.eh_proj.weight"),
+        ("ernie-moe", "model.mtp_linear_proj.0.weight"),
+        ("qwen3.5", "mtp.layers.0.self_attn.q_proj.weight"),
+    ],
 )
 def test_parts_for_drafts_are_not_loaded(name: str, tensor: str, reference_of: ReferenceOf, tmp_path: Path) -> None:
     source = reference_of(name).folder
@@ -123,7 +136,7 @@ def test_parts_for_drafts_are_not_loaded(name: str, tensor: str, reference_of: R
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("name", ["gemma3", "olmo2", "nemotron", "hunyuan"])
+@pytest.mark.parametrize("name", ["gemma3", "olmo2", "nemotron", "hunyuan", "qwen3.5"])
 def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
     name: str, kernels: bool, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +153,7 @@ def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
     assert error.median() < 0.03
 
 
-@pytest.mark.parametrize("name", ["gemma3", "olmo3", "cohere2", "phi"])
+@pytest.mark.parametrize("name", ["gemma3", "olmo3", "cohere2", "phi", "qwen3-next", "qwen3.5"])
 def test_tokens_that_nobody_samples_from_may_be_left_out(name: str, reference_of: ReferenceOf) -> None:
     reference = reference_of(name)
     driver = driver_of(name, reference, TorchPagedAttention())

@@ -113,7 +113,7 @@ def pair(name: str, dtype: torch.dtype) -> tuple[MoeBlock, nn.Module]:
     block = MoeBlock(build_context(moe, dtype), moe, 0, "layer")
     slots = block.weight_slots()
     for key, slot in slots.items():
-        slot.load(tensors[key] if key in tensors else tensors[slot.alias.tensor][slot.alias.index])
+        slot.load(tensors[key] if key in tensors else tensors[slot.alias.tensors[0]][slot.alias.index])
     assert "layer.mlp.gate.weight" in slots and "layer.mlp.shared_experts.down_proj.weight" in slots
     return block, reference
 

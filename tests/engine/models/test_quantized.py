@@ -1,6 +1,7 @@
 """Models with experts and latent attention in 2 to 8 bits: the logits are those of the numbers that their codes stand for."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,13 @@ from starling_engine.models.decoder import Decoder
 from starling_engine.models.moe_block import MoeBlock
 from starling_engine.native.group_quantized import quantize
 from starling_engine.parallel.communicator import ALONE, Communicator
-from starling_engine.weights.checkpoint import stored_formats
+from starling_engine.weights.checkpoint import open_checkpoint, stored_formats
 from starling_engine.weights.loader import load_weights
+from starling_engine.weights.quantized.writer import SCHEMES, quantize_checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.engine.checkpoints import FAMILIES, VARIANTS, Variant, write_checkpoint
+from tests.engine.checkpoints import BASE, FAMILIES, VARIANTS, Variant, write_checkpoint
 from tests.engine.gguf_files import write_gguf
 from tests.engine.paged_driver import PagedDriver
 from tests.engine.parallel.threads import on_ranks
@@ -66,8 +70,8 @@ def answer(path: Path, quantization: str | None = None, *, codes: bool = False, 
 
 
 def methods(model: Decoder) -> Iterator[LinearMethod | ExpertsMethod]:
-    """Yields how the second layer keeps its matrices: attention, and experts where it has them."""
-    layer = model._layers[1]
+    """Yields how the second layer that mixes tokens keeps its matrices, and its experts where it has them."""
+    layer = [each for each in model._layers if each.attention is not None][1]
     yield layer.attention._o.method
     if isinstance(layer._mlp, MoeBlock):
         yield layer._mlp.experts.method
@@ -118,13 +122,93 @@ def test_ranks_split_experts_in_mxfp4_by_whole_groups(tmp_path: Path) -> None:
     assert all(difference(each, expected) < ROUNDED for each in found)
 
 
+QUANTIZED = [
+    *("apertus", "arcee", "cohere2", "ernie", "ernie-moe", "glm4-moe", "gpt-neox", "granite", "hunyuan", "hunyuan-moe"),
+    *("internlm3", "llama4", "minimax-m2", "nemotron-biases", "olmo3", "phi", "qwen2-moe", "qwen3-next-some-plain", "qwen3.5"),
+    *("kimi-linear", "lfm2-biases", "lfm2-moe", "seed-oss", "smollm3", "stablelm", "starcoder2"),
+    *("granite-hybrid", "bamba", "nemotron-h", "nemotron-h-experts", "falcon-h1"),
+]
+"""Families whose matrices, biases or names are unlike those of Llama, Qwen and DeepSeek."""
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_family_in_8_bits(name: str, tmp_path: Path) -> None:
+    """Numbers are near the plain ones, and codes give what transformers makes of these numbers."""
+    checkpoint = replace(padded(name), edits=FAMILIES[name].edits)
+    write_checkpoint(tmp_path, checkpoint, BF16)
+    plain, shown = tmp_path / "model.safetensors", tmp_path / "codes"
+    if name == "llama4":
+        save_file(with_single_experts(load_file(plain)), plain, {"format": "pt"})
+    quantize_checkpoint(tmp_path, shown, SCHEMES["W8A8"])
+    files, tensors = open_checkpoint(shown), load_file(plain)
+    coded = [each for each, info in files.tensors.items() if info.form is not None]
+    with files.open(shown / "model.safetensors") as file:
+        for each in coded:
+            numbers = file.read(each, ()).float()
+            assert ((numbers - tensors[each].float()).abs().amax(1) <= tensors[each].float().abs().amax(1) / 200).all(), each
+            tensors[each] = numbers.to(BF16)
+    layers = load_model_config(tmp_path).layers
+    assert len(coded) >= 2 * sum((layer.mixer != "none") + (layer.feed_forward != "none") for layer in layers)
+    save_file(with_all_experts(tensors) if name == "llama4" else tensors, plain, {"format": "pt"})
+    with torch.no_grad():
+        expected = theirs(tmp_path, name)(torch.tensor([PROMPT])).logits[0]
+    found = difference(answer(shown, codes=True), expected)
+    print(f"{name}: {len(coded)} matrices in codes, difference {found:.4f}")
+    assert found < ROUNDED
+
+
+def theirs(folder: Path, name: str) -> PreTrainedModel:
+    """Reads the tensors into the model that they came from: not all published configs are read by transformers."""
+    config = CONFIG_MAPPING[FAMILIES[name].model_type](**{**BASE, **padded(name).changes})
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+    return model.eval()
+
+
+def with_single_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Names each expert of Llama 4, as quantizers do."""
+    split = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if not module.endswith(".experts"):
+            split[name] = tensor
+            continue
+        for expert, matrix in enumerate(tensor):
+            parts = zip(("gate_proj", "up_proj"), matrix.T.chunk(2), strict=True) if "gate" in kind else [(kind, matrix.T)]
+            split |= {f"{module}.{expert}.{part}.weight": rows.contiguous() for part, rows in parts}
+    return split
+
+
+def with_all_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Does the opposite."""
+    single = {name: name.rpartition(".experts.") for name in tensors if ".experts." in name}
+    joined = {name: tensor for name, tensor in tensors.items() if name not in single}
+    for module in {f"{layer}.experts" for layer, _, _ in single.values()}:
+        count = sum(name.startswith(f"{module}.") for name in single) // 3
+
+        def all_of(part: str, module: str = module, count: int = count) -> torch.Tensor:
+            return torch.stack([tensors[f"{module}.{expert}.{part}.weight"].T for expert in range(count)])
+
+        joined[f"{module}.gate_up_proj"] = torch.cat([all_of("gate_proj"), all_of("up_proj")], dim=2)
+        joined[f"{module}.down_proj"] = all_of("down_proj").contiguous()
+    return joined
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "matrix"),
-    [(variant("deepseek-v3"), "kv_a_proj"), (padded("phi3"), "qkv_proj"), (padded("glm4"), "gate_up_proj")],
-    ids=["deepseek-v3", "phi3", "glm4"],
+    [
+        (variant("deepseek-v3"), "kv_a_proj"),
+        (padded("phi3"), "qkv_proj"),
+        (padded("glm4"), "gate_up_proj"),
+        (padded("qwen3-next-some-plain"), "in_proj_qkvz"),
+        (padded("qwen3.5"), "in_proj_qkv"),
+        (padded("granite-hybrid"), "mamba.in_proj"),
+    ],
+    ids=["deepseek-v3", "phi3", "glm4", "qwen3-next", "qwen3.5", "granite-hybrid"],
 )
 def test_a_quantized_checkpoint_whose_matrices_are_not_llamas(checkpoint: Variant, matrix: str, tmp_path: Path) -> None:
-    """Latent attention; one matrix for queries, keys and values; heads that rotate in pairs."""
+    """Latent attention; one matrix for queries, keys and values; heads that rotate in pairs; Gated DeltaNets, gates; Mamba-2."""
     (tmp_path / "plain").mkdir()
     write_checkpoint(tmp_path / "plain", checkpoint, BF16)
     write_quantized(lambda: compressed("W8A8"), tmp_path / "plain", tmp_path)

@@ -15,7 +15,6 @@ from starling_engine.weights.cache_scales import load_kv_scales
 from tests.engine.checkpoints import PROMPT, VARIANTS, Reference, write_checkpoint
 from tests.engine.core.test_sleep import ALL, SleepDriver
 from tests.engine.cores import core_for, greedy, run
-from tests.engine.models.test_decoder import backend as backend
 from tests.engine.models.test_decoder import build
 from tests.engine.paged_driver import PagedDriver
 from tests.engine.real_engine import engine_args

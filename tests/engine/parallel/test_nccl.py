@@ -4,6 +4,9 @@ from datetime import timedelta
 
 import pytest
 import torch
+from starling_engine.layers.embedding import Vocabulary
+from starling_engine.layers.linear import Linear, stacked
+from starling_engine.layers.linear_dense import DenseLinear
 from starling_engine.parallel.communicator import Communicator, SingleRank
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.parallel.nccl import NcclCommunicator, join_nccl
@@ -75,6 +78,31 @@ def test_what_is_sent_arrives_in_its_order():
         return found
 
     assert on_devices(2, work)[1] == list(range(9))
+
+
+@pytest.mark.parametrize("kind", ["device", "gloo"])
+def test_parts_of_a_sum_are_sent_in_the_models_dtype_between_devices_and_in_fp32_between_hosts(kind):
+    """A matrix whose columns, and a vocabulary whose rows, two ranks share: both as one rank alone has them, but for rounding."""
+    weight, x, ids = (torch.randn(64, 32) / 8).bfloat16(), torch.randn(3, 32).bfloat16(), torch.tensor([40, 0, 63])
+    store = HashStore()
+
+    def work(ranks: Communicator):
+        if kind == "device":
+            group = ProcessGroupGloo(PrefixStore("device", store), ranks.shard.index, ranks.shard.count, timedelta(seconds=20))
+            ranks = NcclCommunicator(Host(ranks.shard), group, CPU)
+        sum_up, dtypes = ranks.all_reduce, []
+        ranks.all_reduce = lambda part: (dtypes.append(part.dtype), sum_up(part))[1]
+        columns = ranks.shard.of(32)
+        layer = Linear(stacked(["o"], [64], columns), DenseLinear(), torch.bfloat16, CPU, ranks)
+        layer.weight_slots()["o.weight"].load(weight[:, columns.slice])
+        vocabulary = Vocabulary(64, ranks)
+        found = layer.forward(x[:, columns.slice]), vocabulary.lookup(weight[vocabulary.share.slice].__getitem__)(ids)
+        return found, layer.forward(x[:, columns.slice], torch.float32).dtype, dtypes
+
+    for (product, rows), asked, dtypes in on_ranks(2, "gloo", work):
+        torch.testing.assert_close(product.float(), x.float() @ weight.float().T, atol=0.02, rtol=0.02)
+        assert product.dtype == torch.bfloat16 and torch.equal(rows, weight[ids]) and asked == torch.float32
+        assert dtypes == [*[torch.bfloat16 if kind == "device" else torch.float32] * 2, torch.float32]
 
 
 def test_what_is_not_on_the_device_goes_by_the_host():

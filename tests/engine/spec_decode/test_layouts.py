@@ -11,6 +11,7 @@ from starling_engine.frontend.resolve import resolve
 
 from tests.engine.checkpoints import VARIANTS, VOCAB, write_checkpoint
 from tests.engine.real_engine import engine_args, running
+from tests.engine.written import write_tokenizer
 
 pytestmark = pytest.mark.timeout(180)
 PLAIN: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "kv_cache_memory_bytes": 4 << 20}
@@ -59,6 +60,7 @@ def mostly(tokens: list[int]) -> list[int]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("model")
     write_checkpoint(place, VARIANTS["qwen3-moe"])
+    write_tokenizer(place)
     return place
 
 

@@ -1,5 +1,6 @@
 """The arithmetic of splitting."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from starling_engine.model_config.split import check_split
 from starling_engine.topology.layout import ParallelLayout
 from starling_engine.topology.shard import Shard, Share
 
-from tests.engine.checkpoints import VARIANTS, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, VARIANTS, write_checkpoint
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
@@ -62,6 +63,23 @@ def test_whole_experts_on_each_rank_must_divide(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, VARIANTS["mixtral-window"])  # six experts
     with pytest.raises(ConfigError, match=r"the experts of a layer \(6\).* possible: 1, 2$"):
         check_split(load_model_config(tmp_path), ParallelLayout(tensor=4), expert_parallel=True)
+
+
+def test_key_heads_of_a_gated_delta_net_must_divide(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FAMILIES["qwen3.5"])  # two of them, and four heads of attention
+    check_split(load_model_config(tmp_path), ParallelLayout(tensor=2))
+    with pytest.raises(ConfigError, match=r"the key heads of its Gated DeltaNet \(2\).* possible: 1, 2$"):
+        check_split(load_model_config(tmp_path), ParallelLayout(tensor=4))
+
+
+def test_heads_of_mamba2_must_divide_and_groups_may_be_shared(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FAMILIES["granite-hybrid"])  # eight heads of one group
+    model = load_model_config(tmp_path)
+    assert model.mamba2 is not None
+    check_split(model, ParallelLayout(tensor=4))
+    odd = replace(model, mamba2=replace(model.mamba2, groups=3, heads=6))
+    with pytest.raises(ConfigError, match=r"heads of its Mamba-2 \(6\).*groups of its Mamba-2 \(3\); possible: 1$"):
+        check_split(odd, ParallelLayout(tensor=2))
 
 
 def test_a_model_without_experts_has_none_to_spread(model: ModelConfig) -> None:

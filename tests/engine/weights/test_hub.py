@@ -12,9 +12,10 @@ from starling_engine.weights.hub import resolve_model, split_name
 
 from tests.engine.weights.hub_server import COMMIT, HubServer, hub_server
 
-WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model", "1_Pooling/config.json"}
+MODULES = {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model", *MODULES}
 GGUF = {"model-Q4_0.gguf", "folder/model-Q8_0.gguf"}
-UNWANTED = GGUF | {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "2_Dense/model.safetensors"}
+UNWANTED = GGUF | {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "2_Dense/pytorch_model.bin"}
 
 
 @pytest.fixture

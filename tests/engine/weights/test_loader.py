@@ -11,13 +11,15 @@ from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import WeightError
 from starling_engine.layers.linear_select import select_linear_method
+from starling_engine.model_config import tied_head
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForCausalLM, Llama4Config, Llama4ForConditionalGeneration
+from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from tests.engine.checkpoints import FAMILIES, VARIANTS, edit_json, write_checkpoint
+from tests.engine.checkpoints import BASE, FAMILIES, VARIANTS, edit_json, spread, write_checkpoint
 from tests.engine.paged_driver import PagedDriver
 
 CPU = torch.device("cpu")
@@ -162,14 +164,14 @@ FUSED = "model.layers.1.mlp.experts.gate_up_proj"
 EXPERT = "model.layers.1.mlp.experts.5.up_proj.weight"
 
 
-@pytest.mark.parametrize("variant", ["qwen3-moe-some-plain", "mixtral", "minimax-m2", "ernie-moe"])
+@pytest.mark.parametrize("variant", ["qwen3-moe-some-plain", "mixtral", "minimax-m2", "ernie-moe", "granite-moe-shared"])
 def test_experts_may_be_one_tensor_each_or_all_in_one(variant: str, tmp_path: Path) -> None:
     split, fused = tmp_path / "split", tmp_path / "fused"
     family = (VARIANTS | FAMILIES)[variant]
     write_checkpoint(split, family)
     write_checkpoint(fused, family, save_original_format=False)
     names = {name for name in load_file(fused / "model.safetensors") if ".experts." in name}
-    assert names and all(name.endswith(("mlp.experts.gate_up_proj", "mlp.experts.down_proj")) for name in names)
+    assert names and all(name.endswith((".experts.gate_up_proj", ".experts.down_proj")) for name in names)
     assert not names & load_file(split / "model.safetensors").keys()
     assert torch.equal(loaded(split), loaded(fused))
 
@@ -220,15 +222,80 @@ def assert_refused(folder: Path, change: Callable[[Tensors], object], words: lis
     assert all(word in message and message.count(word) == 1 for word in words), message
 
 
-def test_a_tied_tensor_may_be_there_twice_but_not_differ(tmp_path: Path) -> None:
+HEADS: dict[str, Callable[[Tensors], torch.Tensor]] = {
+    "the same": lambda tensors: tensors[EMBEDDING].clone(),
+    "another": lambda tensors: tensors[EMBEDDING].flip(0),
+    "of another dtype": lambda tensors: tensors[EMBEDDING].half(),
+    "alone": lambda tensors: tensors.pop(EMBEDDING),
+}
+
+
+@pytest.mark.parametrize(("head", "files"), [*((head, 1) for head in HEADS), ("the same", 2), ("another", 2)])
+def test_a_tied_head_that_is_in_the_files_is_read_as_transformers_does(
+    head: str, files: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that differs is loaded, whatever config.json says."""
     write_checkpoint(tmp_path, VARIANTS["qwen3-tied"])
-    file = tmp_path / "model.safetensors"
-    tensors, before = load_file(file), loaded(tmp_path)
-    save_file({**tensors, HEAD: tensors[EMBEDDING].clone()}, file)
-    assert torch.equal(loaded(tmp_path), before)
-    save_file({**tensors, HEAD: tensors[EMBEDDING] * 2}, file)
+    tensors = load_file(tmp_path / "model.safetensors")
+    parts = [{HEAD: HEADS[head](tensors)}, tensors]
+    if files == 1:
+        save_file(parts[0] | parts[1], tmp_path / "model.safetensors")
+    else:
+        (tmp_path / "model.safetensors").unlink()
+        for at, part in enumerate(parts):
+            save_file(part, tmp_path / f"{at}.safetensors")
+        names = {name: f"{at}.safetensors" for at, part in enumerate(parts) for name in part}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    tied_head._log.cache_clear()
+    torch.testing.assert_close(loaded(tmp_path), expected, atol=1e-4, rtol=1e-4)
+    assert load_model_config(tmp_path).tie_word_embeddings == (head in ("the same", "alone"))
+    assert ("lm_head.weight is loaded, too" in caplog.text) == (head in ("another", "of another dtype"))
+
+
+def test_a_tied_head_in_pickles_may_not_differ(tmp_path: Path) -> None:
+    """Their bytes are not compared before the model is built."""
+    write_checkpoint(tmp_path, VARIANTS["qwen3-tied"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({**tensors, HEAD: tensors[EMBEDDING] * 2}, tmp_path / "pytorch_model.bin")
     with pytest.raises(WeightError, match=r"lm_head\.weight differs .* tie_word_embeddings"):
-        loaded(tmp_path)
+        load_weights(empty_model(tmp_path), tmp_path, pickles=True)
+
+
+def test_the_text_part_of_a_model_with_images(tmp_path: Path) -> None:
+    """Llama 4 as it is published: the text model's config and tensors lie within those of another."""
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 28}
+    sizes = {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16, "patch_size": 14}
+    text = {**BASE, **FAMILIES["llama4"].changes}
+    model = Llama4ForConditionalGeneration(Llama4Config(text_config=text, vision_config={**vision, **sizes})).eval()
+    spread(model)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(loaded(tmp_path), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("base", "own_head"), [(False, False), (False, True), (True, True)])
+def test_the_text_part_of_qwen3_5(base: bool, own_head: bool, tmp_path: Path) -> None:
+    """It is published in a model with images and videos, and that model is saved without its head, too."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4}
+    text = {**BASE, **FAMILIES["qwen3.5"].changes, "tie_word_embeddings": not own_head}
+    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=not own_head)
+    model = Qwen3_5ForConditionalGeneration(config).eval()
+    spread(model)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    (model.model if base else model).save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert any("visual." in name for name in names) and any(name.startswith("language_model.") for name in names) == base
+    if not base:
+        torch.testing.assert_close(loaded(tmp_path), expected, atol=2e-4, rtol=1e-4)
+        return
+    assert not load_model_config(tmp_path).has_lm_head
+    load_weights(empty_model(tmp_path), tmp_path)
 
 
 def test_pickled_weights_are_not_opened(folder: Path) -> None:

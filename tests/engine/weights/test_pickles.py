@@ -14,6 +14,7 @@ from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 from starling_engine.model_config.config import load_model_config
 from starling_engine.weights.checkpoint import open_checkpoint
 from starling_engine.weights.loader import load_weights
+from starling_engine.weights.projection_files import read_projection_tensors
 
 from tests.engine.checkpoints import VARIANTS, edit_json, write_checkpoint
 from tests.engine.real_engine import MODEL
@@ -117,3 +118,10 @@ def test_a_gguf_file_has_none(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(WeightError, match=r"is a GGUF file, not a folder with pytorch_model.bin"):
         open_checkpoint(tmp_path / "m.gguf", pickles=True)
+
+
+def test_a_dense_modules_pickle_is_read_when_that_is_asked_for(tmp_path: Path) -> None:
+    torch.save({"linear.weight": torch.ones(2, 3)}, tmp_path / "pytorch_model.bin")
+    assert read_projection_tensors(tmp_path, pickles=True)["linear.weight"].sum() == 6
+    with pytest.raises(WeightError, match=r"no model\.safetensors; with --load-format pt"):
+        read_projection_tensors(tmp_path, pickles=False)

@@ -6,14 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec
+from starling_engine.kernels.attention_plan import QueryBlocks
+from starling_engine.kernels.kv_cache import KVCache
+from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, StateGroup, StateSpec, WindowSpec
+from starling_engine.models.decoder import Decoder, ForwardContext
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.request import EngineRequest
+from starling_engine.step import StepPlan
 from starling_engine.worker.device import device_runner
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_runner import DeviceRunner
+from starling_engine.worker.device.device_tables import DeviceTables, NewBlocks
 from starling_engine.worker.device.graphs import Graphs, decode_sizes, draft_sizes, mixed_sizes
 from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import StepWriter
@@ -22,9 +27,10 @@ from starling_engine.worker.host.kv_pages import KVPages
 
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.cores import assert_greedy, core_for, greedy, run
-from tests.engine.late_device import Broken, LateQueue, use_late_device
+from tests.engine.late_device import Broken, LateQueue, Launching, use_late_device
 from tests.engine.mixed_requests import assert_same, random_traffic
 from tests.engine.real_engine import running
+from tests.engine.written import write_tokenizer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -79,10 +85,11 @@ def test_steps_that_meet_kernels_leave_no_trace(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_long_decode_beside_a_prompt_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be read unsplit. Beside prompts alone, and among decodes, it is recorded."""
+    """A decode would be split less. Beside prompts alone, and among decodes, it is recorded."""
     reference = make_reference(tmp_path, VARIANTS["llama3.1"])
     use_late_device(monkeypatch.setattr, recorded=True)
     monkeypatch.setattr(device_runner, "LONG_CONTEXT", len(reference.prompt))
+    monkeypatch.setattr(device_runner, "keys_saved", lambda context, *_, **__: context)
     find, found = DeviceRunner._recorded, set()
 
     def note(runner: DeviceRunner, step: FlatBatch, *, decode: bool) -> StepShape | None:
@@ -100,6 +107,111 @@ def test_a_long_decode_beside_a_prompt_is_not_recorded(tmp_path: Path, monkeypat
         assert_greedy(tokens, reference)
 
 
+def test_the_next_block_of_a_decode_comes_with_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of more blocks than their step has room for are told of by a copy of their own, and decodes never."""
+    reference = make_reference(tmp_path, VARIANTS["qwen3-mixed"])
+    use_late_device(monkeypatch.setattr, recorded=True)
+    added, upload = DeviceTables.added, DeviceTables.upload
+    told, uploaded = [], []
+
+    def note(tables: DeviceTables, plan: StepPlan, lengths: np.ndarray) -> NewBlocks:
+        new = added(tables, plan, lengths)
+        told.append((max(plan.num_tokens) == 1, len(new) > 0))
+        return new
+
+    def note_upload(tables: DeviceTables, new: NewBlocks) -> None:
+        uploaded.append(told[-1])
+        upload(tables, new)
+
+    monkeypatch.setattr(DeviceTables, "added", note)
+    monkeypatch.setattr(DeviceTables, "upload", note_upload)
+    with core_for(tmp_path) as core:
+        answers = run(core, [greedy(str(n), reference.prompt) for n in range(2)])
+    for tokens, error in answers.values():
+        assert error is None
+        assert_greedy(tokens, reference)
+    assert told.count((True, True)) >= 8 and (True, True) not in uploaded
+
+
+def test_query_blocks_of_prompts_are_listed_once_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has those of every sequence that is no decode, padding's too, in recorded steps and in others."""
+    reference = make_reference(tmp_path, VARIANTS["llama3.1"])
+    use_late_device(monkeypatch.setattr, recorded=True)
+    listing, forward, seen = QueryBlocks(16, 2), Decoder.forward, []
+
+    def check(model: Decoder, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None) -> torch.Tensor:
+        meta = ctx.attention[0]
+        lengths = np.diff(meta.query_start.numpy())
+        if meta.query_blocks is None:
+            seen.append(0)
+            assert max(lengths) <= 1
+        else:
+            expected = listing.listed(lengths)
+            seen.append(len(meta.query_blocks))
+            assert meta.query_blocks[: len(expected)].tolist() == expected.tolist()
+            assert set(meta.query_blocks[len(expected) :].flatten().tolist()) <= {-1}
+        return forward(model, ids, ctx, arrived)
+
+    monkeypatch.setattr(Decoder, "query_blocks", listing)
+    monkeypatch.setattr(Decoder, "forward", Launching.during(False, check))
+    with core_for(tmp_path, budget=40) as core:
+        answers = run(core, [greedy(str(n), reference.prompt) for n in range(3)])
+    for tokens, error in answers.values():
+        assert error is None
+        assert_greedy(tokens, reference)
+    recorded = {shape.tokens: listing.most(shape.tokens, shape.rows) for shape in Graphs(InlineQueue(), 8, 40, 8, 0)._mixed}
+    assert set(recorded.values()) & set(seen) and 0 in seen
+    assert set(seen) - {0, *recorded.values()}, "steps that are not recorded, too"
+
+
+LAYERS = tuple(range(32))
+FULL = KVSpec(16, 8, 128, 2)
+
+
+def pages_of(groups: list[KVGroup], state: StateGroup | None = None) -> KVPages:
+    return KVPages(KVCache(torch.zeros(1, 1), []), groups, lambda: None, state)
+
+
+def prompt_beside_decodes(rows: int, context: int) -> FlatBatch:
+    """Returns a prompt of 500 tokens and decodes of such a context, `rows` in all."""
+    lengths = np.array([500] + [1] * (rows - 1))
+    ends = np.array([500] + [context] * (rows - 1))
+    starts = ends - lengths
+    return FlatBatch(np.arange(rows), starts, 0 * ends, lengths.astype(np.int32), starts, lengths.cumsum(), ends, 500)
+
+
+@pytest.mark.parametrize(
+    ("spec", "context", "rows", "room", "pays"),
+    [
+        (FULL, 1 << 15, 2, 257, False),
+        (FULL, (1 << 15) + 2000, 2, 257, True),
+        (FULL, 1 << 17, 33, 257, True),
+        (FULL, 1 << 17, 34, 257, False),
+        (FULL, 1 << 17, 2, 17, True),
+        (FULL, 1 << 17, 2, 5, False),
+        (KVSpec(16, 1, 128, 2), 1 << 16, 2, 257, False),
+        (KVSpec(16, 1, 128, 2), 1 << 17, 2, 257, True),
+        (KVSpec(16, 1, 128, 2), 1 << 17, 2, 33, False),
+        (WindowSpec(16, 8, 128, 2, sliding_window=4096), 1 << 17, 2, 257, False),
+        (LatentSpec(16, 1, 576, 2), 1 << 16, 2, 257, True),
+    ],
+)
+def test_a_step_with_a_prompt_comes_as_it_is_where_a_long_context_is_split_further(
+    spec: KVSpec, context: int, rows: int, room: int, pays: bool
+) -> None:
+    """Llama-3-8B and 132 SMs: alone and on eight ranks, of up to 256 requests and of fewer."""
+    pages, step = pages_of([KVGroup(spec, LAYERS)]), prompt_beside_decodes(rows, context)
+    assert device_runner._splitting_pays(pages, step, (1 << 17) + 16, room, 132) == pays
+
+
+def test_layers_with_recurrent_state_are_launched_too_and_split_nothing() -> None:
+    step, full = prompt_beside_decodes(2, 1 << 17), [KVGroup(FULL, LAYERS[:8])]
+    state = StateGroup(StateSpec(()), LAYERS[8:], 1)
+    args = step, (1 << 17) + 16, 257, 132
+    assert device_runner._splitting_pays(pages_of(full), *args)
+    assert not device_runner._splitting_pays(pages_of(full, state), *args)
+
+
 @pytest.mark.parametrize(
     ("same", "recorded", "shared"),
     [(0, False, 0), (1, False, 1), (32, True, 0), (33, True, 33), (62, True, 62)],
@@ -108,11 +220,15 @@ def test_tables_are_compared_only_where_rows_may_share_enough(
     same: int, recorded: bool, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of 256 rows of Llama-3-8B, whose blocks are 2 MiB each: a recorded step is worth 32 that are read once."""
-    groups, rows = [KVGroup(KVSpec(16, 8, 128, 2), tuple(range(32)))], 256
+    groups, rows = [KVGroup(FULL, tuple(range(32)))], 256
     batch = InputBatch(groups, max_num_seqs=rows, max_model_len=1024, block_size=16)
     batch.tables[0][:, :same] = 1 + np.arange(same)
     batch.tables[0][:, same:63] = 100 + np.arange(rows * (63 - same)).reshape(rows, -1)
-    pages, ones, starts = KVPages([torch.zeros(1)] * 32, groups, lambda: None), np.ones(rows, np.int64), np.full(rows, 1008)
+    pages, ones, starts = (
+        pages_of(groups),
+        np.ones(rows, np.int64),
+        np.full(rows, 1008),
+    )
     step = FlatBatch(np.arange(rows), starts, 0 * ones, ones.astype(np.int32), starts, ones.cumsum(), starts + 1, 1)
     if not shared:
         monkeypatch.setattr(device_runner, "common_prefix", None)
@@ -120,10 +236,10 @@ def test_tables_are_compared_only_where_rows_may_share_enough(
 
 
 def test_a_stage_of_window_layers_alone_shares_nothing() -> None:
-    groups = [KVGroup(KVSpec(16, 8, 128, 2), ()), KVGroup(WindowSpec(16, 8, 128, 2, sliding_window=64), (0, 1))]
+    groups = [KVGroup(FULL, ()), KVGroup(WindowSpec(16, 8, 128, 2, sliding_window=64), (0, 1))]
     rows, zeros = 256, np.zeros(256, np.int64)
     batch = InputBatch(groups, max_num_seqs=rows, max_model_len=1024, block_size=16)
-    pages, starts = KVPages([torch.zeros(1)] * 2, groups, lambda: None), np.full(rows, 1008)
+    pages, starts = pages_of(groups), np.full(rows, 1008)
     step = FlatBatch(np.arange(rows), starts, zeros, (zeros + 1).astype(np.int32), starts, (zeros + 1).cumsum(), starts + 1, 1)
     assert device_runner._shared_blocks(pages, batch, step, recorded=True) == 0
 
@@ -228,6 +344,7 @@ async def test_the_engine_runs_on_tritons_kernels_alone(tmp_path: Path, monkeypa
     repeats = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, allowed_token_ids=[5, 6])
     with core_for(tmp_path) as core:
         expected, _ = run(core, [EngineRequest(id="a", prompt_ids=[5, 6, 7] * 3, params=repeats)])["a"]
+    write_tokenizer(tmp_path)
     monkeypatch.setenv(INTERPRETED, "1")
     banned = next(token for token in range(512) if token not in reference.tokens[:4])
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, banned_token_ids=[banned], logprobs=1)

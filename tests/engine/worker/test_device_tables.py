@@ -24,12 +24,12 @@ def test_new_blocks_of_all_groups_come_in_one_upload() -> None:
     tables = DeviceTables(batch, queue, torch.device("cpu"))
     new = NewRequest(1, b"", 0, [[5, 6], [], [7]], 0, SamplingParams(), None)
     appends = [BlockAppend(0, 0, [8]), BlockAppend(1, 0, [9])]
-    tables.apply(StepPlan(0, 1, [], [], [], [], [new], appends), np.array([[1, 3, 0], [0, 0, 0], [0, 1, 0]]))
+    added = tables.added(StepPlan(0, 1, [], [], [], [], [new], appends), np.array([[1, 3, 0], [0, 0, 0], [0, 1, 0]]))
+    tables.upload(added)
     assert [table[:2].tolist() for table in tables.tables] == [
         [[8, 0, 0, 0], [5, 6, 9, 0]],
         [[0, 0, 0, 0], [0, 0, 0, 0]],
         [[0, 0, 0, 0], [7, 0, 0, 0]],
     ]
     assert queue.events == 1
-    tables.apply(StepPlan(1, 1, [], [], [], []), np.zeros((3, 3), np.int64))
-    assert queue.events == 1
+    assert not tables.added(StepPlan(1, 1, [], [], [], []), np.zeros((3, 3), np.int64))

@@ -21,6 +21,7 @@ from starling_engine.weights.loader import load_weights
 from starling_engine.worker.host.batch import StepInputs
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.recorded_steps import RecordedSteps
+from starling_engine.worker.memory_plan import allocate
 
 from tests.engine.checkpoints import VOCAB, WHOLE_BLOCKS, Variant, write_checkpoint
 from tests.engine.gguf_files import write_gguf
@@ -43,14 +44,17 @@ class Steps:
         self.model = model
         self._groups = group_layers(kv_specs(config, BLOCK, str(cache).removeprefix("torch.")))
         shape = (*self._groups[0].spec.layer_block_shape[:-1], config.head_dim)
-        blocks = (RECORDED_TOKENS + 1) * WIDTH + 1
-        self._kv = [cached(torch.randn(blocks, *shape), cache, 1.0).to(cache) for _ in range(config.num_layers)]
+        self._blocks, self._cache = (RECORDED_TOKENS + 1) * WIDTH + 1, cache
+        self._kv = [cached(torch.randn(self._blocks, *shape), cache, 1.0).to(cache) for _ in range(config.num_layers)]
         self.ticks = 0
         self.eager, pages = self._pages(), self._pages()
         self.recorded = RecordedSteps(self.model, pages, [WIDTH for _ in self._groups], recorded_bytes(config, 2))
 
     def _pages(self) -> KVPages:
-        return KVPages([layer.clone() for layer in self._kv], self._groups, self._tick)
+        kv = allocate(self._groups, self._blocks, self._cache, torch.device("cpu"))
+        for layer, content in zip(kv.layers, self._kv, strict=True):
+            layer.copy_(content)
+        return KVPages(kv, self._groups, self._tick)
 
     def _tick(self) -> None:
         self.ticks += 1

@@ -150,6 +150,21 @@ def test_routers_that_do_not_come_are_named_with_the_cause(condition: dict[str, 
     assert world.condition("Ready") == ("False", "RollingOut") and world.message().endswith(condition["message"])
 
 
+def test_routers_whose_deployment_somebody_paused_are_named() -> None:
+    world = settled(ROUTER)
+    world.children["Deployment", "chat-router"]["spec"]["paused"] = True
+    world.reconcile()
+    assert world.condition("Ready") == ("True", "Serving"), "nothing waits for it"
+    world.edit({"router": {"hold": {"seconds": 7}}})
+    world.reconcile()
+    live = world.children["Deployment", "chat-router"]
+    live["spec"]["paused"] = True  # which a server-side apply leaves
+    live["status"]["updatedReplicas"] = 0
+    world.reconcile()
+    cause = "the Deployment chat-router is paused: kubectl rollout resume deployment chat-router"
+    assert world.condition("Ready") == ("False", "RollingOut") and world.message().endswith(cause)
+
+
 def test_without_routers_again_the_service_leads_back_before_they_go() -> None:
     world = settled(ROUTER)
     world.tick(HANDOVER_SECONDS)

@@ -1,16 +1,13 @@
 """The operator as its own process, as in a pod."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
-from tests.fork_server import OPERATOR, Fork, fork
+from tests.fork_server import OPERATOR, OPERATORS_LIBRARIES, Fork, fork
 from tests.waiting import until
 
 PROBE_SECONDS = 5.0
@@ -24,7 +21,7 @@ class OperatorProcess:
         self._environment = {"KUBECONFIG": str(kubeconfig)}
         self.port, self.log = port, folder / f"operator-{port}.log"
         self._altered = altered
-        self._process: Fork | subprocess.Popen[bytes]
+        self._process: Fork
         self._arguments = [
             "operator",
             "--agent-image=example.com/agent:1",
@@ -40,9 +37,8 @@ class OperatorProcess:
                 self._process = fork(OPERATOR, ["starling_cli.main", *self._arguments], log.fileno(), **self._environment)
                 return
             # Constants are altered before other modules import them.
-            program = [sys.executable, str(Path(__file__).with_name("altered.py")), *self._altered]
-            environment = {**os.environ, **self._environment}
-            self._process = subprocess.Popen([*program, *self._arguments], env=environment, stderr=log)  # noqa: ASYNC220
+            command = ["tests.operator.shell.altered", *self._altered, *self._arguments]
+            self._process = fork(OPERATORS_LIBRARIES, command, log.fileno(), **self._environment)
 
     async def started(self) -> "OperatorProcess":
         await self.start()

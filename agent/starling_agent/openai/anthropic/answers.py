@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Literal
 
 import msgspec
+from pydantic_core import from_json
 from starling_engine.outputs import FinishReason, OutputDelta
 
 from starling_agent.openai.answer_parts import AnswerReader, CallPiece, Piece, ToolCall
@@ -155,9 +156,20 @@ def _block(part: Content | Reasoning | ToolCall, omits_thinking: bool) -> dict[s
             signature = hashlib.sha256(text.encode(errors="replace")).hexdigest()
             return {"type": "thinking", "thinking": "" if omits_thinking else text, "signature": signature}
         case ToolCall():
-            # Of a call that was cut there are no arguments.
-            arguments = msgspec.Raw(part.arguments.encode()) if is_whole_json(part.arguments) else {}
-            return _call_block(part.id, part.name, arguments)
+            return _call_block(part.id, part.name, _arguments(part.arguments))
+
+
+def _arguments(text: str) -> object:
+    """Returns the arguments; of a call that was cut those that are there, as the SDK reads them of a stream.
+
+    Where it would raise, for more than 200 levels or a half of a character, there are none.
+    """
+    if is_whole_json(text):
+        return msgspec.Raw(text.encode())
+    try:
+        return from_json(text or "{}", allow_partial=True)
+    except ValueError:
+        return {}
 
 
 def _text_block(text: str) -> dict[str, object]:

@@ -9,6 +9,7 @@ from starling_engine.errors import InvalidRequest
 from starling_agent.openai.anthropic.protocol import CountRequest, MessagesRequest
 from starling_agent.openai.field_names import OwnName
 from starling_agent.openai.protocol.base import shown, text_in
+from starling_agent.openai.tools import check_callers
 
 HOSTED = (
     "bash_",
@@ -192,11 +193,7 @@ def _tool(tool: object, param: str) -> dict[str, Any]:
     known |= {"defer_loading", "allowed_callers"}
     for name in tool.keys() - known:
         raise InvalidRequest(f"unknown field {shown(name)}", f"{param}.{name}")
-    callers = tool.get("allowed_callers")
-    if callers is not None and not (isinstance(callers, list) and "direct" in callers):
-        raise InvalidRequest(
-            f"must have direct: no code runs here that could call it, got {shown(callers)}", f"{param}.allowed_callers"
-        )
+    check_callers(tool, param)
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),

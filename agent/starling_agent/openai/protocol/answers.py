@@ -171,10 +171,54 @@ class PooledData(msgspec.Struct, kw_only=True):
     data: list[float] | str
 
 
+class VectorsByType(msgspec.Struct, omit_defaults=True, rename={"float_": "float"}):
+    """The vectors of all inputs, in each type that was asked for."""
+
+    float_: list[list[float]] | None = None
+    int8: list[list[int]] | None = None
+    uint8: list[list[int]] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+    base64: list[str] | None = None
+
+
+class ApiVersion(msgspec.Struct, frozen=True):
+    version: str = "2"
+
+
+class InputTokens(msgspec.Struct):
+    input_tokens: int
+
+
+class EmbedMeta(msgspec.Struct, kw_only=True):
+    """The usage in Cohere's form, which the answer has in OpenAI's, too."""
+
+    api_version: ApiVersion = ApiVersion()
+    billed_units: InputTokens
+    tokens: InputTokens
+    cached_tokens: int
+
+
+class EmbedAnswer(msgspec.Struct, kw_only=True):
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+    id: str
+    embeddings: VectorsByType
+    texts: list[str]
+    meta: EmbedMeta
+    usage: Usage
+
+
 class Score(msgspec.Struct, kw_only=True):
     index: int
     object: Literal["score"] = "score"
     score: float
+
+
+class Classification(msgspec.Struct, kw_only=True):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
 
 
 class RankedDocument(msgspec.Struct):

@@ -125,7 +125,7 @@ def field_path(loc: Sequence[int | str]) -> str:
 
 def shown(value: object) -> str:
     """Returns the value in short for an error message, so that no prompt is repeated whole."""
-    text = repr(value)
+    text = repr(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 

@@ -180,6 +180,12 @@ class ChatTemplateFields(RequestModel):
     def opens_answer(self) -> bool:
         return self.add_generation_prompt is not False
 
+    def refuse_template_fields(self) -> None:
+        """Raises InvalidRequest for a field that says how messages are rendered, where there are none."""
+        for name in ChatTemplateFields.model_fields:
+            if getattr(self, name) is not None:
+                raise InvalidRequest("is for messages alone", name)
+
     def check_template_fields(self) -> None:
         """Raises InvalidRequest for fields that contradict each other."""
         if self.continue_final_message and self.opens_answer:

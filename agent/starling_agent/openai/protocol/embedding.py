@@ -1,4 +1,4 @@
-"""POST /v1/embeddings and /pooling"""
+"""POST /v1/embeddings, /v2/embed and /pooling"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -8,7 +8,7 @@ from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import Int, RequestModel
-from starling_agent.openai.protocol.chat import ChatTemplateFields, Messages
+from starling_agent.openai.protocol.chat import PARTS, ChatTemplateFields, Messages
 from starling_agent.openai.protocol.completion import PROMPT_SCHEMA
 from starling_agent.openai.protocol.refused import FieldRefusal
 from starling_agent.openai.protocol.sampling import RequestId
@@ -54,13 +54,15 @@ class EmbeddingFields(PooledRequest, ChatTemplateFields):
             raise InvalidRequest("input or messages is required", "input")
         if self.input is not None and self.messages is not None:
             raise InvalidRequest("give one of input and messages", "messages")
-        own, kind = (ChatTemplateFields.model_fields, "messages") if self.messages is None else (("prompt_name",), "input")
-        for name in own:
-            if getattr(self, name) is not None:
-                raise InvalidRequest(f"is for {kind} alone", name)
+        if self.messages is None:
+            self.refuse_template_fields()
+        elif self.prompt_name is not None:
+            raise InvalidRequest("is for input alone", "prompt_name")
 
 
 class EmbeddingRequest(EmbeddingFields):
+    refusals: ClassVar[Mapping[str, FieldRefusal]] = {**refused.EMBEDDING, **refused.JINA}
+
     model: str
 
 
@@ -68,3 +70,36 @@ class PoolingRequest(EmbeddingFields):
     """The same under vLLM's name; `task` says what it does in any case."""
 
     task: Literal["embed"] | None = None
+
+
+VectorType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+INPUTS_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "object", "required": ["content"], "properties": {"content": {**PARTS, "maxItems": 1}}},
+}
+
+
+class EmbedRequest(RequestModel):
+    """Cohere's request, with either `texts` or `inputs`. `input_type` has no effect on checkpoints without prompts.
+
+    https://docs.cohere.com/reference/embed
+    """
+
+    refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.EMBED
+
+    model: str
+    texts: list[str] | None = None
+    inputs: Annotated[list[Any], WithJsonSchema(INPUTS_SCHEMA)] | None = None
+    input_type: str | None = None
+    embedding_types: Annotated[list[VectorType], Field(min_length=1)] | None = None
+    output_dimension: Int | None = None
+    max_tokens: Int | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+
+    def source(self) -> str:
+        """Returns the name of the field that has the inputs. Raises InvalidRequest unless there is one."""
+        given = [name for name in ("texts", "inputs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequest("give one of texts and inputs", "inputs" if given else "texts")
+        return given[0]

@@ -88,9 +88,21 @@ EMBEDDING: Mapping[str, FieldRefusal] = {
     "endianness": FieldRefusal("base64 vectors are little-endian", ("little", "native")),
 }
 
+EMBED: Mapping[str, FieldRefusal] = {"images": FieldRefusal(MEDIA.reason, ([],)), "priority": POOLED["priority"]}
+
+JINA: Mapping[str, FieldRefusal] = {
+    "task": FieldRefusal("this is Jina's field; prompt_name has the checkpoint's prompts"),
+    "late_chunking": FieldRefusal("each input has a vector of its own", (False,)),
+    "embedding_type": FieldRefusal("this is Jina's name of encoding_format, which is possible", ("float",)),
+    "truncate": FieldRefusal("this is Jina's field; truncate_prompt_tokens: -1 does it", (False,)),
+    "normalized": FieldRefusal("this is Jina's name of normalize, which is possible"),
+    "return_multivector": FieldRefusal("an input has one vector", (False,)),
+}
+
 ACTIVATION = FieldRefusal("this is an older name of use_activation, which is possible")
 
 SCORE: Mapping[str, FieldRefusal] = {**POOLED, "softmax": ACTIVATION, "activation": ACTIVATION}
+CLASSIFY = SCORE
 
 RERANK: Mapping[str, FieldRefusal] = {
     **SCORE,

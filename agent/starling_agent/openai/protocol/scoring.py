@@ -1,13 +1,14 @@
 """POST /score and /rerank, under all of their paths (vLLM's, Jina's and Cohere's)"""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import Int
+from starling_agent.openai.protocol.completion import PROMPT_SCHEMA
 from starling_agent.openai.protocol.embedding import PooledRequest
 from starling_agent.openai.protocol.refused import FieldRefusal
 
@@ -29,6 +30,16 @@ class ScoringRequest(PooledRequest):
     instruction: str | None = None
     max_tokens_per_query: Int | None = None
     max_tokens_per_doc: Int | None = None
+    use_activation: bool | None = None
+
+
+class ClassifyRequest(PooledRequest):
+    """Texts or token ids that the model's head labels."""
+
+    refusals: ClassVar[Mapping[str, FieldRefusal]] = refused.CLASSIFY
+
+    input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+    add_special_tokens: bool | None = None
     use_activation: bool | None = None
 
 

@@ -24,8 +24,11 @@ class TokenizeRequest(ChatTemplateFields):
     return_token_strs: bool | None = None
 
     def check_source(self) -> None:
+        """Raises InvalidRequest unless there is one of both, with fields that it has a use for."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either prompt or messages", "prompt")
+        if self.messages is None:
+            self.refuse_template_fields()
 
 
 class DetokenizeRequest(RequestModel):

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from starling_engine.errors import InvalidRequest
 
 from starling_agent.openai.field_names import OwnName
-from starling_agent.openai.protocol.base import shown, text_in
+from starling_agent.openai.protocol.base import refuse_unknown, shown, text_in
 from starling_agent.openai.responses.protocol import ResponsesRequest
-from starling_agent.openai.tools import KINDS, checked_name
+from starling_agent.openai.tools import KINDS, check_callers, checked_name
 
 HOSTED = frozenset(
     (
@@ -18,6 +18,8 @@ HOSTED = frozenset(
     )
 )  # fmt: skip
 """Tools that OpenAI runs, or that its models alone know. Clients offer them to every server and live without them."""
+OTHER_FIELDS = ("type", "allowed_callers", "async", "defer_loading", "output_schema")
+"""Fields of a tool besides those of a chat's. `defer_loading` and `output_schema` change nothing."""
 TEXT_PARTS = ("input_text", "output_text")
 NAMESPACED = "{namespace}.{name}"
 """The model's name of a tool in a namespace: two namespaces may have tools of one name."""
@@ -232,9 +234,13 @@ def _name_in(namespace: str | None, name: Any) -> Any:
 
 
 def _as_offered(tool: _Tool) -> dict[str, Any]:
-    """Returns a tool as a chat has it."""
+    """Returns a tool as a chat has it. Raises InvalidRequest for fields that ask for more."""
     fields = {**tool.fields, "name": tool.name}
     kind = fields["type"]
+    refuse_unknown(fields, (*KINDS[kind], *OTHER_FIELDS), tool.param)
+    check_callers(fields, tool.param)
+    if fields.get("async"):
+        raise InvalidRequest("each call has to be answered before the model goes on; leave it out", f"{tool.param}.async")
     kept = {name: fields[name] for name in KINDS[kind] if fields.get(name) is not None}
     match kept:
         case {"format": {"type": "grammar", **grammar}}:

@@ -1,7 +1,7 @@
 """POST /v1/responses; GET and DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items, POST /v1/responses/{id}/cancel"""
 
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -16,14 +16,17 @@ from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
 from starling_agent.openai.event_stream import EventStream
 from starling_agent.openai.field_names import TOOL_NAMES, OwnName, fields_named
 from starling_agent.openai.protocol.chat import ChatRequest
-from starling_agent.openai.request_body import body_of, body_schema
+from starling_agent.openai.request_body import body_of, body_schema, wants_notes
 from starling_agent.openai.responses.conversion import chat_fields
 from starling_agent.openai.responses.protocol import ResponsesRequest
 from starling_agent.openai.responses.queries import check_shown, events_after, page_of
 from starling_agent.openai.responses.run import ResponseRun
 from starling_agent.openai.responses.store import CONTINUABLE
+from starling_agent.openai.stream_notes import counted
+from starling_agent.openai.stream_record import COUNTED, LAST_NOTE, RESUMABLE
 
 router = APIRouter(tags=["Responses"])
+_COUNTED = {RESUMABLE: COUNTED}
 _OWN_NAMES = (
     OwnName(r"^max_completion_tokens$", "max_output_tokens"),
     *TOOL_NAMES,
@@ -50,9 +53,9 @@ async def create(request: Request, body: Annotated[ResponsesRequest, Depends(bod
     log_request(endpoint, generation, bool(body.stream))
     run = ResponseRun(endpoint, generation, body, caller, earlier)
     if body.background:
-        return await _in_background(endpoint, run, streams=bool(body.stream))
+        return await _in_background(request, endpoint, run, streams=bool(body.stream))
     if body.stream:
-        return await stream_of(request, endpoint, run.chunks(), run.writer.fail)
+        return await _streamed(request, endpoint, run)
     await endpoint.open_requests.run(request.receive, run.complete())
     return json_response(run.writer.response)
 
@@ -74,16 +77,28 @@ async def _earlier_items(endpoint: Endpoint, response_id: str | None, owner: str
     return items
 
 
-async def _in_background(endpoint: Endpoint, run: ResponseRun, *, streams: bool) -> Response:
+async def _streamed(request: Request, endpoint: Endpoint, run: ResponseRun) -> Response:
+    """Streams a response as it is made; it ends where its server does, so notes count its tokens alone."""
+    if not wants_notes(request):
+        return await stream_of(request, endpoint, run.chunks(), run.writer.fail)
+    chunks = counted(run.chunks(), lambda: run.output_tokens)
+    return await stream_of(request, endpoint, chunks, lambda error: run.writer.fail(error) + LAST_NOTE, _COUNTED)
+
+
+async def _in_background(request: Request, endpoint: Endpoint, run: ResponseRun, *, streams: bool) -> Response:
     if not endpoint.responses.takes(run.size):
         raise InvalidRequest("the conversation is too large to be stored (see --max-stored-bytes)", "background")
     made = await endpoint.background.start(run, has_events=streams)
-    return _followed(made.events(-1)) if streams else Response(made.stored().response, media_type="application/json")
+    if not streams:
+        return Response(made.stored().response, media_type="application/json")
+    if not wants_notes(request):
+        return _followed(made.events(-1))
+    return _followed(counted(made.events(-1), lambda: run.output_tokens), _COUNTED)
 
 
-def _followed(events: AsyncGenerator[bytes]) -> Response:
+def _followed(events: AsyncGenerator[bytes], headers: Mapping[str, str] | None = None) -> Response:
     """Streams events of a response in the background. It is the response that ends with the server, and with it the stream."""
-    return EventStream(b"", events, OpenRequests())
+    return EventStream(b"", events, OpenRequests(), headers)
 
 
 @router.post("/v1/responses/compact")

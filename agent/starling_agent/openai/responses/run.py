@@ -93,6 +93,11 @@ class ResponseRun:
         return with_events if takes(with_events.size) else stored
 
     @property
+    def output_tokens(self) -> int:
+        """Tokens that have been made so far, whatever events show of them."""
+        return self._count.completion
+
+    @property
     def size(self) -> int:
         """Bytes that are stored of the response before its first item, with those of the conversation that it will go on."""
         stored = self.stored()

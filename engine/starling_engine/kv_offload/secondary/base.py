@@ -4,6 +4,9 @@ A chunk is the keys and values of CHUNK tokens of a prefix in one KV group. The 
 heads, is one object. Its layout knows neither block sizes nor ranks:
 
     [layers of the part][keys, values][heads of the part][CHUNK tokens][head_dim]     (latents: [layers][CHUNK tokens][latent])
+
+A snapshot of a recurrent state is several chunks. One object is a rank's blocks of one of them, as they are; its part has the
+rank's coordinates for layers and heads. It is of no use in another layout, so the fingerprint of such a model has the layout.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,7 @@ from starling_engine.config import WorkerConfig
 from starling_engine.kv.layer_specs import stage_layers, whole_groups
 from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.secondary.base import CHUNK, ChunkPart
+from starling_engine.kv_offload.sizes import rank_slab_bytes, state_pieces
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.topology.shard import Shard
 
@@ -19,6 +20,7 @@ class GroupShare:
     run_bytes  bytes of one layer and one head in one plane
     writes     whether this rank writes its part, which several may hold alike
     window     chunks from the end of a prefix that its next token reads; 0 for all of them
+    snapshot   whether these are pieces of snapshots: at a prefix's end, of use together
     """
 
     covers: list[list[ChunkPart]]
@@ -26,6 +28,7 @@ class GroupShare:
     run_bytes: int
     writes: bool = True
     window: int = 0
+    snapshot: bool = False
 
     def shape(self, part: ChunkPart) -> tuple[int, int, int, int]:
         """Returns [layers, planes, heads, bytes of a run]."""
@@ -33,7 +36,7 @@ class GroupShare:
 
 
 def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
-    """Returns one rank's share of each KV group's chunks."""
+    """Returns one rank's share of each KV group's chunks, and behind them of each piece of a snapshot."""
     rank, layout = config.layout.coordinates(config.rank), config.layout
     tensor, stage = Shard(rank.tp, layout.tensor), Shard(rank.pp, layout.pipeline)
     planes = 1 if model.mla else 2
@@ -43,8 +46,11 @@ def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
         local = part_of(model, group, tensor, stage)
         writes = all(part_of(model, group, Shard(lower, layout.tensor), stage) != local for lower in range(rank.tp))
         window = -(-group.spec.window // CHUNK) + 1 if group.spec.window else 0  # it may begin within a chunk
-        shares.append(GroupShare(covers_of(model, group, tensor, stage), planes, token_bytes * CHUNK, writes, window))
-    return shares
+        covers = covers_of(model, group, tensor, stage)[: 1 if model.has_state else None]  # others write under other fingerprints
+        shares.append(GroupShare(covers, planes, token_bytes * CHUNK, writes, window))
+    own = ChunkPart(rank.pp, rank.pp + 1, rank.tp, rank.tp + 1)
+    slab, pieces = rank_slab_bytes(model, config), state_pieces(model, config)
+    return [*shares, *(GroupShare([[own]], 1, blocks * slab, snapshot=True) for blocks in pieces)]
 
 
 def part_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> ChunkPart | None:

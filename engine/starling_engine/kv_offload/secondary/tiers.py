@@ -5,6 +5,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
 
 import msgspec
 import numpy as np
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 from starling_engine.config import CACHE_VERSION, QUANTIZATION_VERSION, TiersConfig, WorkerConfig
 from starling_engine.delta import TierStats
+from starling_engine.kv.layer_specs import state_group, whole_groups
 from starling_engine.kv_offload.secondary.base import (
     LOOKUP_SECONDS,
     Chunk,
@@ -24,7 +27,11 @@ from starling_engine.kv_offload.secondary.base import (
 )
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 from starling_engine.kv_offload.secondary.parts import GroupShare, group_shares, overlap
+from starling_engine.kv_offload.sizes import rank_slab_bytes
 from starling_engine.model_config.config import ModelConfig
+
+STATE_LAYOUT = 1
+"""Version of what the numbers of a recurrent state mean, and of their order in its blocks."""
 
 
 def open_secondary(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig) -> "SecondaryTiers | None":
@@ -51,7 +58,17 @@ def cached_as(model: ModelConfig, config: WorkerConfig) -> str:
     if config.quantization is not None:
         kind = f"{kind} by weights in {config.quantization} (version {QUANTIZATION_VERSION})"
     factors = model.rope_factors(config.max_model_len)
-    return f"{kind}, rotated by {factors} factors" if factors else kind
+    if factors:
+        kind = f"{kind}, rotated by {factors} factors"
+    return f"{kind}, with {state_layout(model, config)}" if model.has_state else kind
+
+
+def state_layout(model: ModelConfig, config: WorkerConfig) -> str:
+    """Says how the ranks' blocks hold a model's state: its snapshots are of use to engines of the same layout alone."""
+    layout, ranks = config.layout, [replace(config, rank=rank) for rank in range(config.layout.world_size)]
+    blocks = [(rank_slab_bytes(model, rank), state_group(model, rank)) for rank in ranks]
+    digest = sha256(repr((STATE_LAYOUT, whole_groups(model, config), blocks)).encode()).hexdigest()[:16]
+    return f"state {digest} (TP {layout.tensor}, PP {layout.pipeline}, blocks of {config.block_size})"
 
 
 class SecondaryTiers:
@@ -86,12 +103,12 @@ class SecondaryTiers:
         """Returns for each chunk whether one tier has all that this rank needs of it, under one layout.
 
         The chunks of each group are in the order of one prefix. A miss in a group without a window ends the prefix: nothing behind
-        it is looked up, nor is anything after half of LOOKUP_SECONDS.
+        it is looked up, nor is anything after half of LOOKUP_SECONDS. The first piece of a snapshot is there if all pieces are.
         """
         end = time.monotonic() + LOOKUP_SECONDS / 2
         found = {chunk for chunk in chunks if not self._groups[chunk[0]].covers}
         prefix = list(dict.fromkeys(name for _, name in chunks))
-        without_window = [chunk for chunk in chunks if not self._groups[chunk[0]].window]
+        without_window = [chunk for chunk in chunks if not (share := self._groups[chunk[0]]).window and not share.snapshot]
         missing = self._lookup_run(without_window, found, end)
         if missing is not None:
             prefix = prefix[: prefix.index(without_window[missing][1])]
@@ -100,6 +117,10 @@ class SecondaryTiers:
             if share.window:
                 candidates = [chunk for chunk in chunks if chunk[0] == group and chunk[1] in reached]
                 self._lookup_window(candidates, share.window, found, end)
+        pieces = [group for group, share in enumerate(self._groups) if share.snapshot]
+        if pieces:
+            asked = [chunk for chunk in chunks if chunk[0] == pieces[0] and chunk[1] in reached]
+            self._lookup_snapshots(asked, pieces, found, end)
         return [chunk in found for chunk in chunks]
 
     def _lookup_window(self, candidates: list[Chunk], window: int, found: set[Chunk], end: float) -> None:
@@ -109,6 +130,18 @@ class SecondaryTiers:
             if missing is None:
                 return
             candidates = candidates[: max(0, len(candidates) - window) + missing]
+
+    def _lookup_snapshots(self, chunks: list[Chunk], pieces: Sequence[int], found: set[Chunk], end: float, size: int = 64) -> None:
+        """Looks up snapshots by their first pieces, from the prefix's end on, until there are some with all of their pieces."""
+        whole = False
+        while chunks and not whole and time.monotonic() < end:
+            chunks, part = chunks[:-size], chunks[-size:]
+            self._lookup_slice(part, found)
+            for chunk in [chunk for chunk in part if chunk in found and self._groups[chunk[0]].covers]:
+                if self._lookup_run([(piece, chunk[1]) for piece in pieces[1:]], found, end) is None:
+                    whole = True
+                else:
+                    found.discard(chunk)
 
     def _lookup_run(self, chunks: Sequence[Chunk], found: set[Chunk], end: float, size: int = 64) -> int | None:
         """Looks chunks up until one is missing or time is over. Returns the index of the first missing one.

@@ -172,17 +172,18 @@ extern "C" {
 
 // Sequence s has the query rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens.
 // `cache` is the kind of the cache; keys and values of one in fp8 are multiplied by key_scale and value_scale.
-// block_tables [sequences][max_blocks]; dim a multiple of 16, at most 256; sinks [heads] or null.
-void starling_paged_attention(const void* q, const void* kv, const int32_t* block_tables, int64_t max_blocks,
-                              const int32_t* query_start, const int32_t* context_lens, int64_t sequences,
-                              int64_t heads, int64_t kv_heads, int64_t dim, int64_t block_size, float scale,
+// block_stride is in elements of the cache. block_tables [sequences][max_blocks]; dim a multiple of 16, at most 256; sinks [heads]
+// or null.
+void starling_paged_attention(const void* q, const void* kv, int64_t block_stride, const int32_t* block_tables,
+                              int64_t max_blocks, const int32_t* query_start, const int32_t* context_lens,
+                              int64_t sequences, int64_t heads, int64_t kv_heads, int64_t dim, int64_t block_size, float scale,
                               int64_t window, float soft_cap, float key_scale, float value_scale, const float* sinks,
                               void* out, int fp32, int cache, int threads) {
   with_types(fp32, cache, [&](auto type, auto cached) {
     using T = decltype(type);
     using C = decltype(cached);
-    attend(Attention<T, C>{static_cast<const T*>(q), static_cast<const C*>(kv), block_tables, max_blocks, heads,
-                           kv_heads, dim, block_size, scale * key_scale, value_scale, window, soft_cap, sinks,
+    attend(Attention<T, C>{static_cast<const T*>(q), static_cast<const C*>(kv), block_stride, block_tables,
+                           max_blocks, heads, kv_heads, dim, block_size, scale * key_scale, value_scale, window, soft_cap, sinks,
                            static_cast<T*>(out)},
            query_start, context_lens, sequences, threads);
   });

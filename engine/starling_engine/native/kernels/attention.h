@@ -25,7 +25,8 @@ constexpr int64_t kMaxDecodeRows = 64;
 template <typename T, typename C = T>
 struct Attention {
   const T* q;   // [tokens][heads][dim]
-  const C* kv;  // [blocks][2][kv_heads][block_size][row_size]
+  const C* kv;  // blocks of [2][kv_heads][block_size][row_size]
+  int64_t block_stride;  // elements from one block to the next
   const int32_t* block_tables;
   int64_t max_blocks;
   int64_t heads, kv_heads, dim, block_size;
@@ -86,7 +87,7 @@ template <typename T, typename C>
 inline const C* key_row(const Attention<T, C>& a, const Task& task, int64_t key) {
   const uint32_t size = static_cast<uint32_t>(a.block_size), at = static_cast<uint32_t>(key);
   const int64_t block = a.block_tables[task.sequence * a.max_blocks + at / size];
-  return a.kv + ((block * 2 * a.kv_heads + task.kv_head) * a.block_size + at % size) * a.row();
+  return a.kv + block * a.block_stride + (task.kv_head * a.block_size + at % size) * a.row();
 }
 
 // Copies the task's queries in the order of its state's rows.

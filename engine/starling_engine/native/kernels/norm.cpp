@@ -1,5 +1,6 @@
-// Row by row, bound by memory: RMS normalisation, with the residual added before it, and SwiGLU's gate.
+// Row by row, bound by memory: RMS normalisation, with the residual added before it or a gate behind it, and SwiGLU's gate.
 #include <cmath>
+#include <type_traits>
 
 #include "parallel.h"
 #include "simd.h"
@@ -57,6 +58,42 @@ void silu_mul(const T* gate_up, T* out, int64_t tokens, int64_t width, int threa
   });
 }
 
+// Each head of `dim`, normalised, rounded to T before the weight and to W after it, and opened by the gate's silu; or opened first; or
+// opened by its sigmoid, and rounded at the end alone. The weights of a head begin `weight_step` behind those of the one before: 0
+// where all have the same.
+enum class Gate { kLast, kFirst, kSigmoid };
+
+template <Gate kGate, typename T, typename W>
+void gated_rms_norm(const T* x, int64_t x_stride, const T* gate, int64_t gate_stride, const W* weight, int64_t weight_step, float eps,
+                    T* out, int64_t tokens, int64_t heads, int64_t dim, int threads) {
+  const int64_t width = heads * dim;
+  parallel_for(tokens, threads_for(tokens, tokens * width * 3 * sizeof(T), threads), [&](int64_t t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const T* in = x + t * x_stride + h * dim;
+      const T* opening = gate + t * gate_stride + h * dim;
+      const W* weights = weight + h * weight_step;
+      const auto input = [&](int64_t i, Lanes lanes) {
+        const Floats v = load16(in + i, lanes);
+        return kGate == Gate::kFirst ? v * silu(load16(opening + i, lanes)) : v;
+      };
+      Floats squares = splat16(0.0f);
+      each_16(dim, [&](int64_t i, Lanes lanes) {
+        const Floats v = input(i, lanes);
+        squares = multiply_add(v, v, squares);
+      });
+      const Floats by = splat16(inverse_rms(sum_of(squares), dim, eps));
+      each_16(dim, [&](int64_t i, Lanes lanes) {
+        const Floats unit = input(i, lanes) * by, by_column = load16(weights + i, lanes);
+        const Floats weighted = rounded<W>(rounded<T>(unit) * by_column);
+        const Floats opened = kGate == Gate::kFirst     ? weighted
+                              : kGate == Gate::kSigmoid ? unit * by_column * sigmoid(load16(opening + i, lanes))
+                                                        : weighted * silu(load16(opening + i, lanes));
+        store16(out + t * width + h * dim + i, opened, lanes);
+      });
+    }
+  });
+}
+
 }  // namespace
 }  // namespace starling
 
@@ -85,7 +122,26 @@ void starling_silu_mul(const void* gate_up, void* out, int64_t tokens, int64_t w
   fp32 ? run(float{}) : run(bf16{});
 }
 
+// x, gate [tokens, heads, dim], in rows of their strides -> out: x's heads normalised * weight * silu(gate), or the gate comes first, or
+// it is sigmoid(gate). `weight_step`: as in `gated_rms_norm`; `wide`: as above.
+void starling_gated_rms_norm(const void* x, int64_t x_stride, const void* gate, int64_t gate_stride, const void* weight,
+                             int64_t weight_step, float eps, void* out, int64_t tokens, int64_t heads, int64_t dim, int gate_first,
+                             int fp32, int wide, int with_sigmoid, int threads) {
+  const auto run = [&](auto type, auto weights) {
+    using T = decltype(type);
+    using W = decltype(weights);
+    const auto kernel = with_sigmoid ? gated_rms_norm<Gate::kSigmoid, T, W>
+                        : gate_first ? gated_rms_norm<Gate::kFirst, T, W>
+                                     : gated_rms_norm<Gate::kLast, T, W>;
+    kernel(static_cast<const T*>(x), x_stride, static_cast<const T*>(gate), gate_stride, static_cast<const W*>(weight), weight_step,
+           eps, static_cast<T*>(out), tokens, heads, dim, threads);
+  };
+  if (fp32) return run(float{}, float{});
+  wide ? run(bf16{}, float{}) : run(bf16{}, bf16{});
+}
+
 }  // extern "C"
 
 STARLING_RECORDABLE(starling_rms_norm)
 STARLING_RECORDABLE(starling_silu_mul)
+STARLING_RECORDABLE(starling_gated_rms_norm)

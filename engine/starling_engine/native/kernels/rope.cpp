@@ -27,7 +27,8 @@ struct Heads {
   const W* q_norm;  // [dim] or null
   const W* k_norm;
   float eps;
-  C* kv;  // [blocks][2][kv_heads][block_size][row_size]
+  C* kv;  // blocks of [2][kv_heads][block_size][row_size]
+  int64_t block_stride;  // elements from one block to the next
   int64_t block_size;
   T* q;  // [tokens][heads][dim]
   float keys_by, values_by;
@@ -38,7 +39,7 @@ struct Heads {
     for (int64_t h = 0; h < heads; ++h) rotate(row + h * dim, q_norm, cosines, q + (token * heads + h) * dim, 1);
     if (slot < 0) return;
     const int64_t size = row_size<C>(dim), head_size = block_size * size;
-    C* keys = kv + slot / block_size * 2 * kv_heads * head_size + slot % block_size * size;
+    C* keys = kv + slot / block_size * block_stride + slot % block_size * size;
     C* values = keys + kv_heads * head_size;
     for (int64_t h = 0; h < kv_heads; ++h) {
       rotate_key(row + (heads + h) * dim, cosines, keys + h * head_size);
@@ -109,12 +110,13 @@ using namespace starling;
 extern "C" {
 
 // `cache` is the kind of the cache; one of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32.
-// slots [tokens] are block * block_size + offset, or -1 to store nothing. `wide`: weights of the norms are float.
+// block_stride is in elements of the cache. slots [tokens] are block * block_size + offset, or -1 to store nothing. `wide`: weights of
+// the norms are float.
 void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                                  const void* positions, int wide_positions, const float* cos_sin, int64_t rotary,
-                                 const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_size,
-                                 const int64_t* slots, void* q, float keys_by, float values_by, int fp32,
-                                 int cache, int wide, int threads) {
+                                 const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_stride,
+                                 int64_t block_size, const int64_t* slots, void* q, float keys_by, float values_by,
+                                 int fp32, int cache, int wide, int threads) {
   with_types(fp32, cache, [&](auto type, auto cached) {
     using T = decltype(type);
     using C = decltype(cached);
@@ -122,7 +124,8 @@ void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads,
       using W = decltype(weights);
       const Heads<T, C, W> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
                                 static_cast<const W*>(q_norm), static_cast<const W*>(k_norm), eps,
-                                static_cast<C*>(kv),           block_size, static_cast<T*>(q), keys_by, values_by};
+                                static_cast<C*>(kv),           block_stride, block_size, static_cast<T*>(q), keys_by,
+                                values_by};
       const int64_t bytes = tokens * (heads + 2 * kv_heads) * dim * 2 * sizeof(T);
       parallel_for(tokens, threads_for(tokens, bytes, threads), [&](int64_t t) {
         work.run(t, wide_positions ? static_cast<const int64_t*>(positions)[t] : static_cast<const int32_t*>(positions)[t],

@@ -241,6 +241,8 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 inline Floats exp(Floats x) { return exp2(x * splat16(kLog2E)); }
 
+inline Floats sigmoid(Floats x) { return splat16(1.0f) / (splat16(1.0f) + exp(splat16(0.0f) - x)); }
+
 inline Floats silu(Floats x) { return x / (splat16(1.0f) + exp(splat16(0.0f) - x)); }
 
 // The first `count` words of 32 bits, zeros in the other lanes.

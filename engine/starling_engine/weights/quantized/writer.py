@@ -24,7 +24,6 @@ from starling_engine.model_config.registry import definition_of
 from starling_engine.native.group_quantized import FP8_LARGEST
 from starling_engine.weights.loader import Progress, no_progress
 from starling_engine.weights.safetensors_source import INDEX, SINGLE, SafetensorsWeights
-from starling_engine.weights.source import TensorReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,9 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme, progress: Pr
 
 
 def _chosen(files: SafetensorsWeights, names: TensorNames, scheme: Scheme) -> set[str]:
-    """Returns the tensors to quantize: matrices of layers that are multiplied with tokens, apart from routers and `kv_b`."""
-    fused = [name for name in files.tensors if name.endswith(f".{names.fused_experts}.{names.fused_projections[0]}")]
+    """Returns the tensors to quantize: matrices of layers that are multiplied with tokens, but routers, `kv_b` and decays."""
+    gate_ups = tuple(f".{name}" for name in names.fused_experts[0])
+    fused = [name for name in files.tensors if name.endswith(gate_ups)]
     if fused:
         raise UnsupportedModel(f"{fused[0]} holds all experts of a layer, which cannot be quantized; save them one by one")
     is_matrix = _matrices_of(names)
@@ -103,7 +103,10 @@ def _chosen(files: SafetensorsWeights, names: TensorNames, scheme: Scheme) -> se
 
 def _matrices_of(names: TensorNames) -> Callable[[str], bool]:
     attention = (names.q, names.k, names.v, names.fused_qkv, names.o, names.q_a, names.q_b, names.kv_a)
-    own = (*attention, names.gate, names.up, names.fused_gate_up, names.down, names.fused_shared)
+    delta, mamba, conv = names.delta, names.mamba2, names.short_conv
+    recurrent = (delta.qkvz, delta.q, delta.k, delta.v, delta.fused_qkv, delta.z, delta.out, mamba.inputs, mamba.out)
+    mixers = (*attention, *recurrent, conv.fused_in, conv.out)
+    own = (*filter(None, mixers), names.gate, names.up, names.fused_gate_up, names.down, names.fused_shared)
     of_experts = "|".join(map(re.escape, names.expert_projections))
     modules = [*map(re.escape, own), rf"{re.escape(names.experts)}\.\d+\.({of_experts})"]
     modules += [re.escape(f"{names.shared_experts}.{name}") for name in names.shared_projections]
@@ -115,8 +118,9 @@ def _matrices_of(names: TensorNames) -> Callable[[str], bool]:
 def _ignored(files: SafetensorsWeights, chosen: set[str], config: ModelConfig) -> list[str]:
     """Returns the modules with a matrix that stays as it is; the head is named in any case."""
     embedding = definition_of(config.architecture).names.embedding
-    found = {name.removesuffix(".weight") for name, info in files.tensors.items() if len(info.shape) == 2 and name not in chosen}
-    return sorted((found - {embedding}) | {"lm_head"})
+    found = {name for name, info in files.tensors.items() if len(info.shape) == 2 and name not in chosen}
+    stored = {files.stored_name(name).removesuffix(".weight") for name in found if name != f"{embedding}.weight"}
+    return sorted(stored | {"lm_head"})
 
 
 def _write_weights(files: SafetensorsWeights, target: Path, chosen: set[str], scheme: Scheme, progress: Progress) -> int:
@@ -130,7 +134,8 @@ def _write_weights(files: SafetensorsWeights, target: Path, chosen: set[str], sc
         tensors: dict[str, Tensor] = {}
         with files.open(path) as file:
             for name in names:
-                tensors |= dict(_quantized(file, name, scheme)) if name in chosen else {name: file.read(name, ()).clone()}
+                stored, tensor = files.stored_name(name), file.read(name, ())
+                tensors |= dict(_quantized(stored, tensor, scheme)) if name in chosen else {stored: tensor.clone()}
                 done += 1
                 progress(done, len(files.tensors))
         save_file(tensors, target / path.name, metadata={"format": "pt"})
@@ -143,9 +148,8 @@ def _write_weights(files: SafetensorsWeights, target: Path, chosen: set[str], sc
     return total
 
 
-def _quantized(file: TensorReader, name: str, scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
+def _quantized(name: str, weight: Tensor, scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors that stand for one matrix."""
-    weight = file.read(name, ())
     module, (n, k) = name.removesuffix(".weight"), weight.shape
     group = scheme.group or k
     grouped = weight.float().view(n, k // group, group)

@@ -55,6 +55,9 @@ class DeviceDrafter:
         The batch has the plan already, and the step's positions are not made yet.
         """
 
+    def warm(self, f: Fields) -> None:
+        """Makes drafts for a step that has none, so that the kernel has been met."""
+
     def append(self, f: Fields, chosen: torch.Tensor) -> None:
         """Takes the tokens that a step has sampled, [S] int64."""
 
@@ -83,8 +86,13 @@ class NgramDrafter(DeviceDrafter):
         for new in plan.new:
             if new.sampling is not None and new.sampling.speculative:
                 self._enter(new.slot, len(unpack_tokens(new.token_ids)))
-        if OWN not in unpack_tokens(plan.drafts):
-            return
+        if OWN in unpack_tokens(plan.drafts):
+            self._find(f)
+
+    def warm(self, f: Fields) -> None:
+        self._find(f)
+
+    def _find(self, f: Fields) -> None:
         self._op(
             f.ids,
             f.query_start,

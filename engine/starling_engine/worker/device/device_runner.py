@@ -15,15 +15,24 @@ import torch
 from starling_engine.config import SpeculativeConfig
 from starling_engine.ipc.collection import no_collection
 from starling_engine.kernels.ahead import LateKernels
-from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kernels.attention_plan import MAX_DECODE_ROWS, MAX_DECODE_TOKENS, common_prefix
+from starling_engine.kernels.attention_metadata import AttentionMetadata, HostLens
+from starling_engine.kernels.attention_plan import (
+    MAX_DECODE_ROWS,
+    MAX_DECODE_TOKENS,
+    PROGRAMS_PER_SM,
+    QueryBlocks,
+    common_prefix,
+    keys_saved,
+)
+from starling_engine.kv.spec import LatentSpec
 from starling_engine.platforms.device_queue import DeviceQueue
+from starling_engine.platforms.triton_support import sms
 from starling_engine.sampling.select import SampleOp
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.device.device_drafter import DeviceDrafter, NgramDrafter
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_sampler import DeviceSampler
-from starling_engine.worker.device.device_tables import DeviceTables
+from starling_engine.worker.device.device_tables import NO_BLOCKS, DeviceTables
 from starling_engine.worker.device.extra_outputs import ExtraOutputs
 from starling_engine.worker.device.graphs import Graphs
 from starling_engine.worker.device.in_flight import InFlight
@@ -41,13 +50,14 @@ CASCADE_BYTES = 16 << 30
 """Bytes of the cache that one step reads in about the time in which the host launches its kernels one by one."""
 
 LONG_CONTEXT = 32 << 10
-"""Tokens of a decode beside a prompt: more of them take longer to read unsplit than the host takes to launch the step's kernels."""
+"""Keys that one program reads, in each layer, in about the time in which the host launches the layer's kernels."""
 
 
 class DeviceRunner:
     """See `Runner`. With `recorded`, steps of usual sizes run as graphs; `tick` is called as each has been recorded.
 
-    `cascades`: attention can use `AttentionMetadata.shared_blocks`. With `own_drafts`, plans may have OWN drafts, by prompt lookup.
+    `cascades`: attention can use `AttentionMetadata.shared_blocks`. `query_blocks` lists those of prompts for it; None: it takes no
+    list. With `own_drafts`, plans may have OWN drafts, by prompt lookup.
     """
 
     def __init__(
@@ -67,6 +77,7 @@ class DeviceRunner:
         vocab_size: int,
         recorded: bool,
         cascades: bool,
+        query_blocks: QueryBlocks | None,
         own_drafts: SpeculativeConfig | None,
     ) -> None:
         self._pages = pages
@@ -81,7 +92,7 @@ class DeviceRunner:
         self._cascades = cascades
         self._late: LateKernels | None = None
         self._tables = DeviceTables(batch, queue, device)
-        self._writer = StepWriter(batch, queue, device, max_tokens, max_samples)
+        self._writer = StepWriter(batch, queue, device, max_tokens, max_samples, query_blocks)
         self._positions = DevicePositions(rows, batch.block_size, device)
         self._drafter = DeviceDrafter()
         if own_drafts is not None:
@@ -104,7 +115,6 @@ class DeviceRunner:
         began = time.perf_counter()
         self._in_flight.absorb()
         self._batch.apply(plan)
-        self._tables.apply(plan, self._batch.table_lengths)
         self._pages.copy(plan)
         step = self._batch.gather(plan)
         result = StepResult(plan.step_id, plan.epoch, compiled=self._late.take() if self._late is not None else 0)
@@ -142,20 +152,32 @@ class DeviceRunner:
                     self._tick()
 
     def warm(self) -> None:
-        """Runs what is neither recorded nor the largest step, once, so that every kernel has been met: of padding alone."""
-        rows = min(self._max_rows, self._max_tokens, self._max_samples)
+        """Runs what is neither recorded nor the largest step, once, so that every kernel has been met: of padding alone.
+
+        What chooses between two kernels grows with the tokens of a row, with rows or with the common prefix. So the least and the
+        most of each are enough, and powers of two where there are more than two kernels.
+        """
+        rows, longest = min(self._max_rows, self._max_tokens, self._max_samples), min(self._max_tokens, self._writer.longest)
         # Rows of few tokens, up to those that are prompts in any tiles; and the fewer rows, the more segments have their contexts.
-        widths = [1 << exponent for exponent in range(MAX_DECODE_ROWS.bit_length() + 1)]
-        counts = [1 << exponent for exponent in range(rows.bit_length())]
-        for width, count in sorted({*itertools.product(widths, (1, rows)), *itertools.product((1, widths[-1]), counts)}):
-            tokens = min(width, self._max_tokens, self._writer.longest)  # all in the first row: none is left undefined
-            self._forward(self._writer.padding(StepShape(tokens, count, 1)), None, tokens, arrived=self._blank(tokens))
-            self._tick()
-        if self._cascades and rows >= CASCADE_ROWS:
-            fields = self._writer.padding(StepShape(rows, rows, rows, width=1))
-            for exponent in range((self._tables.width - 1).bit_length()):
-                self._forward(fields, None, 1, arrived=self._blank(rows), shared=1 << exponent)
-                self._tick()
+        widths = [min(width, longest) for width in _powers(2 * MAX_DECODE_ROWS)]
+        for width, count in sorted({*itertools.product(widths, (1, rows)), *itertools.product((1, widths[-1]), _powers(rows))}):
+            self._meet(width, count)
+        self._meet(widths[-1], 1, host_lens=((0, widths[-1]), (widths[-1],)))
+        most_shared = self._tables.width - 2  # a row's last token is in no common block
+        if self._cascades and rows >= CASCADE_ROWS and most_shared > 0:
+            prefixes = {*_powers(most_shared), most_shared}
+            alone = itertools.product((1,), {CASCADE_ROWS, rows}, prefixes)
+            wider = itertools.product({*widths, longest}, (rows,), (most_shared,))
+            for width, count, shared in sorted({*alone, *wider}):
+                self._meet(width, count, shared=shared)
+        self._drafter.warm(self._writer.padding(StepShape(1, 1, 1)))
+
+    def _meet(self, width: int, rows: int, host_lens: HostLens | None = None, shared: int = 0) -> None:
+        """Runs a step of rows of at most `width` tokens. They have so many together, or one each: none is left undefined."""
+        tokens = rows if width == 1 else width  # all in the first row
+        fields = self._writer.padding(StepShape(tokens, rows, 1, width=int(width == 1)))
+        self._forward(fields, None, width, host_lens, self._blank(tokens), shared)
+        self._tick()
 
     def on_sleep(self) -> None:
         self._use(NoModel())
@@ -182,6 +204,17 @@ class DeviceRunner:
         # Recorded steps have memory of their own, which all of them share.
         top = self._graphs.shapes[0].tokens
         return largest + (self._queue.peak_bytes(partial(self._run_largest, top, min(top, self._max_samples))) or 0)
+
+    def recording_bytes(self) -> int:
+        """Returns the memory that recordings take beyond their tensors: executables, and workspaces of libraries."""
+        if self._graphs is None:
+            return 0
+        shape = self._graphs.shapes[-1]
+        work = self._work(self._writer.padding(shape), shape)
+        work()
+        gc.collect()
+        with no_collection():
+            return self._queue.recording_bytes(work, len(self._graphs.shapes))
 
     def _run_largest(self, tokens: int, samples: int, then: Callable[[Fields, torch.Tensor], None] = lambda *_: None) -> None:
         """Runs a step of padding alone and samples from it; `then` gets the samples and their hidden states."""
@@ -210,7 +243,7 @@ class DeviceRunner:
         every = self._batch.any_needs_all_hidden_states(plan)
         shared = _shared_blocks(self._pages, self._batch, step, recorded=self._graphs is not None) if self._cascades else 0
         shape = None if shared or every else self._recorded(step, decode=decode)
-        fields = self._writer.write(plan, step, samples, shape or StepShape(tokens, len(step.slots), count))
+        fields = self._write(plan, step, samples, shape or StepShape(tokens, len(step.slots), count))
         self._drafter.propose(plan, fields)
         sampled, most_drafts = fields.samples(len(samples.rows), count), int(step.drafts.max())
         if shape is not None:
@@ -219,7 +252,7 @@ class DeviceRunner:
                 self._head(sampled, self._hidden[:count], most_drafts)
             return sampled, None
         arrived = self._link.receive(tokens)
-        hidden = self._forward(fields, None if decode or every else sampled.sampled, step.longest, step, arrived, shared)
+        hidden = self._forward(fields, None if decode or every else sampled.sampled, step.longest, step.host_lens, arrived, shared)
         if count:
             self._head(sampled, hidden.index_select(0, sampled.sampled) if every else hidden, most_drafts)
         return sampled, hidden if every else None
@@ -228,13 +261,21 @@ class DeviceRunner:
         """Runs a step in a stage before the last: all tokens' states go to the next one."""
         tokens = len(step.ids)
         shape = self._recorded(step, decode=True)
-        fields = self._writer.write(plan, step, NO_SAMPLES, shape or StepShape(tokens, len(step.slots), 0))
+        fields = self._write(plan, step, NO_SAMPLES, shape or StepShape(tokens, len(step.slots), 0))
         if shape is not None:
             self._replay(shape, fields, tokens)
             # The next replay does not wait until these have been sent.
             self._link.send(self._hidden[:tokens].clone())
             return
-        self._link.send(self._forward(fields, None, step.longest, step, self._link.receive(tokens)))
+        self._link.send(self._forward(fields, None, step.longest, step.host_lens, self._link.receive(tokens)))
+
+    def _write(self, plan: StepPlan, step: FlatBatch, samples: Samples, shape: StepShape) -> Fields:
+        """Writes the step. The blocks that it adds are in it, and so in its recording; those of long prompts go ahead of it."""
+        new = self._tables.added(plan, self._batch.table_lengths)
+        if not self._writer.has_room(shape, new):
+            self._tables.upload(new)
+            new = NO_BLOCKS
+        return self._writer.write(plan, step, samples, shape, new)
 
     def _recorded(self, step: FlatBatch, *, decode: bool) -> StepShape | None:
         """Returns the smallest recorded size with room for the step; None where it takes less time as it comes.
@@ -245,9 +286,13 @@ class DeviceRunner:
             return None
         tokens = len(step.ids)
         shape = self._graphs.decode(tokens, step.longest) if decode else None
-        if shape is not None or _has_long_decode(step):
+        if shape is not None:
             return shape
-        return self._graphs.mixed(tokens, len(step.slots))
+        shape = self._graphs.mixed(tokens, len(step.slots))
+        room = self._tables.width * self._batch.block_size
+        if shape is not None and _splitting_pays(self._pages, step, room, shape.rows, sms(self._pages.device)):
+            return None
+        return shape
 
     def _replay(self, shape: StepShape, fields: Fields, tokens: int) -> None:
         assert self._graphs is not None, "without graphs no size is recorded"
@@ -273,16 +318,19 @@ class DeviceRunner:
         f: Fields,
         rows: torch.Tensor | None,
         longest: int,
-        step: FlatBatch | None = None,
+        host_lens: HostLens | None = None,
         arrived: torch.Tensor | None = None,
         shared: int = 0,
     ) -> torch.Tensor:
-        """Runs the model. Without `step`, the work is the same for every step of this size, and may be recorded."""
-        host_lens = step.host_lens if step is not None else None
+        """Runs the model. Without `host_lens`, the work is the same for every step of this size, and may be recorded."""
+        self._tables.enter(f.places, f.blocks)
         self._positions.locate(f, self._tables.tables)
+        query_blocks = f.query_blocks if len(f.query_blocks) else None
         tables = [table.index_select(0, f.slots) for table in self._tables.tables]
         metadata = [
-            AttentionMetadata(f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens)
+            AttentionMetadata(
+                f.positions, f.targets[g], f.query_start, f.context_lens, table, longest, shared, host_lens, query_blocks
+            )
             for g, table in enumerate(tables)
         ]
         ids = f.ids[:-1].clamp(min=0) if self._drafter.active else f.ids[:-1]  # an OWN draft that is none is computed as some token
@@ -293,11 +341,31 @@ class DeviceRunner:
         self._sampler.sample(f, self._model.logits(hidden, self._sampler.logits(len(hidden))), most_drafts)
 
 
-def _has_long_decode(step: FlatBatch) -> bool:
-    """Returns whether a row of few tokens has a long context. A recorded step with prompts has room for so many rows that none is
-    split; one that is launched kernel by kernel has its own alone.
+def _powers(most: int) -> list[int]:
+    """Returns the powers of two up to `most`."""
+    return [1 << exponent for exponent in range(most.bit_length())]
+
+
+def _splitting_pays(pages: KVPages, step: FlatBatch, longest: int, room: int, num_sms: int) -> bool:
+    """Returns whether a step with prompts takes less time as it comes than recorded, because it splits a decode's context further.
+
+    A recorded one splits by the rows that it has room for: 257 rows with 8 key-value heads each are not split, those with one are
+    split in two. A step that comes as it is splits by its own rows. The rule: what one program reads less then, over all layers,
+    has to take longer than the host takes to launch their kernels. That is LONG_CONTEXT keys a layer.
+
+    So a recorded step is taken where it has room for few rows, and where few heads are on a rank. Layers with windows read no more
+    keys than these, and recurrent ones none. Latent attention splits by tokens, of which recorded steps have too many. `longest` is
+    the longest possible context.
     """
-    return bool(((step.ends - step.starts <= MAX_DECODE_TOKENS) & (step.ends > LONG_CONTEXT)).any())
+    context = int(step.ends[step.ends - step.starts <= MAX_DECODE_TOKENS].max(initial=0))
+    if context <= LONG_CONTEXT:
+        return False
+    saved = 0
+    for layers, spec in ((len(group.layers), group.spec) for group in pages.groups):
+        seen, most = (min(length, spec.window or length) for length in (context, longest))
+        rows = num_sms * PROGRAMS_PER_SM if isinstance(spec, LatentSpec) else room
+        saved += layers * keys_saved(seen, spec.num_kv_heads, most, sequences=len(step.slots), room=rows, sms=num_sms)
+    return saved > LONG_CONTEXT * pages.num_layers
 
 
 def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, recorded: bool) -> int:
@@ -312,7 +380,7 @@ def _shared_blocks(pages: KVPages, batch: InputBatch, step: FlatBatch, *, record
         return 0
     computed = step.starts.astype(np.int32)
     width = int(computed.min()) // size
-    saved = (rows - 1) * sum(len(groups[g].layers) * groups[g].spec.layer_block_bytes for g in full)
+    saved = (rows - 1) * sum(groups[g].block_bytes for g in full)
     most = CASCADE_BYTES // saved if recorded else 0
     # Comparing whole tables takes long, so first the block of which they have to share more than all before.
     if width <= most or any(np.ptp(batch.tables[g][step.slots, most]) for g in full):

@@ -1,5 +1,7 @@
 """The block tables of all slots on the device; only new blocks are sent there."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,6 +12,20 @@ from starling_engine.worker.device.pinned import Uploads
 from starling_engine.worker.host.batch import InputBatch
 
 UPLOAD_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """Blocks that a plan adds, and their places in the flat tables of all groups; both int64 [N]."""
+
+    places: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+NO_BLOCKS = NewBlocks(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class DeviceTables:
@@ -24,28 +40,34 @@ class DeviceTables:
         self.width = width
         self._uploads = Uploads(queue, device, UPLOAD_BYTES)
 
-    def apply(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> None:
-        """Adds the plan's new blocks. `lengths[g, slot]` is the number of blocks of a slot in group g, the new ones included."""
-        added = [self._added(plan, group, lengths[group]) for group in range(len(self.tables))]
-        if not any(entries.size for entries in added):
-            return
+    def added(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> NewBlocks:
+        """Returns the plan's new blocks. `lengths[g, slot]`: the blocks of a slot in group g, the new ones included."""
+        if not plan.new and not plan.appends:
+            return NO_BLOCKS
+        found = [self._added(plan, group, lengths[group]) for group in range(len(self.tables))]
+        return NewBlocks(*np.concatenate(found, axis=1))
+
+    def enter(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Queues the entry of blocks, int32 [N], at their places, int64 [N], as in `NewBlocks`. May be recorded."""
+        self.tables.view(-1).index_copy_(0, places, blocks)
+
+    def upload(self, new: NewBlocks) -> None:
+        """Sends any number of blocks, ahead of a step that has no room for them."""
         # One upload for all groups: more in a step would take the buffers of steps that are in flight.
-        sent = self._uploads.send(np.concatenate(added, axis=1).ravel()).view(2, -1)
-        start = 0
-        for table, entries in zip(self.tables, added, strict=True):
-            indices, blocks = sent[:, start : start + entries.shape[1]]
-            table.view(-1).index_copy_(0, indices, blocks.int())
-            start += entries.shape[1]
+        places, blocks = self._uploads.send(np.concatenate((new.places, new.blocks))).view(2, -1)
+        self.enter(places, blocks.int())
 
     def _added(self, plan: StepPlan, group: int, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns [2, blocks]: indices in the group's flat table, and the blocks that belong there."""
+        """Returns [2, blocks]: places in the flat tables, and the group's blocks that belong there."""
         added = [(new.slot, new.blocks[group]) for new in plan.new]
         added += [(append.slot, append.blocks) for append in plan.appends if append.group == group]
         blocks = np.fromiter((block for _, blocks in added for block in blocks), np.int64)
-        return np.stack((self._flat_indices(added, lengths), blocks)) if blocks.size else np.empty((2, 0), np.int64)
+        if not blocks.size:
+            return np.empty((2, 0), np.int64)
+        return np.stack((group * self.tables[0].numel() + self._flat_indices(added, lengths), blocks))
 
     def _flat_indices(self, added: list[tuple[int, list[int]]], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns each block's index in the flat table. The last piece of a slot ends at the slot's length."""
+        """Returns each block's index in the group's flat table. The last piece of a slot ends at the slot's length."""
         ends = {slot: int(lengths[slot]) for slot, _ in added}
         firsts: list[int] = []
         for slot, blocks in reversed(added):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from starling_engine.kernels.attention_plan import QueryBlocks
 from starling_engine.native.sampling_metadata import SAMPLING_COLUMNS, SamplingMetadata
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.worker.device.pinned import ENTRIES, PinnedRing
@@ -50,6 +51,9 @@ class StepFields(Generic[Array]):
     seeds          [S] int64; `sampling_metadata` has [S] too
     first          [S] int64, for each row that is sampled from, its first sample
     num_drafts     [S] int64, for each of these rows
+    places         [G * R] int64, where new blocks belong in the tables (see `NewBlocks`); padding's own where there are fewer
+    blocks         [G * R] int32, these blocks
+    query_blocks   [N, 2] int32, as in AttentionMetadata, filled up with -1; N is 0 where attention takes no list, or needs none
 
     and the device, which knows where rows are, adds
 
@@ -71,6 +75,9 @@ class StepFields(Generic[Array]):
     seeds: Array
     first: Array
     num_drafts: Array
+    places: Array
+    blocks: Array
+    query_blocks: Array
     positions: Array
     targets: Array
     context_lens: Array
@@ -87,22 +94,32 @@ class StepFields(Generic[Array]):
 Dimensions = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
-def _host_dimensions(shape: StepShape) -> Dimensions:
+def room_for_blocks(shape: StepShape, groups: int) -> int:
+    """Returns how many new blocks a step can take along: one for each row and group, as decodes need them now and then."""
+    return groups * shape.rows
+
+
+def _host_dimensions(shape: StepShape, groups: int, listing: QueryBlocks | None) -> Dimensions:
     """Returns size and dtype of each field that the host sends."""
-    tokens, rows, samples, _ = shape
+    tokens, rows, samples, width = shape
+    query_blocks = 0 if listing is None or width else listing.most(tokens, rows)
+    new = (room_for_blocks(shape, groups),)
     return {
         "ids": ((tokens + 1,), torch.int64),
         "token_rows": ((tokens,), torch.int64),
         "query_start": ((rows + 1,), torch.int32),
         **dict.fromkeys(("slots", "starts", "feed_slots", "feed_at"), ((rows,), torch.int64)),
         **dict.fromkeys(("sampled", "sampled_slots", "seeds", "first", "num_drafts"), ((samples,), torch.int64)),
+        "places": (new, torch.int64),
+        "blocks": (new, torch.int32),
+        "query_blocks": ((query_blocks, 2), torch.int32),
         **{name: ((samples,), column.dtype) for name, column in SAMPLING_COLUMNS._asdict().items()},
     }
 
 
-def _dimensions(shape: StepShape, groups: int) -> Dimensions:
+def _dimensions(shape: StepShape, groups: int, listing: QueryBlocks | None) -> Dimensions:
     """Returns size and dtype of each field, those that the host sends first."""
-    return _host_dimensions(shape) | {
+    return _host_dimensions(shape, groups, listing) | {
         "positions": ((shape.tokens,), torch.int64),
         "targets": ((groups, shape.tokens), torch.int64),
         "context_lens": ((shape.rows,), torch.int32),
@@ -135,13 +152,18 @@ def _aligned(count: int) -> int:
 
 
 class StepBuffer:
-    """Room for a step of `largest`. The memory on the device never moves, as recorded steps require."""
+    """Room for a step of `largest`. The memory on the device never moves, as recorded steps require.
 
-    def __init__(self, queue: DeviceQueue, device: torch.device, largest: StepShape, groups: int) -> None:
-        size = _num_bytes(_dimensions(largest, groups))
+    `listing` is how attention wants query blocks listed; None where it takes no list.
+    """
+
+    def __init__(
+        self, queue: DeviceQueue, device: torch.device, largest: StepShape, groups: int, listing: QueryBlocks | None = None
+    ) -> None:
+        size = _num_bytes(_dimensions(largest, groups, listing))
         self._ring = PinnedRing(queue, size)
         self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._groups = groups
+        self._layout = groups, listing
         self._host = self._memory
         self._views = lru_cache(CACHED_SHAPES)(self._make_views)
         self._arrays = lru_cache(ENTRIES * CACHED_SHAPES)(self._make_arrays)
@@ -153,13 +175,13 @@ class StepBuffer:
 
     def send(self, shape: StepShape) -> StepFields[torch.Tensor]:
         """Copies the host's fields to the device, in its queue; returns all fields there."""
-        used = _num_bytes(_host_dimensions(shape))
+        used = _num_bytes(_host_dimensions(shape, *self._layout))
         self._memory[:used].copy_(self._host[:used], non_blocking=True)
         self._ring.given()
         return self._views(shape)
 
     def _make_views(self, shape: StepShape) -> StepFields[torch.Tensor]:
-        return _fields(_views(self._memory, _dimensions(shape, self._groups)))
+        return _fields(_views(self._memory, _dimensions(shape, *self._layout)))
 
     def _make_arrays(self, host: torch.Tensor, shape: StepShape) -> StepFields[Host]:
-        return _fields({name: view.numpy() for name, view in _views(host, _dimensions(shape, self._groups)).items()})
+        return _fields({name: view.numpy() for name, view in _views(host, _dimensions(shape, *self._layout)).items()})

@@ -3,10 +3,12 @@
 import numpy as np
 import torch
 
+from starling_engine.kernels.attention_plan import QueryBlocks
 from starling_engine.native.sampling_metadata import GREEDY, write_rows
 from starling_engine.platforms.device_queue import DeviceQueue
 from starling_engine.step import FOLLOWS, StepPlan
-from starling_engine.worker.device.step_buffer import Host, StepBuffer, StepFields, StepShape
+from starling_engine.worker.device.device_tables import NO_BLOCKS, NewBlocks
+from starling_engine.worker.device.step_buffer import Host, StepBuffer, StepFields, StepShape, room_for_blocks
 from starling_engine.worker.host.batch import FlatBatch, InputBatch, Samples
 
 Fields = StepFields[torch.Tensor]
@@ -17,21 +19,35 @@ NO_SAMPLES = Samples([], NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
 class StepWriter:
     """Writes steps of at most `max_tokens` tokens and `max_samples` samples.
 
-    One slot more than the batch has is for rows of padding.
+    One slot more than the batch has is for rows of padding. `listing` as in `StepBuffer`.
     """
 
-    def __init__(self, batch: InputBatch, queue: DeviceQueue, device: torch.device, max_tokens: int, max_samples: int) -> None:
+    def __init__(
+        self,
+        batch: InputBatch,
+        queue: DeviceQueue,
+        device: torch.device,
+        max_tokens: int,
+        max_samples: int,
+        listing: QueryBlocks | None = None,
+    ) -> None:
         self._batch = batch
         self._padding = len(batch.slot_states)
+        self._padding_place = self._padding * batch.tables[0].shape[1]
+        self._groups = len(batch.tables)
         self.longest = batch.tokens.shape[1] - 1
         """Tokens of the longest sequence: tables and rotary embeddings have no more."""
         most = max(max_tokens, max_samples)
-        self._buffer = StepBuffer(
-            queue, device, StepShape(most, max(max_samples, self._padding + 1), max_samples), len(batch.tables)
-        )
+        largest = StepShape(most, max(max_samples, self._padding + 1), max_samples)
+        self._listing = listing
+        self._buffer = StepBuffer(queue, device, largest, self._groups, listing)
 
-    def write(self, plan: StepPlan, step: FlatBatch, samples: Samples, shape: StepShape) -> Fields:
-        """Writes a step, padded to `shape`."""
+    def has_room(self, shape: StepShape, new: NewBlocks) -> bool:
+        """Returns whether a step of this shape can take these blocks along."""
+        return len(new) <= room_for_blocks(shape, self._groups)
+
+    def write(self, plan: StepPlan, step: FlatBatch, samples: Samples, shape: StepShape, new: NewBlocks = NO_BLOCKS) -> Fields:
+        """Writes a step, padded to `shape`, with new blocks for which it has room."""
         tokens, rows, count = len(step.ids), len(step.slots), len(samples)
         f = self._buffer.host(shape)
         if (tokens, rows, count) != shape[:3]:
@@ -53,12 +69,30 @@ class StepWriter:
             f.num_drafts[: len(samples.rows)] = samples.drafts
             for column, values in zip(f.sampling_metadata, self._batch.sampling_metadata, strict=True):
                 column[:count] = values[samples.slots]
+        self._add_blocks(f, new)
+        self._list_query_blocks(f)
         return self._buffer.send(shape)
 
     def padding(self, shape: StepShape) -> Fields:
         """Writes a step of padding alone."""
-        self._fill_up(self._buffer.host(shape), shape, 0, 0, NO_SAMPLES)
+        f = self._buffer.host(shape)
+        self._fill_up(f, shape, 0, 0, NO_SAMPLES)
+        self._add_blocks(f, NO_BLOCKS)
+        self._list_query_blocks(f)
         return self._buffer.send(shape)
+
+    def _add_blocks(self, f: StepFields[Host], new: NewBlocks) -> None:
+        """Padding's row begins with block 0, and gets it again."""
+        f.places[: len(new)], f.places[len(new) :] = new.places, self._padding_place
+        f.blocks[: len(new)], f.blocks[len(new) :] = new.blocks, 0
+
+    def _list_query_blocks(self, f: StepFields[Host]) -> None:
+        """Lists those of padding, too: what attention leaves out is undefined, and padding has to be finite."""
+        if self._listing is None or not len(f.query_blocks):
+            return
+        listed = self._listing.listed(np.diff(f.query_start))
+        f.query_blocks[: len(listed)] = listed
+        f.query_blocks[len(listed) :] = -1
 
     def _fill_up(self, f: StepFields[Host], shape: StepShape, tokens: int, rows: int, samples: Samples) -> None:
         """Pads a step with rows that change nothing: one token each in a step of decodes, else the fewest prompts with room.

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kv.spec import KVGroup
+from starling_engine.kernels.attention_metadata import AttentionMetadata, HostLens
+from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata, write_rows
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.sampling.adjust import Adjuster, needs_adjusting
@@ -124,7 +124,7 @@ class FlatBatch:
     longest: int
 
     @property
-    def host_lens(self) -> tuple[list[int], list[int]] | None:
+    def host_lens(self) -> HostLens | None:
         """Query starts and `ends` for `AttentionMetadata.host_lens`; None if every row has one token."""
         return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
 
@@ -149,14 +149,18 @@ class InputBatch:
         max_model_len: int,
         block_size: int,
         eos_token_ids: tuple[int, ...] = (),
+        state: StateGroup | None = None,
     ) -> None:
         self.block_size = block_size
         self._eos = eos_token_ids
         width = -(-max_model_len // block_size) + 1
         # Zero pages cost nothing until they are written, so the worst case is reserved at once.
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
-        self.tables = [np.zeros((max_num_seqs, width), np.int32) for _ in groups]
-        self.table_lengths = np.zeros((len(groups), max_num_seqs), np.int64)
+        self._state_blocks = 0 if state is None else state.num_blocks
+        count = len(groups) + (state is not None)
+        self.tables = [np.zeros((max_num_seqs, max(width, self._state_blocks)), np.int32) for _ in range(count)]
+        """Block tables of each KV group; that of the recurrent state comes last, where there is one."""
+        self.table_lengths = np.zeros((count, max_num_seqs), np.int64)
         self.sampling_metadata = sampling_metadata([GREEDY] * max_num_seqs).map(torch.Tensor.numpy)
         self.lengths = np.zeros(max_num_seqs, np.int64)
         """Tokens of a slot's sequence, with those that were sampled; on a device, as if all drafts in flight were accepted."""
@@ -242,19 +246,23 @@ class InputBatch:
         query_start = torch.zeros(len(step.slots) + 1, dtype=torch.int32)
         query_start[1:] = torch.from_numpy(step.query_end)
         positions, ends = torch.from_numpy(step.positions), torch.from_numpy(step.ends.astype(np.int32))
-        width = -(-int(step.ends.max()) // self.block_size)
+        used = -(-int(step.ends.max()) // self.block_size)
+        rows = [table[step.slots, :used] for table in self.tables]
+        if self._state_blocks:
+            rows[-1] = self.tables[-1][step.slots, : self._state_blocks]
         metadata = [
-            AttentionMetadata(
-                positions, torch.from_numpy(targets), query_start, ends, torch.from_numpy(table[step.slots, :width]), step.longest
-            )
-            for targets, table in zip(self._targets(step), self.tables, strict=True)
+            AttentionMetadata(positions, torch.from_numpy(targets), query_start, ends, torch.from_numpy(blocks), step.longest)
+            for targets, blocks in zip(self._targets(step), rows, strict=True)
         ]
         for meta in metadata:
             meta.host_lens = step.host_lens
         return StepInputs(torch.from_numpy(step.ids.astype(np.int64)), metadata)
 
     def _targets(self, step: FlatBatch) -> list[Ints]:
-        """Returns for each KV group [T]: block * block_size + offset, where a token's keys and values go (vLLM's slot_mapping)."""
+        """Returns for each table [T]: block * block_size + offset, where a token's keys and values go (vLLM's slot_mapping).
+
+        That of a state says nothing.
+        """
         size = self.block_size
         rows = step.slots if step.longest == 1 else np.repeat(step.slots, step.ends - step.starts)
         page, offset = step.positions // size, step.positions % size

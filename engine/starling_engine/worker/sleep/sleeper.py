@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from starling_engine.errors import StarlingError
+from starling_engine.ipc.collection import freeze_again
 from starling_engine.models.decoder import Decoder
 from starling_engine.sleep import MemoryCommand, MemoryReply, ReleaseMemory, RestoreMemory, Tag
 from starling_engine.worker.pending_step import Runner
@@ -94,6 +95,7 @@ class RankSleeper:
         if tags and not self._asleep:
             assert self._model is not None
             self._runner.on_wake(self._model)
+            freeze_again()
 
     def _restore_weights(self) -> None:
         if self._copies is not None:

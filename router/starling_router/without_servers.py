@@ -1,4 +1,7 @@
-"""`GET /v1/models` while no group serves: the names that the operator told. So programs that list models wake no service."""
+"""Answers by itself, while no group serves, what is to wake no service.
+
+That is `GET /v1/models`, by the names that the operator told, and paths that no server has.
+"""
 
 import time
 from collections.abc import Sequence
@@ -12,14 +15,22 @@ from starling_agent.http.error_forms import is_anthropic
 from starling_agent.http.errors import ApiError
 
 from starling_router.backend import Backends
+from starling_router.client_requests import is_known
 
 MODELS = "/v1/models"
 _STARTED_AT = int(time.time())
 
 
-def models_without_servers(scope: Scope, backends: Backends, names: Sequence[str]) -> Response | None:
-    """Answers a request for models while no server is ready, if it is one and they are known. Raises as `_models_answer` does."""
-    if backends.ready or not names or not _is_model_list(scope):
+def answer_without_servers(scope: Scope, backends: Backends, names: Sequence[str]) -> Response | None:
+    """Answers a request for models while no server is ready, if it is one and they are known.
+
+    Raises as `_models_answer` does, and ApiError for a path that no server has.
+    """
+    if backends.ready:
+        return None
+    if not is_known(scope["path"]):
+        raise ApiError(404, f"there is no {scope['path'][:200]}", code="not_found")
+    if not names or not _is_model_list(scope):
         return None
     return _models_answer(scope, names)
 

