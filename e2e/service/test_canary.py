@@ -35,8 +35,7 @@ def test_a_canary_is_promoted_or_rolled_back_and_no_request_fails(
     chat.patch(template={"metadata": {"annotations": {"example.com/team": "search"}}})
     good = tried(chat, "trying")
     wait_until("requests go to the canary", lambda: float(traffic.runs(SERVED, chat.url, good)) > 0, 180, chat.explain)
-    stored = kubectl.get("configmap", f"{chat.name}-router")["data"]["canary.json"]
-    assert (json.loads(stored)["canary"], json.loads(stored)["weight"]) == (good, WEIGHT), "a router that starts finds it there"
+    wait_until("a router that starts finds it there", lambda: stored_canary(kubectl, chat) == (good, WEIGHT), 30, chat.explain)
     chat.patch(rollout={"pause": False})
     wait_until("the canary has passed", lambda: is_promoted(chat, good), 180, chat.explain)
     wait_until("it serves alone", lambda: revisions(chat) == {good} and chat.is_true("Ready"), 180, chat.explain)
@@ -74,6 +73,12 @@ def tried(chat: Watched, phase: str) -> str:
     took = wait_until(f"a canary is {phase}", is_in_phase, 180, chat.explain)
     print(f"{found[0]} is {phase} after {took:.1f} s")
     return found[0]
+
+
+def stored_canary(kubectl: Kubectl, chat: Watched) -> tuple[str, int]:
+    """The revision and its weight as routers find them at their start. Those that run are told a moment before."""
+    stored = json.loads(kubectl.get("configmap", f"{chat.name}-router")["data"]["canary.json"])
+    return stored["canary"], stored["weight"]
 
 
 def is_promoted(chat: Watched, revision: str) -> bool:
