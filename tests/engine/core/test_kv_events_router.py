@@ -47,8 +47,8 @@ class Dynamo:
         return found["gpu"], found["cpu"]
 
     async def has(self, tokens: list[int]) -> bool:
-        """Returns whether it knows all whole blocks of a prompt on the device."""
-        return (await self.knows(tokens))[0] >= len(tokens) // BLOCK * BLOCK
+        """Returns whether it knows all whole blocks of a prompt."""
+        return max(await self.knows(tokens)) >= len(tokens) // BLOCK * BLOCK
 
 
 @asynccontextmanager
