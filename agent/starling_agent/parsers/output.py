@@ -6,6 +6,8 @@ from functools import cache
 from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning, Steady
 from starling_agent.parsers.json_text import STRING_PIECE, JsonScanner, escaped
 
+_STEADY_ARGUMENTS = Steady(STRING_PIECE, Arguments)
+
 
 class Output:
     """Collects events. A call is open from `begin_call` to `end_call`."""
@@ -44,7 +46,7 @@ class Output:
 
     def steady_arguments(self) -> Steady | None:
         """Returns what becomes of text within a string of the arguments; None: the next text may be anything else."""
-        return Steady(STRING_PIECE, Arguments) if self.open_call is not None and self.open_call.is_in_string else None
+        return _STEADY_ARGUMENTS if self.open_call is not None and self.open_call.is_in_string else None
 
     def text_argument(self, text: str) -> None:
         """Adds a piece of a text within a string of the arguments."""
@@ -106,7 +108,7 @@ class TrimmedText:
     def steady(self, firsts: str) -> Steady | None:
         """Returns what becomes of text without any of the characters, and without white space at its end."""
         is_steady = not self._trims or (self.has_begun and not self._space and not self._is_marked)
-        return Steady(_text_without(firsts, self._trims), self._event) if is_steady else None
+        return _steady_text(self._event, firsts, self._trims) if is_steady else None
 
     def forget_space(self) -> None:
         """Says that white space which was held back is written already."""
@@ -124,8 +126,9 @@ class TrimmedText:
 
 
 @cache
-def _text_without(firsts: str, trims: bool) -> re.Pattern[str]:
-    """Returns what matches text without the characters; if it `trims`, its last one is no white space."""
+def _steady_text(event: type[Content] | type[Reasoning], firsts: str, trims: bool) -> Steady:
+    """Returns one object for all outputs. If it `trims`, the last character of its text is no white space."""
     none = re.escape(firsts)
-    last = f"[^{none}\\s]" if trims else f"[^{none}]" if firsts else "."
-    return re.compile(f"{f'[^{none}]' if firsts else '.'}*{last}", re.DOTALL)
+    character = f"[^{none}]" if firsts else "."
+    last = f"[^{none}\\s]" if trims else character
+    return Steady(re.compile(f"{character}*{last}", re.DOTALL), event)
