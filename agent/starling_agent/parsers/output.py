@@ -108,7 +108,9 @@ class TrimmedText:
     def steady(self, firsts: str) -> Steady | None:
         """Returns what becomes of text without any of the characters, and without white space at its end."""
         is_steady = not self._trims or (self.has_begun and not self._space and not self._is_marked)
-        return _steady_text(self._event, firsts, self._trims) if is_steady else None
+        if not is_steady:
+            return None
+        return _steady_text(self._event, firsts, self._trims)  # type: ignore[arg-type]  # classes can be hashed
 
     def forget_space(self) -> None:
         """Says that white space which was held back is written already."""
