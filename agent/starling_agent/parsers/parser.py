@@ -23,7 +23,7 @@ class OutputParser:
     """
 
     # With 1,000 streams a token finds nothing of its stream in the processor's caches: slots are fewer lines of memory.
-    __slots__ = ("_output", "_passed", "_reader", "_source", "_steady", "_unfinished", "_whole_calls")
+    __slots__ = ("_output", "_reader", "_source", "_steady", "_unfinished", "_whole_calls")
 
     def __init__(
         self,
@@ -43,8 +43,6 @@ class OutputParser:
         self._unfinished: list[Event] = []
         self._steady: Steady | None = None
         """Spares nearly all text the way through source, reader and output, which costs more than a chunk's JSON."""
-        self._passed = 0
-        """Characters of steady text, of which the source does not know yet."""
         next(self._reader, None)
         if prefix:
             self.feed(prefix, sorted(found.start() for text in token_texts for found in re.finditer(re.escape(text), prefix)))
@@ -62,9 +60,7 @@ class OutputParser:
             return []
         steady = self._steady
         if steady is not None and not token_offsets and steady.pattern.fullmatch(text):
-            self._passed += len(text)
             return [steady.event(text)]
-        self._pass_steady()
         if not self._source.add(text, token_offsets):
             next(self._reader, None)
         self._steady = None if self._whole_calls else self._source.steady()
@@ -72,7 +68,6 @@ class OutputParser:
 
     def finish(self, is_cut: bool) -> list[Event]:
         """Takes the end of the output. `is_cut` says that the model had not ended it."""
-        self._pass_steady()
         self._source.is_ended = True
         self._output.is_cut = is_cut
         next(self._reader, None)
@@ -80,10 +75,6 @@ class OutputParser:
         self._output.content.end()
         self._output.reasoning.end()
         return self._events()
-
-    def _pass_steady(self) -> None:
-        self._source.passed(self._passed)
-        self._passed = 0
 
     def _events(self) -> list[Event]:
         events = self._output.take()

@@ -59,7 +59,7 @@ class Source:
         self._text = ""
         self._at = 0
         self._begin = 0
-        """Offset of `_text` in the whole output."""
+        """Offset of `_text` in all that was added."""
         self._token_offsets: set[int] = set()
         self._last_token = -1
         self._kept: list[str] | None = None
@@ -90,12 +90,8 @@ class Source:
         return False
 
     def steady(self) -> Steady | None:
-        """Returns what becomes of text that need not be added: `passed` is told of it."""
+        """Returns what becomes of text that need not be added. Offsets of what is added go on as if it had not been there."""
         return None if self._straight is None else self._straight.steady()
-
-    def passed(self, characters: int) -> None:
-        """Notes text that was steady."""
-        self._begin += characters
 
     @property
     def is_at_end(self) -> bool:
