@@ -97,7 +97,7 @@ def test_layers_that_share_a_choice_are_those_of_transformers(fields: dict[str, 
 
 def test_stages_begin_with_a_layer_that_chooses() -> None:
     model = read(GLM, **SHARED)
-    for count in (1, 2, 3, 8, 21):
+    for count in (1, 2, 3, 8, 20):
         stages = [model.stage_layers(Shard(at, count)) for at in range(count)]
         assert [layer for stage in stages for layer in stage] == list(range(78)) and all(stages)
         assert not any(model.layers[stage[0]].shares_choice for stage in stages)
