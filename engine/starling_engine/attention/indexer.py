@@ -18,7 +18,7 @@ from starling_engine.model_config.mla_shape import IndexShape, MlaShape, QuerySp
 
 @dataclass(slots=True)
 class IndexQuery:
-    """What the indexer makes of a step's tokens: q [T, heads * dim], not yet rotated, and weights [T, heads] fp32."""
+    """An indexer's queries of a step: q [T, heads * dim], not yet rotated, and weights [T, heads] fp32."""
 
     q: torch.Tensor
     weights: torch.Tensor

@@ -91,7 +91,7 @@ def attend_chosen(
     sequences = torch.tensor([span.row for span in step], device=device).repeat_interleave(counts)
     tokens = torch.cat([torch.arange(span.start, span.start + span.queries, device=device) for span in step])
     size = shape.chosen_at_once()
-    for own, rows in zip(tokens.split(size), sequences.split(size), strict=True):
+    for own, rows in zip(torch.split(tokens, size), torch.split(sequences, size), strict=True):
         chosen = meta.chosen[own].long()
         at = chosen.clamp(min=0)
         blocks = meta.block_tables[rows].long().gather(1, at // block_size)

@@ -59,8 +59,8 @@ class IndexShape:
     def scratch_elements(self, queries: int, context: int) -> int:
         """Returns the most scratch of the scores and of what is chosen, for `queries` tokens of sequences of at most `context`.
 
-        That is keys as they are cached, and in fp32 some of them, queries while they are rotated, the scores of each head, their
-        sums and the best ones; the choice has 4 bytes a token, and 8 while it is made. An element has 2 bytes at least.
+        That is keys as they are cached. In fp32 it is some of them, queries while they are rotated, scores of each head, and sums.
+        The choice has 4 bytes a token, and 8 while it is made. An element has 2 bytes at least.
         """
         if context <= self.top:
             return 0
