@@ -107,8 +107,7 @@ class TrimmedText:
 
     def steady(self, firsts: str) -> Steady | None:
         """Returns what becomes of text without any of the characters, and without white space at its end."""
-        is_steady = not self._trims or (self.has_begun and not self._space and not self._is_marked)
-        if not is_steady:
+        if not self.has_begun or (self._trims and (self._space or self._is_marked)):
             return None
         return _steady_text(self._event, firsts, self._trims)  # type: ignore[arg-type]  # classes can be hashed
 

@@ -11,7 +11,7 @@ from starling_engine.errors import ConfigError, StarlingError
 from starling_cli.commands.failures import fail, fix_for
 
 SATURATION_STEPS = 0.5
-"""One step is computed while another one waits: more would only wait there in order of arrival, and fewer leave servers idle."""
+"""A server with so many steps of prompts to compute gets no more: they would wait there by arrival, and here they do by turns."""
 
 
 def router(

@@ -85,10 +85,13 @@ def test_ranks_choose_the_same_tokens(name: str, sparse: Sparse) -> None:
 
 
 def test_drafts_are_checked_by_tokens_of_their_own_choice(sparse: Sparse) -> None:
-    """Several tokens of a sequence in one step, each with other tokens to attend to; most drafts are wrong."""
+    """Several tokens of a sequence in one step, each with other tokens to attend to; every seventh draft is wrong."""
+    expected = [token if at % 7 else (token + 1) % VOCAB for at, token in enumerate(sparse.tokens, start=1)]
     drafting = SpeculativeConfig(num_speculative_tokens=3, method="ngram")
     with core_for(sparse.folder, max_model_len=256, speculative=drafting) as core:
-        assert run(core, [sparse.request("a")])["a"] == (sparse.tokens, None)
+        assert run(core, [sparse.request("a", prediction_ids=expected)])["a"] == (sparse.tokens, None)
+        stats = core.scheduler.stats
+        assert 10 < stats.spec_accepted_tokens_total < stats.spec_draft_tokens_total
 
 
 def test_a_device_has_indexers_too(sparse: Sparse, monkeypatch: pytest.MonkeyPatch) -> None:

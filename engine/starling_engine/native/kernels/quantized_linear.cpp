@@ -95,7 +95,7 @@ inline IReg quad(const uint8_t* group, int q, int part, IReg table) {
 }
 
 // Few rows wait for memory, and are computed sooner than the hardware fetches ahead: on EPYC 7003 (AVX2) one row takes 5 to 20 % less
-// time so. More rows are bound by their instructions. With AVX-512, 8 bits are used as fast as they come, and the hardware alone is
+// time so. More rows are bound by their instructions. With AVX-512 VNNI, 8 bits are used as fast as they come, and the hardware alone is
 // better: on EPYC 9004 one row takes 0.7 of the time.
 constexpr int kFetchingRows = 2, kFetchAhead = 1024;
 #ifdef STARLING_BYTE_PAIRS
