@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kernels.norm import row_shape
 from starling_engine.kernels.recurrent_state import StateRows
+from starling_engine.kernels.round_rows import row_shape
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHANNELS = 256

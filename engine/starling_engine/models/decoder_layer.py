@@ -9,6 +9,7 @@ from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.qk_norm import RotatedHeadNorm, WidthNorm
 from starling_engine.layers.rope import halves_of_pairs
@@ -68,9 +69,16 @@ class Attention:
         assert not isinstance(build.backend, MlaBackend), "selected for a model with latents"
         self._attend = build.backend.forward
 
-    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
+    @property
+    def rounding(self) -> RowRounding | None:
+        """How rows may be rounded before `forward`; None: not at all."""
+        return self._qkv.rounding
+
+    def forward(
+        self, x: torch.Tensor | RoundedRows, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`."""
-        qkv, gate = self._qkv.forward(x), None
+        qkv, gate = self._qkv.forward_rounded(x), None
         if self._gate_size:
             gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :].contiguous()
         if self._width_norm is not None:
@@ -217,6 +225,9 @@ class DecoderLayer:
         self._mlp_border: StreamBorder | None = None
         if layer.norms != "parallel" and self._mlp is not None:
             self._mlp_border = border(names.mlp_norm, names.mlp_out_norm, before=before)
+        is_alone = self.beside is None and (self._mlp is None or self._mlp_border is not None)
+        self._reads_norm = self.attention if isinstance(self.attention, Attention) and is_alone else None
+        """What alone reads the first norm's result, which may be rounded for it then."""
 
     def forward(
         self,
@@ -237,22 +248,24 @@ class DecoderLayer:
             assert border is not None, "a layer has a mixer or a feed-forward part"
             x, residual = border.enter(x, residual)
             return border.close(border.leave(self._feed_forward(_only(x, rows), meta, rows)), _only(residual, rows))
-        normed, residual = first.enter(x, residual)
+        normed, residual = first.enter_rounded(x, residual, None if self._reads_norm is None else self._reads_norm.rounding)
         attended = first.leave(self._mix(normed, kv, meta, rows, state))
         residual = _only(residual, rows)
         if self._mlp is None:
             return first.close(attended, residual)
         if border is None:
+            assert isinstance(normed, torch.Tensor), "both parts read the norm's result"
             return attended.add_(first.leave(self._feed_forward(_only(normed, rows), meta, rows))), residual
+        rounding = self._mlp.rounding if isinstance(self._mlp, Mlp) else None
         if self._parallel:
-            normed, residual = border.enter(residual, None)
+            normed, residual = border.enter_rounded(residual, None, rounding)
             return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
-        x, residual = border.enter(*first.close(attended, residual))
-        return border.close(border.leave(self._feed_forward(x, meta, rows)), residual)
+        normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
+        return border.close(border.leave(self._feed_forward(normed, meta, rows)), residual)
 
     def _mix(
         self,
-        x: torch.Tensor,
+        x: torch.Tensor | RoundedRows,
         kv: LayerCache,
         meta: AttentionMetadata,
         rows: torch.Tensor | None,
@@ -260,20 +273,26 @@ class DecoderLayer:
     ) -> torch.Tensor:
         mixer = self.attention
         if isinstance(mixer, Recurrent):
-            assert isinstance(kv, tuple), "a layer with a state has rows of it"
+            assert isinstance(kv, tuple) and isinstance(x, torch.Tensor), "a layer with a state has rows of it"
             return mixer.forward(x, kv, meta, rows)
         assert mixer is not None, "a layer without a mixer mixes nothing"
         if self.beside is None:
             assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
+            if isinstance(mixer, Attention):
+                return mixer.forward(x, kv, meta, rows)
+            assert isinstance(x, torch.Tensor), "rows are rounded for what takes no such"
             return mixer.forward(x, kv, meta, rows)
         assert isinstance(kv, ParallelCache) and state is not None, "both mixers have a cache"
+        assert isinstance(x, torch.Tensor), "both mixers read the norm's result"
         found = self.beside.forward(x, kv.state, state, rows)
         attended = mixer.forward(x if self._in_scale == 1 else x * self._in_scale, kv.kv, meta, rows)
         return found.add_(attended, alpha=self._out_scale)
 
-    def _feed_forward(self, x: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
-        assert self._mlp is not None, "a layer without a feed-forward part"
-        return self._mlp.forward(x) if isinstance(self._mlp, Mlp) else self._mlp.forward(x, _only(meta.slot_mapping, rows))
+    def _feed_forward(self, x: torch.Tensor | RoundedRows, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(self._mlp, Mlp):
+            return self._mlp.forward(x)
+        assert self._mlp is not None and isinstance(x, torch.Tensor), "a layer without a feed-forward part"
+        return self._mlp.forward(x, _only(meta.slot_mapping, rows))
 
     @property
     def mixers(self) -> tuple["Mixing", ...]:
