@@ -117,8 +117,7 @@ class LinearMethod(Protocol):
 class RoundsRows(Protocol):
     """A method that may multiply by rows of FP8: then what comes before may round them, in the launch that makes them."""
 
-    @property
-    def rounding(self) -> RowRounding | None:
+    def row_rounding(self) -> RowRounding | None:
         """How `apply` rounds rows; None where it does not, or not all of its matrices do so alike. Known when all is loaded."""
         ...
 
@@ -126,8 +125,7 @@ class RoundsRows(Protocol):
         """Does as `LinearMethod.apply`, also with rows that are rounded so."""
         ...
 
-    @property
-    def gates_rounded(self) -> bool:
+    def rounds_gates(self) -> bool:
         """Says whether there is `apply_gated`."""
         ...
 
@@ -165,12 +163,12 @@ class Linear:
     @property
     def rounding(self) -> RowRounding | None:
         """How x may be rounded for `forward_rounded`; None: not at all."""
-        return None if self._rounds is None else self._rounds.rounding
+        return None if self._rounds is None else self._rounds.row_rounding()
 
     @property
     def gates_rounded(self) -> bool:
         """Says whether there is `forward_gated`."""
-        return self._rounds is not None and self._rounds.gates_rounded
+        return self._rounds is not None and self._rounds.rounds_gates()
 
     def forward_rounded(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
         """Does as `forward`, also with rows that are rounded as `rounding` says."""

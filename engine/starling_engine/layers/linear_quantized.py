@@ -39,12 +39,10 @@ class OnlineQuantizedLinear(StackedMethod):
     def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = self._kernels.pack(quantize(weight, self._format), self._shape.gated), bias
 
-    @property
-    def rounding(self) -> RowRounding | None:
+    def row_rounding(self) -> RowRounding | None:
         return self._kernels.rounding(self._weight)
 
-    @property
-    def gates_rounded(self) -> bool:
+    def rounds_gates(self) -> bool:
         return self._shape.gated and self._kernels.gate_rounded is not None
 
     def apply_gated(self, x: torch.Tensor | RoundedRows, to: RowRounding) -> RoundedRows:
@@ -111,12 +109,10 @@ class QuantizedLinear:
         self._matrices.clear()
         self._staged.bias = None
 
-    @property
-    def rounding(self) -> RowRounding | None:
+    def row_rounding(self) -> RowRounding | None:
         return self._kernels.rounding(self._pieces[0].weight) if len(self._pieces) == 1 else None
 
-    @property
-    def gates_rounded(self) -> bool:
+    def rounds_gates(self) -> bool:
         return self._activation is not None and self._kernels.gate_rounded is not None
 
     def apply_gated(self, x: torch.Tensor | RoundedRows, to: RowRounding) -> RoundedRows:

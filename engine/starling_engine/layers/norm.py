@@ -55,12 +55,9 @@ class RMSNorm:
         self._size = (size,)
         self._plus_one = plus_one
         self._kernels = _kernels(dtype, device)
-        self.forward: Normalise = self._fused if self._kernels is not None else self._torch
-
-    @property
-    def rounds(self) -> bool:
+        self.rounds = elementwise_kernels(dtype, device) == "triton"
         """Says whether there is `forward_rounded`."""
-        return hasattr(self._kernels, "rms_norm_rounded")
+        self.forward: Normalise = self._fused if self._kernels is not None else self._torch
 
     def forward_rounded(
         self, x: torch.Tensor, residual: torch.Tensor | None, rounding: RowRounding
