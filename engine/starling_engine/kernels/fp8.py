@@ -17,7 +17,7 @@ STREAMED_ROWS = 64
 
 CUTLASS's tiles of 128 columns make 32 programs for a matrix of 4,096 rows. Ours, of 32 or 64 columns, make more."""
 UNIT = 16
-"""What `_scaled_mm` wants rows and columns of a matrix to be multiples of."""
+"""`_scaled_mm` wants rows and columns of a matrix to be multiples of it."""
 
 Product = Literal["numbers", "triton", "by row", "by tensor"]
 """numbers: codes become numbers of x's dtype, and rows are not rounded. triton: `scaled_linear`'s own kernel. The other two are

@@ -11,7 +11,7 @@ from starling_engine.native.group_quantized import FP8_LARGEST, NOTHING
 
 @dataclass(frozen=True, slots=True)
 class RowRounding:
-    """How rows are rounded. `scale` [] fp32 is that of all, where the kind is "static"."""
+    """A way to round rows. `scale` [] fp32 is that of all, where the kind is "static"."""
 
     kind: Rounding
     scale: Tensor | None = None

@@ -118,7 +118,7 @@ class RoundsRows(Protocol):
     """A method that may multiply by rows of FP8: then what comes before may round them, in the launch that makes them."""
 
     def row_rounding(self) -> RowRounding | None:
-        """How `apply` rounds rows; None where it does not, or not all of its matrices do so alike. Known when all is loaded."""
+        """Says how `apply` rounds rows; None where it does not, or not for all its matrices alike. Known when all is loaded."""
         ...
 
     def apply(self, x: torch.Tensor | RoundedRows, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -162,7 +162,7 @@ class Linear:
 
     @property
     def rounding(self) -> RowRounding | None:
-        """How x may be rounded for `forward_rounded`; None: not at all."""
+        """The way to round x for `forward_rounded`; None: there is none."""
         return None if self._rounds is None else self._rounds.row_rounding()
 
     @property

@@ -21,8 +21,8 @@ _SECTIONS = (FIELD, "compression_config")
 
 
 Rounding = Literal["", "token", "group", "static"]
-"""How activations become float8_e4m3fn: not at all; by a scale for each token, or for each ROUNDED_GROUP columns of one, which come
-of the numbers; or by one scale, which the checkpoint has."""
+"""Ways in which activations become float8_e4m3fn: not at all; by a scale for each token, or for each ROUNDED_GROUP columns of one;
+or by one scale, which the checkpoint has. The others come of the numbers."""
 ROUNDED_GROUP = 128
 """Columns of DeepSeek's groups of activations; kernels have no others."""
 

@@ -71,7 +71,7 @@ class Attention:
 
     @property
     def rounding(self) -> RowRounding | None:
-        """How rows may be rounded before `forward`; None: not at all."""
+        """The way to round rows before `forward`; None: there is none."""
         return self._qkv.rounding
 
     def forward(
@@ -227,7 +227,7 @@ class DecoderLayer:
             self._mlp_border = border(names.mlp_norm, names.mlp_out_norm, before=before)
         is_alone = self.beside is None and (self._mlp is None or self._mlp_border is not None)
         self._reads_norm = self.attention if isinstance(self.attention, Attention) and is_alone else None
-        """What alone reads the first norm's result, which may be rounded for it then."""
+        """Attention, where nothing else reads the first norm's result, which may be rounded for it then."""
 
     def forward(
         self,

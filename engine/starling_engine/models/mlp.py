@@ -66,7 +66,7 @@ class Mlp:
 
     @property
     def rounding(self) -> RowRounding | None:
-        """How rows may be rounded before `forward`; None: not at all."""
+        """The way to round rows before `forward`; None: there is none."""
         return self._in.rounding
 
     def forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
