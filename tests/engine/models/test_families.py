@@ -48,6 +48,7 @@ WITH_EXPERTS = (
     "kimi-linear",
     "granite-hybrid-experts",
     "nemotron-h-experts",
+    "jamba",
 )
 
 
