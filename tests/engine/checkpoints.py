@@ -573,7 +573,6 @@ FAMILIES = {
             "mamba_expand": 1,
             "mamba_conv_bias": False,
             "mamba_proj_bias": True,
-            "tie_word_embeddings": True,
         },
     ),
     "mamba": Variant("mamba", {**STATE_ALONE, "tie_word_embeddings": True}, WITHOUT_HEADS),

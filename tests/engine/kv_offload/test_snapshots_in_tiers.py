@@ -44,7 +44,7 @@ def test_a_state_alone_is_found_too(depth: int) -> None:
     assert run_one(hybrid(secondary=secondary, groups=[]), "old", prompt) == 0
     assert {group for group, _ in secondary} == set(range(5))
     engine = hybrid(secondary=secondary, groups=[], depth=depth)
-    assert [run_one(engine, str(length), prompt[:length]) for length in (300, 300, 250)] == [256, 256, 192]
+    assert [run_one(engine, name, prompt[:length]) for name, length in (("a", 300), ("b", 300), ("c", 250))] == [256, 256, 192]
     engine.scheduler.reset_prefix_cache()
     assert run_one(engine, "continued", prompt + prompt_of(60, 1)) == 256
 
