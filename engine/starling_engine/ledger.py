@@ -83,7 +83,7 @@ class Ledger:
     def room(self) -> str:
         """Says for what there are blocks; one of them is the null block."""
         if self.state_blocks:
-            return f"{self.num_blocks} blocks for {(self.num_blocks - 1) // self.state_blocks} states of {self.state_blocks}"
+            return f"room for {(self.num_blocks - 1) // self.state_blocks} states of {self.state_blocks} blocks"
         return f"{self.num_blocks} blocks of {self.block_size} tokens"
 
     @property
