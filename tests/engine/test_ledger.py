@@ -68,6 +68,9 @@ def test_what_does_not_fit_names_a_value_that_does(changes: dict[str, Any], word
 def test_a_model_that_caches_nothing_has_no_cache_in_its_plan() -> None:
     encoder = {**PLAN, "slab_bytes": 0, "useful_blocks": 1, "needed_blocks": 1}
     assert "KV" not in str(plan_memory(MemoryRequest(**encoder)))
+    with pytest.raises(ConfigError, match=r"at least 0\.15, or lower max_model_len and max_num_batched_tokens") as refusal:
+        plan_memory(MemoryRequest(**{**encoder, "fraction": 0.1}))
+    assert "KV" not in str(refusal.value)
 
 
 def test_a_state_alone_has_room_for_so_many_sequences() -> None:
@@ -75,9 +78,6 @@ def test_a_state_alone_has_room_for_so_many_sequences() -> None:
     ledger = plan_memory(MemoryRequest(**{**PLAN, "needed_blocks": 5, "state_blocks": 4}))
     assert ledger.num_blocks == 35 and ledger.room == "room for 8 states of 4 blocks"
     assert "states " in str(ledger) and "KV" not in str(ledger)
-    with pytest.raises(ConfigError, match=r"at least 0\.15, or lower max_model_len and max_num_batched_tokens") as refusal:
-        plan_memory(MemoryRequest(**{**encoder, "fraction": 0.1}))
-    assert "KV" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Mamba:
         memory, inputs = kv
         mixed, gate = self._in.forward(x).chunk(2, dim=1)
         (values,) = self._conv.forward(mixed, inputs, meta)
-        made = list(torch.split(self._made.forward(values), self._mamba.made, dim=1))
+        made = list(torch.split(self._made.forward(values), list(self._mamba.made), dim=1))
         if self._norms:
             made = [norm.forward(part) for norm, part in zip(self._norms, made, strict=True)]
         steps, b, c = made
