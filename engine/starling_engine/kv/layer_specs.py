@@ -77,8 +77,8 @@ def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard 
 def state_specs(config: ModelConfig, tensor: Shard = ALL) -> dict[int, StateSpec]:
     """Returns the state of each layer that has one, by its index, for the heads of `tensor`.
 
-    That is a matrix of each head, or with Mamba a vector of each channel, and the last inputs of the short convolution, the oldest
-    first. A gated short convolution has these inputs alone.
+    That is a matrix of each head, or with Mamba a vector of each channel. Behind it are the last inputs of the short convolution,
+    the oldest first. A gated short convolution has these inputs alone.
     """
     if config.gated_delta is not None:
         spec = _delta_state(config.gated_delta, tensor)

@@ -291,7 +291,7 @@ def _with_experts(layers: tuple[LayerConfig, ...], experts: Collection[int]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionHeads:
-    """What a config says of layers that attend: numbers of heads, their dimension, latents, and rotary embeddings."""
+    """Layers that attend, as a config describes them: numbers of heads, their dimension, latents, and rotary embeddings."""
 
     count: int = 0
     kv_count: int = 0
