@@ -169,7 +169,8 @@ def _norm_width(model: ModelConfig, dtype_bytes: int) -> int:
 def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     """Elements of one token between the norm before attention and the projection after it; or of a Gated DeltaNet in its place.
 
-    With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs. A norm over
+    With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs. An indexer
+    has queries of its own and their weights, and its keys, which are normed and rotated in fp32. A norm over
     all heads has queries and keys in fp32, and their squares; one behind the rotation has the rotated halves, too. Gates of
     the output lie in one matrix with queries, which are copied. A Gated DeltaNet has its inputs before the convolution and behind
     it, the gate of its output, what it recalls, and that normalised; and where channels have them, decays, and what they and the
@@ -191,7 +192,8 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     if model.mla:
         mla = model.mla
         head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
-        return max(mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim), mixer)
+        indexer = mla.index.num_heads * (mla.index.dim + 4) + 8 * mla.index.dim if mla.index is not None else 0
+        return max(mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim) + indexer, mixer)
     heads = model.num_heads + 2 * model.num_kv_heads
     gates = 3 * model.num_heads if model.traits.attention_gate else 0
     copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0)

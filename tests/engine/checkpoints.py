@@ -69,6 +69,8 @@ DEEPSEEK_ROPE = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
+INDEXER: dict[str, Any] = {**MLA, **DEEPSEEK_EXPERTS, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 8}
+"""Most tokens of a prompt have more before them than an indexer chooses."""
 EXPERTS = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SLIDING, FULL = "sliding_attention", "full_attention"
 VARIANTS = {
@@ -414,6 +416,40 @@ FAMILIES = {
             "num_shared_expert": [1] * 3,
             "moe_intermediate_size": [128] * 3,
         },
+    ),
+    "deepseek-v3.2": Variant("deepseek_v32", {**INDEXER, "n_group": 4, "topk_group": 2}),
+    "deepseek-v3.2-published": Variant(
+        "deepseek_v32",
+        {
+            **INDEXER,
+            "n_group": 2,
+            "topk_group": 1,
+            "attention_bias": True,
+            "rope_parameters": {**DEEPSEEK_ROPE, "rope_type": "yarn", "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+        {
+            "rope_parameters": None,
+            "rope_theta": 10000,
+            "rope_scaling": {**DEEPSEEK_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "head_dim": None,
+            "moe_layer_freq": 1,
+            "num_nextn_predict_layers": 1,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+    ),
+    "glm-5": Variant("glm_moe_dsa", INDEXER),
+    "glm-5.2": Variant(
+        "glm_moe_dsa",
+        {
+            **INDEXER,
+            "num_hidden_layers": 5,
+            "indexer_types": ["full", "full", "shared", "full", "shared"],
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "dense"],
+        },
+        {"rope_interleave": True, "indexer_rope_interleave": True},
     ),
     "minimax-m2": Variant("minimax_m2", MINIMAX_EXPERTS),
     "minimax-m2-old-config": Variant(

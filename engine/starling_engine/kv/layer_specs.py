@@ -26,7 +26,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "i
 def kv_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
     """Returns the groups of all layers, each with the layers of this rank: block tables are the same on every rank."""
     at, layout = config.layout.coordinates(config.rank), config.layout
-    local = stage_layers(model, Shard(at.pp, layout.pipeline))
+    local = model.stage_layers(Shard(at.pp, layout.pipeline))
     groups = whole_groups(model, config, Shard(at.tp, layout.tensor))
     return [KVGroup(group.spec, tuple(i for i in group.layers if i in local)) for group in groups]
 
@@ -44,7 +44,7 @@ def state_group(model: ModelConfig, config: WorkerConfig) -> StateGroup | None:
 def _state_layers(model: ModelConfig, config: WorkerConfig) -> tuple[int, StateSpec, tuple[int, ...]]:
     """Returns the bytes of the rank's slabs, and the state of those of its layers that have one."""
     at, layout = config.layout.coordinates(config.rank), config.layout
-    local = stage_layers(model, Shard(at.pp, layout.pipeline))
+    local = model.stage_layers(Shard(at.pp, layout.pipeline))
     specs = state_specs(model, Shard(at.tp, layout.tensor))
     (spec,) = set(specs.values())
     layers = tuple(i for i in specs if i in local)
@@ -54,12 +54,6 @@ def _state_layers(model: ModelConfig, config: WorkerConfig) -> tuple[int, StateS
 def whole_groups(model: ModelConfig, config: WorkerConfig, tensor: Shard = ALL) -> list[KVGroup]:
     """Returns the groups with the layers of all stages, for the heads of `tensor`. An encoder has none."""
     return group_layers({} if not model.causal else kv_specs(model, config.block_size, config.kv_dtype, tensor))
-
-
-def stage_layers(model: ModelConfig, stage: Shard) -> range:
-    """Returns the layers of a pipeline stage."""
-    share = stage.balanced(model.num_layers)
-    return range(share.start, share.start + share.size)
 
 
 def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard = ALL) -> dict[int, KVSpec]:
@@ -115,8 +109,8 @@ def _mamba2_state(mamba: Mamba2Config, tensor: Shard) -> StateSpec:
 
 def _spec(config: ModelConfig, heads: int, window: int, block_size: int, kv_dtype: str) -> KVSpec:
     dtype_bytes, row_size = DTYPE_BYTES[kv_dtype], _row_size(config.head_dim, kv_dtype)
-    if config.mla:  # one latent for all heads, the same on every rank
-        return LatentSpec(block_size, 1, config.mla.latent_dim, dtype_bytes)
+    if config.mla:  # one row for all heads, the same on every rank
+        return LatentSpec(block_size, 1, config.mla.row_dim, dtype_bytes)
     if window:
         return WindowSpec(block_size, heads, row_size, dtype_bytes, window)
     return KVSpec(block_size, heads, row_size, dtype_bytes)

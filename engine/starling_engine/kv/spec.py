@@ -61,9 +61,13 @@ class WindowSpec(KVSpec):
 class LatentSpec(KVSpec):
     """A latent of every token of a sequence, from which all heads make their keys and values (arXiv 2405.04434, section 2.1).
 
-    `num_kv_heads` is 1 and `row_size` kv_lora_rank + rope_dim. A block of one layer is [block_size, row_size], a token's row
+    `num_kv_heads` is 1 and `row_size` kv_lora_rank + rope_dim, and the indexer's head_dim in a model with one. A block of one layer
+    is [block_size, row_size], a token's row
 
-        | compressed keys and values, normalised (kv_lora_rank) | the heads' common key part, rotated (rope_dim) |
+        | compressed keys and values, normalised (kv_lora_rank) | the heads' common key part, rotated (rope_dim) | index key |
+
+    Layers that share another one's choice have rows of that size, too, whose index key nobody writes or reads: a group of their own
+    would take more than that.
     """
 
     @property

@@ -28,6 +28,7 @@ from starling_engine.model_config.short_conv import ShortConvConfig
 from starling_engine.model_config.tied_head import has_own_head
 from starling_engine.model_config.tokenizer_end import end_of_tokenizer
 from starling_engine.model_config.traits import Traits
+from starling_engine.topology.shard import Shard
 
 logger = logging.getLogger("starling.models")
 
@@ -141,6 +142,20 @@ class ModelConfig:
         """Rotary embeddings that layers need, by their index; None is of layers whose attention rotates nothing."""
         rotated_before = self.traits.qk_norm == "rotated head"
         return {layer.rope for layer in self.layers if layer.attends} | ({None} if rotated_before else set())
+
+    def stage_layers(self, stage: Shard) -> range:
+        """Returns the layers of a pipeline stage: as many as any other's, or some more or fewer.
+
+        Layers that share a choice of tokens stay with the one that makes it.
+        """
+        share = stage.balanced(self.num_layers)
+        return range(self._border(share.start), self._border(share.start + share.size))
+
+    def _border(self, at: int) -> int:
+        """Returns the last layer up to `at` with which a stage may begin; the end is one, too."""
+        while at < self.num_layers and self.layers[at].shares_choice:
+            at -= 1
+        return at
 
     def rope_factors(self, max_model_len: int) -> str:
         """Names the factors that an engine of this longest sequence takes of LongRoPE's; empty for all other models.

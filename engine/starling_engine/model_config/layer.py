@@ -44,6 +44,7 @@ class LayerConfig:
                   "sum": one of the stream, once their output is added (arXiv 1706.03762, section 3.1);
                   "before feed-forward": none of attention's input, which is normed already
     temperature   of queries, where it depends on their position
+    shares_choice the layer has no indexer, and attends to the tokens that the last one before it chose
     feed_forward  a plain MLP, or `ModelConfig.moe`
 
     A layer that has a mixer or a feed-forward part alone has its norm before it.
@@ -56,6 +57,7 @@ class LayerConfig:
     norms: Norms = "before"
     feed_forward: FeedForward = "mlp"
     temperature: Temperature | None = None
+    shares_choice: bool = False
 
     @property
     def has_state(self) -> bool:

@@ -11,10 +11,7 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
     if expert_parallel and model.moe is None:
         raise ConfigError("this model has no experts; only false is possible", "enable_expert_parallel")
     tensor = layout.tensor
-    if layout.pipeline > model.num_layers:
-        raise ConfigError(
-            f"must be at most {model.num_layers}, the model's layers, got {layout.pipeline}", "pipeline_parallel_size"
-        )
+    _check_stages(model, layout.pipeline)
     if Shard(tensor - 1, tensor).rounded(model.vocab_size).size == 0:
         raise ConfigError(
             f"a vocabulary of {model.vocab_size} leaves nothing to the last of {tensor} ranks", "tensor_parallel_size"
@@ -28,6 +25,20 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
         raise ConfigError(
             f"{tensor} ranks cannot share this model: it must divide {parts}{shared}; possible: {possible}", "tensor_parallel_size"
         )
+
+
+def _check_stages(model: ModelConfig, stages: int) -> None:
+    if stages > model.num_layers:
+        raise ConfigError(f"must be at most {model.num_layers}, the model's layers, got {stages}", "pipeline_parallel_size")
+    if not _has_layers(model, stages):
+        possible = ", ".join(str(n) for n in range(1, model.num_layers + 1) if _has_layers(model, n))
+        why = "leave one without a layer, for layers that share a choice of tokens stay together"
+        raise ConfigError(f"{stages} stages {why}; possible: {possible}", "pipeline_parallel_size")
+
+
+def _has_layers(model: ModelConfig, stages: int) -> bool:
+    """Says if each of so many stages has a layer."""
+    return all(model.stage_layers(Shard(at, stages)) for at in range(stages))
 
 
 def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:

@@ -184,7 +184,9 @@ def _mixers(build: BuildContext, prefix: str, layer: LayerConfig) -> tuple[Mixin
     recurrent = _recurrent_mixer(build, prefix, layer) if layer.has_state else None
     if not layer.attends:
         return recurrent, None
-    return LatentAttention(build, prefix, mla, layer.rope) if mla else Attention(build, prefix, layer), recurrent
+    if mla is None:
+        return Attention(build, prefix, layer), recurrent
+    return LatentAttention(build, prefix, mla, layer.rope, shares_choice=layer.shares_choice), recurrent
 
 
 class DecoderLayer:

@@ -123,6 +123,7 @@ def _causal_attention(config: WorkerConfig, platform: Platform, dtype: torch.dty
         model.head_dim,
         group=model.num_heads // config.layout.tensor // max(1, model.num_kv_heads // config.layout.tensor),
         latent=model.mla is not None,
+        indexed=model.mla is not None and model.mla.index is not None,
         sinks=model.traits.attention_sinks,
         cache=config.kv_cache,
     )
