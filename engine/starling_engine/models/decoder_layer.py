@@ -16,6 +16,7 @@ from starling_engine.model_config.layer import LayerConfig, Temperature
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.gated_delta_net import GatedDeltaNet
 from starling_engine.models.kimi_delta_attention import KimiDeltaAttention
+from starling_engine.models.mamba import Mamba
 from starling_engine.models.mamba2 import Mamba2
 from starling_engine.models.mla import LatentAttention
 from starling_engine.models.mlp import Mlp
@@ -153,7 +154,7 @@ def _only(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return x if rows is None else x[rows]
 
 
-Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba2 | GatedShortConvolution
+Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba | Mamba2 | GatedShortConvolution
 """A mixer with a recurrent state."""
 Mixing = Attention | LatentAttention | Recurrent
 
@@ -164,6 +165,9 @@ def _recurrent_mixer(build: BuildContext, prefix: str, layer: LayerConfig) -> Re
         case "short convolution":
             assert config.short_conv is not None, "a layer with a convolution that the model has not"
             return GatedShortConvolution(build, prefix, config.short_conv)
+        case "mamba":
+            assert config.mamba is not None, "a layer with a state that the model has not"
+            return Mamba(build, prefix, config.mamba)
         case "mamba2" | "attention and mamba2":
             assert config.mamba2 is not None, "a layer with a state that the model has not"
             return Mamba2(build, prefix, config.mamba2)
