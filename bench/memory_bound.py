@@ -19,6 +19,8 @@ from starling_engine.model_config.config import load_model_config
 FLOATS = 150_000_000
 READS = 4
 TRIES = 15
+SETTLE_SECONDS = 0.1
+"""OpenMP's threads spin for some milliseconds after a sum. Beside them the engine's threads would sleep for half a second."""
 PROMPT, NEW = 32, 64
 
 
@@ -72,6 +74,7 @@ def _bytes_per_second(data: torch.Tensor) -> float:
         began = time.perf_counter()
         data.sum()
         best = min(best, time.perf_counter() - began)
+    time.sleep(SETTLE_SECONDS)
     return data.numel() * data.element_size() / best
 
 

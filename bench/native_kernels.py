@@ -8,9 +8,12 @@ where there is one.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in the engine's processes: threads that spin would take the kernels' cores
 
 import torch
 from starling_engine.native import ops, quantized_ops

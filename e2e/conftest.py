@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.service.kubectl import Kubectl
+from e2e.service.kubectl import Kubectl, wait_until
 from e2e.under_test import HARNESS, OPERATOR_NAMESPACE, ROOT, ClusterUnderTest
 
 _numbers = itertools.count(1)
@@ -108,6 +108,8 @@ def namespace(cluster: ClusterUnderTest, session: pytest.Session) -> Iterator[Ku
     anywhere("create", "namespace", name)
     anywhere("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     own = Kubectl(cluster.kubectl, cluster.kubeconfig, name)
+    # A controller makes it, a moment later; without it pods are refused.
+    wait_until("there is an account for pods", lambda: bool(own.get("serviceaccount", "default")), 60)
     failed_before = session.testsfailed
     yield own
     if session.testsfailed > failed_before:

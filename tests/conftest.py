@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import interpreter
 from tests.matrices import Case, sample
@@ -25,7 +25,8 @@ gc.disable()
 
 
 # The same examples every time: what fails here fails for whoever looks at it. `--hypothesis-profile=default` tries others.
-settings.register_profile("repeatable", derandomize=True)
+# No time is too long: other work stalls an example now and then.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
 # Triton decides when it is imported, as torch and others do, whether its own functions are interpreted; without a GPU the tests of

@@ -102,7 +102,7 @@ def test_pods_spread_and_reach_each_other_by_service_and_by_name(web: ClusterUnd
     assert sorted(nodes) == ["n1", "n2"]
     # The nodes hear of a Service's pods some time after these are ready.
     wait_until(lambda: {_answer(web, "front") for _ in range(12)} == {"web-0", "web-1"})
-    assert _ask(web, "web-1.web:8080") == "web-1"
+    wait_until(lambda: _answer(web, "web-1.web:8080") == "web-1")
 
 
 @pytest.mark.whole

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import config
+from urllib3.exceptions import HTTPError
 
 Manifest = dict[str, Any]
 
 
 LOOKED_AT = {"infsvc": "apis/serving.starling.dev/v1alpha1/{}/inferenceservices", "pod": "api/v1/{}/pods", "pods": "api/v1/{}/pods"}
+
+
+class CallFailed(AssertionError):
+    """A call that was refused, or had no answer: what waits for something looks again."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Kubectl:
             check=False,
         )
         if check and done.returncode != 0:
-            raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+            raise CallFailed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
     def apply(self, *manifests: Manifest) -> None:
@@ -59,10 +64,14 @@ class Kubectl:
     def _look(self, path: str, **query: str) -> Manifest:
         api, path = _api(self.kubeconfig), "/" + path.format(f"namespaces/{self.namespace}")
         asked = api.param_serialize("GET", path, query_params=list(query.items()), auth_settings=["BearerToken"])
-        response = api.call_api(*asked)
-        found: Manifest = json.loads(response.read())
+        try:
+            response = api.call_api(*asked)
+            text = response.read()
+        except HTTPError as error:
+            raise CallFailed(f"GET {path}: {error}") from error
         if response.status != 200:
-            raise AssertionError(f"GET {path}: {found.get('message')}")
+            raise CallFailed(f"GET {path}: {text.decode(errors='replace')}")
+        found: Manifest = json.loads(text)
         return found
 
     def patch(self, kind: str, name: str, change: Manifest) -> None:
@@ -81,10 +90,15 @@ def condition(service: Manifest, kind: str) -> Manifest:
 
 
 def wait_until(what: str, seen: Callable[[], bool], seconds: float, explain: Callable[[], str] = str) -> float:
-    """Seconds that it took; fails with `explain()` when it has not come true in time."""
-    began = time.monotonic()
-    while not seen():
+    """Seconds that it took; fails with `explain()` when it has not come true in time. A call that fails has seen nothing yet."""
+    began, failure = time.monotonic(), ""
+    while True:
+        try:
+            if seen():
+                return time.monotonic() - began
+            failure = ""
+        except CallFailed as failed:
+            failure = f"\n{failed}"
         if time.monotonic() - began > seconds:
-            raise AssertionError(f"not within {seconds} s: {what}\n{explain()}")
+            raise AssertionError(f"not within {seconds} s: {what}{failure}\n{explain()}")
         time.sleep(0.2)
-    return time.monotonic() - began

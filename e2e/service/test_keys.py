@@ -33,6 +33,11 @@ def answer(kubectl: Kubectl, chat: Watched, key: str, base_url: str = "") -> str
     return kubectl("exec", pod, "-c", "agent", "--", "python", "-c", ASK, url, key, chat.name).strip()
 
 
+def wait_answered(kubectl: Kubectl, chat: Watched, key: str) -> None:
+    """Waits until the proxies of nodes have heard of pods that are ready."""
+    wait_until("the service's address leads to it", lambda: answer(kubectl, chat, key).startswith("200"), 60, chat.explain)
+
+
 def wait_refused(kubectl: Kubectl, chat: Watched, key: str) -> None:
     seconds = wait_until("the key is refused", lambda: answer(kubectl, chat, key) == "401", SECONDS, chat.explain)
     print(f"refused after {seconds:.1f} s")
@@ -43,6 +48,7 @@ def test_keys_are_asked_for_until_they_are_revoked(service: MakeService, kubectl
     chat = service(endpoint={"apiKeySecret": {"name": NAME, "key": "keys"}})
     chat.wait_ready()
     before = chat.pods()
+    wait_answered(kubectl, chat, "sesame")
     assert (answer(kubectl, chat, "sesame"), answer(kubectl, chat, "guess")) == ("200", "401")
     assert "sesame" not in json.dumps(chat.now)
     set_keys(kubectl, keys="mustard", day="sun", night="moon")
@@ -54,6 +60,7 @@ def test_keys_are_asked_for_until_they_are_revoked(service: MakeService, kubectl
     chat.patch(endpoint={"apiKeySecret": None}, router=SHARED)
     wait_until("the agents that know keys are gone", lambda: not {*_uids(before)} & {*_uids(chat.pods())}, 120, chat.explain)
     chat.wait_ready()
+    wait_answered(kubectl, chat, "sun")
     assert [answer(kubectl, chat, key) for key in ("sun", "moon", "mustard")] == ["200", "200 60000", "401"]
     direct = f"http://{chat.pods()[0]['status']['podIP']}:8000/v1"
     assert answer(kubectl, chat, "sun", direct) == "403", "agents know no tenant's key"

@@ -65,7 +65,7 @@ def wait_for_zero(chat: Watched) -> float:
 
 def start_seconds(chat: Watched) -> float:
     """Seconds that starts take, from the status, which the operator writes a moment after the router has a group; 0 before."""
-    return float(chat.now["status"]["scaling"]["startSeconds"])
+    return float((chat.now["status"].get("scaling") or {}).get("startSeconds") or 0)
 
 
 def events(kubectl: Kubectl, reason: str) -> list[Any]:

@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 import time
+from urllib.parse import urlsplit
 
 import httpx
 from openai import AsyncOpenAI, OpenAIError
@@ -56,11 +57,25 @@ async def keep_busy(client: AsyncOpenAI, model: str, stop: asyncio.Event, worker
         await asyncio.sleep(PAUSE)
 
 
+async def wait_reachable(url: str) -> None:
+    """Waits for a first connection: a node's proxy refuses them until it has heard of a pod that is ready."""
+    host, port = urlsplit(url).hostname, urlsplit(url).port or 80
+    for _ in range(300):
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            await asyncio.sleep(0.1)
+        else:
+            writer.close()
+            return
+
+
 async def main() -> None:
     url, model, streams, tokens = sys.argv[1:]
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await wait_reachable(url)
     async with AsyncOpenAI(base_url=url, max_retries=0, timeout=PATIENCE) as client:
         await asyncio.gather(*(keep_busy(client, model, stop, worker, int(tokens)) for worker in range(int(streams))))
 

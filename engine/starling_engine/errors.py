@@ -2,7 +2,8 @@
 
 StarlingError
 ├── InvalidRequest        The caller's fault: one request is refused, `param` names the field.
-│   └── PromptTooLong     The prompt, or prompt + max_tokens, does not fit the model or the cache.
+│   ├── PromptTooLong     The prompt, or prompt + max_tokens, does not fit the model or the cache.
+│   └── JobTooLarge       It takes more memory than the process may have that works on it.
 ├── EngineAsleep          The engine has given its memory back, and takes no request until it is woken.
 ├── SleepRefused          The engine cannot be put to sleep as it is now; nothing was changed.
 ├── SleepFailed           Sleeping or waking failed; the message says why, and it can be tried again.
@@ -43,6 +44,10 @@ class InvalidRequest(StarlingError):
 
 class PromptTooLong(InvalidRequest):
     """The prompt does not fit; the message holds both counts."""
+
+
+class JobTooLarge(InvalidRequest):
+    """The request takes more memory than the process may have that works on it."""
 
 
 class QueueFull(StarlingError):

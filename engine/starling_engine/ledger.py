@@ -57,6 +57,7 @@ class Ledger:
     limit       what the worker may use in all
     moving      of the weights: room for experts that are on their way to this rank, while others still compute here
     recordings  what recorded steps take on a GPU beyond their tensors: executables, and workspaces of libraries
+    state_blocks  blocks of a sequence's state, where nothing else is cached: blocks then hold no tokens
     host        the KV tiers' memory
     tables      tokens and blocks of the requests in the batch
 
@@ -73,9 +74,17 @@ class Ledger:
     block_size: int
     moving: int = 0
     recordings: int = 0
+    state_blocks: int = 0
     host: HostMemory = NO_HOST
     tables: int = 0
     unified: bool = True
+
+    @property
+    def room(self) -> str:
+        """Says for what there are blocks; one of them is the null block."""
+        if self.state_blocks:
+            return f"room for {(self.num_blocks - 1) // self.state_blocks} states of {self.state_blocks} blocks"
+        return f"{self.num_blocks} blocks of {self.block_size} tokens"
 
     @property
     def left(self) -> int:
@@ -83,7 +92,8 @@ class Ledger:
         return self.limit - held - (self.host.total + self.tables if self.unified else 0)
 
     def __str__(self) -> str:
-        held = [("weights", self.weights), ("KV cache", self.kv), ("activations", self.activations)]
+        cache = "states" if self.state_blocks else "KV cache"
+        held = [("weights", self.weights), (cache, self.kv), ("activations", self.activations)]
         if self.recordings:
             held.append(("recordings", self.recordings))
         beside = [("tables", self.tables), *self.host.rows]
@@ -95,7 +105,7 @@ class Ledger:
         if self.moving:
             lines[0] += f"   {format_bytes(self.moving)} of them for experts on their way"
         if self.slab_bytes:
-            lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {format_bytes(self.slab_bytes)} each"
+            lines[1] += f"   {self.room}, {format_bytes(self.slab_bytes)} each"
         return "\n".join(lines)
 
 
@@ -159,17 +169,21 @@ def _norm_width(model: ModelConfig, dtype_bytes: int) -> int:
 def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     """Elements of one token between the norm before attention and the projection after it; or of a Gated DeltaNet in its place.
 
-    With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs. A norm over
+    With latents that is queries while they are rotated in fp32, or queries, a copy with the rotated part, and outputs. An indexer
+    has queries of its own and their weights, and its keys, which are normed and rotated in fp32. A norm over
     all heads has queries and keys in fp32, and their squares; one behind the rotation has the rotated halves, too. Gates of
     the output lie in one matrix with queries, which are copied. A Gated DeltaNet has its inputs before the convolution and behind
     it, the gate of its output, what it recalls, and that normalised; and where channels have them, decays, and what they and the
     gates are made of. So has a Mamba-2 mixer; without a norm, it has the gate in fp32. Where it stands beside attention, one of
-    both is at work. A gated short convolution has its input and two gates, the gated input, and the convolved one.
+    both is at work. A Mamba mixer has inputs and gates, inputs convolved, step sizes, and its output, and what is made of inputs
+    beside that normalised. A gated short convolution has its input and two gates, the gated input, and the convolved one.
     """
     mixer = 0
     if (delta := model.gated_delta) is not None:
         mixer = 2 * delta.channels + 3 * delta.value_width + 2 * delta.value_heads
         mixer += delta.key_width + 2 * delta.gate_rank if delta.gate_rank else 0
+    elif model.mamba is not None:
+        mixer = 6 * model.mamba.channels + 2 * sum(model.mamba.made)
     elif (mamba := model.mamba2) is not None:
         mixer = 2 * mamba.channels + 3 * mamba.width + mamba.heads
         mixer += mamba.width * 4 // dtype_bytes if mamba.norm == "none" else 0
@@ -178,7 +192,8 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     if model.mla:
         mla = model.mla
         head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
-        return max(mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim), mixer)
+        indexer = mla.index.num_heads * (mla.index.dim + 4) + 8 * mla.index.dim if mla.index is not None else 0
+        return max(mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim) + indexer, mixer)
     heads = model.num_heads + 2 * model.num_kv_heads
     gates = 3 * model.num_heads if model.traits.attention_gate else 0
     copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0)
@@ -220,6 +235,7 @@ class MemoryRequest:
     kv_bytes             for the KV cache; None: what is left of `fraction`
     useful_blocks        more KV blocks than these are never used
     needed_blocks        KV blocks of the longest request, and the null block
+    state_blocks         as in `Ledger`
     host, tables         as in `Ledger`; they are of the same memory where that is `unified`
     """
 
@@ -235,6 +251,7 @@ class MemoryRequest:
     block_size: int
     useful_blocks: int
     needed_blocks: int
+    state_blocks: int = 0
     host: HostMemory = NO_HOST
     tables: int = 0
     unified: bool = True
@@ -323,6 +340,7 @@ def plan_memory(request: MemoryRequest) -> Ledger:
         slab_bytes=request.slab_bytes,
         num_blocks=num_blocks,
         block_size=request.block_size,
+        state_blocks=request.state_blocks,
         host=request.host,
         tables=request.tables,
         unified=request.unified,

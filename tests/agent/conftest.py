@@ -116,6 +116,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
+def idle_server(server: LiveServer) -> LiveServer:
+    """The server when what other modules asked of it has ended."""
+    server.wait_until_idle()
+    return server
+
+
+@pytest.fixture(scope="module")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     """Starts servers with other flags; all end with the module."""
     with _servers(tmp_path_factory.mktemp("servers")) as start:

@@ -490,7 +490,7 @@ def test_the_table_is_long_enough():
 
 
 @pytest.mark.parametrize("bad", ALL, ids=label)
-def test_the_error_names_the_bad_field(server, http, bad):
+def test_the_error_names_the_bad_field(idle_server, http, bad):
     headers = {"content-type": "application/json", **bad.headers}
     answer = http.request(bad.method, bad.path, content=bad.body() if bad.method == "POST" else None, headers=headers)
     assert answer.status_code == bad.status, answer.text
@@ -504,7 +504,7 @@ def test_the_error_names_the_bad_field(server, http, bad):
     if bad.code is not None:
         assert error["code"] == bad.code
     assert answer.headers["x-request-id"]
-    assert server.is_idle()
+    assert idle_server.is_idle()
 
 
 def test_the_engine_still_answers_after_bad_requests(server, http):

@@ -5,8 +5,8 @@ import struct
 from typing import Any
 
 import pytest
-from starling_agent.openai.vector_types import vectors_by_type
-from starling_engine.errors import InvalidRequest
+from starling_agent.openai.vector_types import check_types, vectors_by_type
+from starling_engine.errors import InvalidRequest, RequestFailed
 
 TEXTS = ["What does len() do?", "It returns the number of items."]
 
@@ -84,6 +84,7 @@ def test_inputs_are_cut_at_the_end_unless_it_is_said_otherwise(http):
         ({"input_type": "poem"}, "input_type", "no prompt of this model"),
         ({"images": ["data:image/png;base64,AAAA"]}, "images", "images"),
         ({"priority": 3}, "priority", "order of arrival"),
+        ({"output_dimension": 12, "embedding_types": ["float", "binary"]}, "embedding_types", "multiple of 8"),
         ({"embedding_types": []}, "embedding_types", ""),
         ({"embedding_types": ["int4"]}, "embedding_types[0]", ""),
         ({"texts": None, "inputs": ["a"]}, "inputs[0]", "one text"),
@@ -104,6 +105,15 @@ def test_what_is_not_possible_is_refused_by_name(http, fields, param, words):
 
 def test_bits_need_whole_bytes():
     with pytest.raises(InvalidRequest, match="multiple of 8") as refusal:
-        vectors_by_type([[0.5] * 12], ["ubinary"])
+        check_types(["float", "ubinary"], 12)
     assert refusal.value.param == "embedding_types"
+    check_types(["float", "int8"], 12)
     assert vectors_by_type([[0.0] * 8], ["int8", "binary"]).int8 == [[0] * 8]
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "binary", "ubinary"])
+def test_what_is_not_a_number_is_told_where_a_type_has_no_value_for_it(kind):
+    vectors = [[0.5] * 8, [float("nan")] * 8]
+    with pytest.raises(RequestFailed, match="the vector of input 1 has what is not a number"):
+        vectors_by_type(vectors, ["float", kind])
+    assert vectors_by_type(vectors, ["float", "base64"]).float_ == vectors

@@ -132,6 +132,7 @@ def test_a_disconnect_ends_the_request(server, stream):
 
 
 def test_a_disconnect_in_the_body_starts_nothing(server):
+    server.wait_until_idle()
     with contextlib.closing(_connect(server)) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
     assert server.http.get("/health").status_code == 200

@@ -195,12 +195,12 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"prompt": ["a", "b"], "stream": True}], ids=str)
 @pytest.mark.parametrize(("fields", "param"), IMPOSSIBLE, ids=str)
-def test_a_form_that_cannot_be_enforced_is_refused_before_anything_starts(server, http, fields, param, more):
+def test_a_form_that_cannot_be_enforced_is_refused_before_anything_starts(idle_server, http, fields, param, more):
     answer = http.post(COMPLETION, json={"prompt": "a", **fields, **more})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param), error
-    assert server.is_idle()
+    assert idle_server.is_idle()
 
 
 TOO_LARGE_BEHIND = {

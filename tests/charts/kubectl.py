@@ -2,11 +2,13 @@
 
 import json
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.charts.helm import Manifest
 
+WAIT_SECONDS = 90
 Question = tuple[str, str, str, str]
 """Namespace, API group, resource, verb."""
 
@@ -47,6 +49,22 @@ class Kubectl:
         done = self._run(("create", *columns, "-f", "-"), [_review(user, question) for question in questions])
         assert done.returncode == 0, done.stderr
         return [line == "true" for line in done.stdout.split()]
+
+    def until_allowed(self, user: str, questions: list[Question]) -> None:
+        """Waits until the server knows each binding: it hears of them as others do, a moment later."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not all(answers := self.allowed(user, questions)):
+            missing = [question for question, answer in zip(questions, answers, strict=True) if not answer]
+            assert time.monotonic() < deadline, missing
+            time.sleep(0.1)
+
+    def until_served(self, *kinds: str) -> None:
+        """Waits until the server has these kinds. `kubectl wait` fails for a definition that has no condition yet."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        for kind in kinds:
+            while (listed := self.run("get", kind, "--all-namespaces")).returncode:
+                assert time.monotonic() < deadline, listed.stderr
+                time.sleep(0.1)
 
     def may(self, user: str, *question: str) -> bool:
         namespace, group, resource, verb = question

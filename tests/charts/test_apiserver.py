@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.charts.helm import ROOT, Helm, Manifest, parsed
-from tests.charts.kubectl import Kubectl
+from tests.charts.kubectl import WAIT_SECONDS, Kubectl
 from tests.charts.test_rbac import USES, Right
 from tests.charts.values import SETS
 
@@ -23,12 +23,7 @@ def cluster(kubectl: Kubectl) -> Kubectl:
     for name in (NAMESPACE, "blue", "green"):
         kubectl.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}])
     kubectl("apply", "-f", str(ROOT / "tests/charts/prometheus_operator.yaml"))
-    kubectl(
-        "wait",
-        "--for=condition=Established",
-        "crd/servicemonitors.monitoring.coreos.com",
-        "crd/prometheusrules.monitoring.coreos.com",
-    )
+    kubectl.until_served("servicemonitors.monitoring.coreos.com", "prometheusrules.monitoring.coreos.com")
     return kubectl
 
 
@@ -91,7 +86,15 @@ def answers(cluster: Kubectl, helm: Helm) -> dict[Right, bool]:
     """What the operator's account may in a namespace, with the roles of the default installation."""
     cluster.apply([item for item in helm.objects({}) if item["apiVersion"].startswith("rbac.")])
     rights = [*NEEDED, *FORBIDDEN]
-    return dict(zip(rights, cluster.allowed(ACCOUNT, [("default", *right) for right in rights]), strict=True))
+
+    def ask() -> dict[Right, bool]:
+        return dict(zip(rights, cluster.allowed(ACCOUNT, [("default", *right) for right in rights]), strict=True))
+
+    # The server hears of bindings as others do, a moment later.
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not all((answers := ask())[right] for right in NEEDED) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return answers
 
 
 @pytest.mark.parametrize("right", NEEDED, ids="-".join)
@@ -108,8 +111,8 @@ def test_a_namespaced_operator_may_nothing_elsewhere(cluster: Kubectl, helm: Hel
     objects = helm.objects(SETS["two-namespaces"], release="few")
     cluster.apply([item for item in objects if item["apiVersion"].startswith("rbac.") and item["kind"].startswith("Role")])
     account = f"system:serviceaccount:{NAMESPACE}:few-starling-operator"
-    assert cluster.may(account, "blue", "apps", "statefulsets", "create")
-    assert cluster.may(account, "green", "", "secrets", "create")
+    assert _becomes(lambda: cluster.may(account, "blue", "apps", "statefulsets", "create"), wanted=True)
+    assert _becomes(lambda: cluster.may(account, "green", "", "secrets", "create"), wanted=True)
     assert not cluster.may(account, "default", "apps", "statefulsets", "create")
     assert not cluster.may(account, NAMESPACE, "", "services", "list")
     assert not cluster.may(account, "", "", "services", "list")
@@ -137,7 +140,7 @@ def _binding(role: str, namespace: str) -> Manifest:
 
 
 def _becomes(ask: Callable[[], bool], wanted: bool) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_SECONDS
     while ask() is not wanted and time.monotonic() < deadline:
         time.sleep(0.2)
     return ask() is wanted
@@ -148,7 +151,7 @@ def test_helm_upgrades_the_crd_and_leaves_it_with_its_services(cluster: Kubectl,
     chart, where = ROOT / "charts/starling", ("--namespace", "life", "--kubeconfig", cluster.kubeconfig)
     cluster("delete", "crd", "--ignore-not-found", crd, "parallelismscales.serving.starling.dev")  # another test's: not Helm's
     helm.must("install", "life", chart, *where, "--create-namespace")
-    cluster("wait", "--for=condition=Established", f"crd/{crd}")
+    cluster.until_served(crd)
     cluster.apply([KEPT])
 
     # As an older release would have left it.

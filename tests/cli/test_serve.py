@@ -227,11 +227,13 @@ def test_bench_serve_reports_and_writes(server, tmp_path):
 
 
 def test_bench_reads_what_the_server_counts_of_drafts(server):
+    server.wait_until_idle()  # what was counted before has been reported
     before = counts_in(server.http.get("/metrics").text)
     body = {"messages": [{"role": "user", "content": "Hello"}], "model": "pydoc", "temperature": 0, "max_tokens": 30}
     text = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
     predicted = {**body, "prediction": {"type": "content", "content": text}}
     details = server.http.post("/v1/chat/completions", json=predicted).json()["usage"]["completion_tokens_details"]
+    server.wait_until_idle()
     found = accepted_between(before, counts_in(server.http.get("/metrics").text))
     assert found.accepted_tokens == details["accepted_prediction_tokens"] > 0
     assert found.accepted_tokens == round(sum(found.rate_by_position) * found.rows)

@@ -69,6 +69,8 @@ DEEPSEEK_ROPE = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
+INDEXER: dict[str, Any] = {**MLA, **DEEPSEEK_EXPERTS, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 8}
+"""Most tokens of a prompt have more before them than an indexer chooses."""
 EXPERTS = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SLIDING, FULL = "sliding_attention", "full_attention"
 VARIANTS = {
@@ -266,6 +268,11 @@ FALCON_H1: dict[str, Any] = {
     "ssm_in_multiplier": 1.2,
     "ssm_out_multiplier": 0.6,
 }
+JAMBA: dict[str, Any] = {"num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 8}
+STATE_ALONE: dict[str, Any] = {"state_size": 8, "bos_token_id": None, "eos_token_id": None}
+CODESTRAL: dict[str, Any] = {**STATE_ALONE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
+WITHOUT_HEADS = dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"))
+"""Edits of configs that have none of these fields."""
 FAMILIES = {
     "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
@@ -409,6 +416,40 @@ FAMILIES = {
             "num_shared_expert": [1] * 3,
             "moe_intermediate_size": [128] * 3,
         },
+    ),
+    "deepseek-v3.2": Variant("deepseek_v32", {**INDEXER, "n_group": 4, "topk_group": 2}),
+    "deepseek-v3.2-published": Variant(
+        "deepseek_v32",
+        {
+            **INDEXER,
+            "n_group": 2,
+            "topk_group": 1,
+            "attention_bias": True,
+            "rope_parameters": {**DEEPSEEK_ROPE, "rope_type": "yarn", "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+        {
+            "rope_parameters": None,
+            "rope_theta": 10000,
+            "rope_scaling": {**DEEPSEEK_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "head_dim": None,
+            "moe_layer_freq": 1,
+            "num_nextn_predict_layers": 1,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+    ),
+    "glm-5": Variant("glm_moe_dsa", INDEXER),
+    "glm-5.2": Variant(
+        "glm_moe_dsa",
+        {
+            **INDEXER,
+            "num_hidden_layers": 5,
+            "indexer_types": ["full", "full", "shared", "full", "shared"],
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "dense"],
+        },
+        {"rope_interleave": True, "indexer_rope_interleave": True},
     ),
     "minimax-m2": Variant("minimax_m2", MINIMAX_EXPERTS),
     "minimax-m2-old-config": Variant(
@@ -556,6 +597,35 @@ FAMILIES = {
         },
     ),
     "falcon-h1-gate-last": Variant("falcon_h1", {**MAMBA2, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_proj_bias": True}),
+    "jamba": Variant("jamba", {**JAMBA, "num_hidden_layers": 4}),
+    "jamba-without-experts": Variant(
+        "jamba",
+        {
+            **JAMBA,
+            "num_experts": 1,
+            "attn_layer_offset": 0,
+            "mamba_d_conv": 3,
+            "mamba_dt_rank": 5,
+            "mamba_expand": 1,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "mamba": Variant("mamba", {**STATE_ALONE, "tie_word_embeddings": True}, WITHOUT_HEADS),
+    "mamba-biases": Variant(
+        "mamba", {**STATE_ALONE, "use_bias": True, "use_conv_bias": False, "time_step_rank": 6, "conv_kernel": 3}, WITHOUT_HEADS
+    ),
+    "falcon-mamba": Variant(
+        "falcon_mamba",
+        {**STATE_ALONE, "state_size": 16, "expand": 16, "intermediate_size": 96},
+        {**WITHOUT_HEADS, "intermediate_size": 96},
+    ),
+    "mamba2": Variant("mamba2", CODESTRAL, WITHOUT_HEADS),
+    "mamba2-biases": Variant(
+        "mamba2",
+        {**CODESTRAL, "n_groups": 1, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
+        WITHOUT_HEADS,
+    ),
     "qwen3.5": Variant("qwen3_5_text", {**HYBRID, "num_hidden_layers": 3, "layer_types": [LINEAR, FULL, LINEAR]}),
     "qwen3.5-moe": Variant(
         "qwen3_5_moe_text",

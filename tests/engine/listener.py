@@ -1,10 +1,9 @@
 """A listener to KV events as routers have one: vLLM's structures, its sockets, and what it then knows of an engine."""
 
-import socket
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
@@ -14,6 +13,8 @@ from starling_engine.kv.event_endpoint import REPLAY_PORT_OFFSET
 from starling_engine.kv.events import EventLog, KVEventBatch
 from starling_engine.kv.hashing import GRANULE, chain_root
 from starling_engine.kv_offload.secondary.base import CHUNK
+
+from tests.ports import free_port
 
 # The structures of vllm/distributed/kv_events.py (after change 42892), as a listener declares them.
 
@@ -153,16 +154,9 @@ def _leading(each: Iterable[bool]) -> int:
 # ---- over ZeroMQ ----
 
 
-def free_port() -> int:
+def publisher_port() -> int:
     """The first of four that are free, as are those for what is asked for again."""
-    while True:
-        with ExitStack() as stack, suppress(OSError, OverflowError):
-            first = stack.enter_context(socket.socket())
-            first.bind(("", 0))
-            port = int(first.getsockname()[1])
-            for other in (port + 1, port + 2, port + 3, *range(port + REPLAY_PORT_OFFSET, port + REPLAY_PORT_OFFSET + 4)):
-                stack.enter_context(socket.socket()).bind(("", other))
-            return port
+    return free_port((1, 2, 3, *range(REPLAY_PORT_OFFSET, REPLAY_PORT_OFFSET + 4)))
 
 
 @contextmanager

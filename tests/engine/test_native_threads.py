@@ -59,8 +59,12 @@ def test_threads_that_call_at_once_do_not_disturb_each_other() -> None:
 
 
 def test_threads_without_work_take_no_processor() -> None:
+    """The best of five: what else this process has may take some, and one that waits for work by looking takes all of it."""
     product(3)
-    time.sleep(0.1)
-    before = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - before < 0.1
+    taken: list[float] = []
+    while min(taken, default=1.0) >= 0.1 and len(taken) < 5:
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(0.5)
+        taken.append(time.process_time() - before)
+    assert min(taken) < 0.1, taken

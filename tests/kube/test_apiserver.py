@@ -38,7 +38,7 @@ def run(kubeconfig: Path, *arguments: str, text: str | None = None) -> str:
     return done.stdout
 
 
-def wait_until(is_true: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(is_true: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline

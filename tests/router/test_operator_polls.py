@@ -34,10 +34,14 @@ WAKING = {
 
 
 @pytest.fixture
-async def client(start: Start, backends: list[StubBackend], token: FileToken) -> httpx.AsyncClient:
-    """A client of a router whose servers are not ready. It holds requests for a moment."""
+def unready(backends: list[StubBackend]) -> None:
     for backend in backends:
         backend.state = backend.state.model_copy(update={"ready": False})
+
+
+@pytest.fixture
+async def client(start: Start, unready: None, token: FileToken) -> httpx.AsyncClient:  # noqa: ARG001
+    """A client of a router whose servers are not ready. It holds requests for a moment."""
     return await start(ready=0, hold=HoldPolicy(seconds=0.3, first_comment_seconds=0.1), router_token=token)
 
 
@@ -103,12 +107,16 @@ async def test_a_request_is_news_and_so_is_the_quiet_after_it(client: httpx.Asyn
         assert first["open"] == 0 and first["quiet_seconds"] >= 0.05
 
 
-async def test_those_that_wait_are_counted(client: httpx.AsyncClient) -> None:
+@pytest.mark.usefixtures("unready")
+async def test_those_that_wait_are_counted(start: Start, token: FileToken) -> None:
+    client = await start(ready=0, hold=HoldPolicy(seconds=600.0), router_token=token)
     requests = [asyncio.create_task(client.post(CHAT, json=BODY)) for _ in range(3)]
     await until_held(client, 3)
     report = await poll(client)
     assert (report["open"], report["held"]) == (3, 3)
-    await asyncio.gather(*requests)
+    for request in requests:
+        request.cancel()
+    await asyncio.wait(requests)
 
 
 async def test_probes_lists_and_an_agents_proof_are_no_requests(client: httpx.AsyncClient) -> None:

@@ -46,6 +46,18 @@ Piece = Content | Reasoning | CallPiece
 class AnswerReader:
     """Reads one output piece by piece. Without a reading all of it is content."""
 
+    __slots__ = (
+        "_hides_calls",
+        "_ids",
+        "_input",
+        "_parser",
+        "_reading",
+        "_shows_reasoning",
+        "_undecided",
+        "calls",
+        "reasoning_tokens",
+    )
+
     def __init__(self, reading: OutputReading | None) -> None:
         self.calls = 0
         """Calls up to now."""
@@ -55,6 +67,7 @@ class AnswerReader:
         """Tokens behind which no text has come yet."""
         self._reading = reading
         self._parser = None if reading is None else reading.parser()
+        self._shows_reasoning = reading is None or reading.shows_reasoning
         self._hides_calls = False
         self._ids: set[str] = set()
         self._input: InputReader | None = None
@@ -122,7 +135,7 @@ class AnswerReader:
             case Content():
                 return event
             case Reasoning():
-                return event if self._reading.shows_reasoning else None
+                return event if self._shows_reasoning else None
             case CallBegin():
                 self._hides_calls = not self._reading.parallel and self.calls > 0
                 if self._hides_calls:

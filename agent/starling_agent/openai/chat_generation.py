@@ -33,8 +33,8 @@ async def chat_generation(
     messages = template_messages(body.messages)
     tools = _callable_tools(endpoint, body, lenient=lenient)
     form = _form(endpoint, body, tools)
-    prompt = await render(endpoint, body, messages, caller.request_id, tools.functions if tools else None)
     with _longest_part_named(body):
+        prompt = await render(endpoint, body, messages, caller.request_id, tools.functions if tools else None)
         ids = await endpoint.prompts.chat(prompt, "messages", PromptForm(bool(body.add_special_tokens)))
     prediction = predicted_text(body.prediction)
     return await make_generation(

@@ -19,7 +19,7 @@ from starling_agent.openai.protocol.embedding import EmbeddingFields, EmbeddingR
 from starling_agent.openai.protocol.refused import MEDIA
 from starling_agent.openai.rendering import render_alone
 from starling_agent.openai.request_body import body_of, body_schema
-from starling_agent.openai.vector_types import as_base64, vectors_by_type
+from starling_agent.openai.vector_types import as_base64, check_types, vectors_by_type
 
 T = TypeVar("T")
 Vector = list[float] | str
@@ -51,6 +51,8 @@ async def embed(request: Request, body: Annotated[EmbedRequest, Depends(body_of(
     endpoint, source = endpoint_of(request), body.source()
     endpoint.model_name(body.model)
     texts = body.texts if body.texts is not None else _texts_of(body.inputs or [])
+    types = body.embedding_types or ["float"]
+    check_types(types, body.output_dimension or endpoint.engine.model_config.vector_size)
     names = {"input": source, "prompt_name": "input_type", "dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
     answer_id = caller_of(request).answer_id("embd", None)
     with errors_named(names):
@@ -63,7 +65,7 @@ async def embed(request: Request, body: Annotated[EmbedRequest, Depends(body_of(
         _, prompts = await _prompts(endpoint, wanted, caller_of(request).request_id)
         _check_longest(body, source, prompts)
         pooled = await pool(request, endpoint, {"input": prompts}, PoolingParams(dimensions=body.output_dimension), answer_id)
-    vectors = vectors_by_type(pooled.vectors, body.embedding_types or ["float"])
+    vectors = vectors_by_type(pooled.vectors, types)
     tokens = InputTokens(pooled.usage.prompt_tokens)
     cached = pooled.usage.prompt_tokens_details.cached_tokens
     meta = EmbedMeta(billed_units=tokens, tokens=tokens, cached_tokens=cached)

@@ -17,6 +17,20 @@ from starling_agent.parsers.events import Content, Reasoning
 class StreamEncoder:
     """Makes chunks of deltas. One delta gives one write, also if it has both text and the end."""
 
+    __slots__ = (
+        "_batcher",
+        "_begun",
+        "_count",
+        "_generation",
+        "_logprobs",
+        "_offsets",
+        "_readers",
+        "_rich",
+        "_shape",
+        "_unfinished",
+        "_writer",
+    )
+
     def __init__(self, generation: Generation, shape: ChoiceShape, logprobs: LogprobWriter, batcher: StreamBatcher) -> None:
         self._generation = generation
         self._batcher = batcher

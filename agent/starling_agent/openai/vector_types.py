@@ -2,10 +2,11 @@
 
 import array
 import base64
+import math
 import sys
 from collections.abc import Collection
 
-from starling_engine.errors import InvalidRequest
+from starling_engine.errors import InvalidRequest, RequestFailed
 
 from starling_agent.openai.protocol.answers import VectorsByType
 from starling_agent.openai.protocol.embedding import VectorType
@@ -15,8 +16,23 @@ UNSIGNED = 128
 """Is added to signed bytes."""
 
 
+NUMBERS = ("float", "base64")
+"""The types that have a value for what is not a number; in JSON that is null."""
+
+
+def check_types(types: Collection[VectorType], dimensions: int) -> None:
+    """Raises InvalidRequest for bits of vectors that do not fill bytes."""
+    if dimensions % 8 and not {"binary", "ubinary"}.isdisjoint(types):
+        raise InvalidRequest(f"bits fill bytes where dimensions are a multiple of 8, got {dimensions}", "embedding_types")
+
+
 def vectors_by_type(vectors: list[list[float]], types: Collection[VectorType]) -> VectorsByType:
-    """Returns the vectors in all the types. Raises InvalidRequest for bits of vectors that do not fill bytes."""
+    """Returns the vectors in all the types, which were checked.
+
+    Raises RequestFailed where the model has made what is not a number, and a type has no value for it.
+    """
+    if not {*types}.issubset(NUMBERS):
+        _check_numbers(vectors)
     found = VectorsByType()
     if "float" in types:
         found.float_ = vectors
@@ -31,6 +47,13 @@ def vectors_by_type(vectors: list[list[float]], types: Collection[VectorType]) -
         found.binary = [[byte - UNSIGNED for byte in bits] for bits in in_bits] if "binary" in types else None
         found.ubinary = [list(bits) for bits in in_bits] if "ubinary" in types else None
     return found
+
+
+def _check_numbers(vectors: list[list[float]]) -> None:
+    for i, vector in enumerate(vectors):
+        if not all(map(math.isfinite, vector)):
+            why = f"the vector of input {i} has what is not a number"
+            raise RequestFailed(f"{why}; of the embedding_types, only {' and '.join(NUMBERS)} have a value for it")
 
 
 def as_base64(vector: list[float]) -> str:
@@ -52,6 +75,4 @@ def as_int8(vector: list[float]) -> list[int]:
 
 def as_bits(vector: list[float]) -> bytes:
     """Returns a bit for each number, which says if it is above 0; the first one is the highest bit of the first byte."""
-    if len(vector) % 8:
-        raise InvalidRequest(f"bits fill bytes where dimensions are a multiple of 8, got {len(vector)}", "embedding_types")
     return int("".join("1" if value > 0 else "0" for value in vector), 2).to_bytes(len(vector) // 8, "big")

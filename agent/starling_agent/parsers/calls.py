@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
+from starling_agent.parsers.events import Steady
 from starling_agent.parsers.json_text import LITERAL, LITERAL_CHARACTERS, PYTHON_LITERALS, JsonScanner, decoded
+from starling_agent.parsers.output import Output
 from starling_agent.parsers.reading import ReadCalls, Reading
 from starling_agent.parsers.source import Markers, Reader, Source
 
@@ -183,13 +186,21 @@ def _skip_literal(source: Source) -> Reader[bool]:
 
 def read_arguments(reading: Reading) -> Reader[None]:
     """Reads the arguments of the open call up to the end of their JSON, or to what is none."""
-    output, scanner = reading.output, reading.output.open_call
-    assert scanner is not None
+    yield from reading.source.through(_JsonArguments(reading.output))
 
-    def take(text: str) -> tuple[int, bool]:
-        return output.arguments(text), not (scanner.is_done or scanner.is_broken)
 
-    yield from reading.source.through(take)
+@dataclass(slots=True)
+class _JsonArguments:
+    """Passes on the arguments of the open call."""
+
+    output: Output
+
+    def take(self, text: str) -> tuple[int, bool]:
+        taken, scanner = self.output.arguments(text), self.output.open_call
+        return taken, scanner is not None and not (scanner.is_done or scanner.is_broken)
+
+    def steady(self) -> Steady | None:
+        return self.output.steady_arguments()
 
 
 def end_call(reading: Reading, closing: str) -> Reader[None]:

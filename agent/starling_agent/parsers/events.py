@@ -1,5 +1,7 @@
 """Parts of an output, in the order in which they were written."""
 
+import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -38,3 +40,10 @@ class CallEnd(NamedTuple):
 
 
 Event = Content | Reasoning | CallBegin | Arguments | CallEnd
+
+
+class Steady(NamedTuple):
+    """Says that text which `pattern` matches becomes one event, and that nothing else changes: no marker can begin in it."""
+
+    pattern: re.Pattern[str]
+    event: Callable[[str], Event]

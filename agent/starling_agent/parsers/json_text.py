@@ -12,7 +12,7 @@ LITERAL_CHARACTERS = re.compile(r"[-+.\w]+")
 _STRING_CHARACTERS = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = re.compile(r"[ \t\n\r]+")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_STRING_PIECE = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+')
+STRING_PIECE = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+')
 """Matches what a string may have within it, escapes included."""
 _ESCAPE_BEGINNING = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _CLOSING = {"{": "}", "[": "]"}
@@ -81,9 +81,14 @@ class JsonScanner:
         """True if nothing was written but the opening of an object."""
         return self._wants == "first_key"
 
+    @property
+    def is_in_string(self) -> bool:
+        """True within a string, unless an escape has begun in it: what STRING_PIECE matches is written as it comes."""
+        return self._in_string and not self._pending
+
     def feed(self, text: str) -> tuple[int, str]:
         """Takes text up to the end of the value. Returns how many characters it took, and the JSON to write for them."""
-        if self._in_string and not self._pending and _STRING_PIECE.fullmatch(text):  # most of long arguments
+        if self.is_in_string and STRING_PIECE.fullmatch(text):  # most of long arguments
             return len(text), text
         held = len(self._pending)
         text = self._pending + text

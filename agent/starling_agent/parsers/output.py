@@ -1,9 +1,12 @@
 """The parts of an output, as readers write them: without the white space around reasoning and calls."""
 
-from collections.abc import Callable
+import re
+from functools import cache
 
-from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from starling_agent.parsers.json_text import JsonScanner, escaped
+from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning, Steady
+from starling_agent.parsers.json_text import STRING_PIECE, JsonScanner, escaped
+
+_STEADY_ARGUMENTS = Steady(STRING_PIECE, Arguments)
 
 
 class Output:
@@ -11,8 +14,8 @@ class Output:
 
     def __init__(self, trims_content: bool) -> None:
         self.events: list[Event] = []
-        self.content = TrimmedText(lambda text: self.events.append(Content(text)), trims_content)
-        self.reasoning = TrimmedText(lambda text: self.events.append(Reasoning(text)), trims=True)
+        self.content = TrimmedText(self, Content, trims_content)
+        self.reasoning = TrimmedText(self, Reasoning, trims=True)
         self.open_call: JsonScanner | None = None
         """The arguments of the call that is open."""
         self.calls = 0
@@ -41,6 +44,10 @@ class Output:
             self.events.append(Arguments(written))
         return taken
 
+    def steady_arguments(self) -> Steady | None:
+        """Returns what becomes of text within a string of the arguments; None: the next text may be anything else."""
+        return _STEADY_ARGUMENTS if self.open_call is not None and self.open_call.is_in_string else None
+
     def text_argument(self, text: str) -> None:
         """Adds a piece of a text within a string of the arguments."""
         self.arguments(escaped(text))
@@ -62,10 +69,11 @@ class Output:
 
 
 class TrimmedText:
-    """Passes text on, but white space beside marks only where text is on both sides."""
+    """Makes events of text, but of white space beside marks only where text is on both sides."""
 
-    def __init__(self, sink: Callable[[str], None], trims: bool) -> None:
-        self._sink = sink
+    def __init__(self, output: Output, event: type[Content] | type[Reasoning], trims: bool) -> None:
+        self._output = output
+        self._event = event
         self._trims = trims
         self._space: list[str] = []
         self.has_begun = False
@@ -94,6 +102,16 @@ class TrimmedText:
         self._space = [text[len(stripped) :]] if len(stripped) < len(text) else []
         self._sink(shown)
 
+    def _sink(self, text: str) -> None:
+        self._output.events.append(self._event(text))
+
+    def steady(self, firsts: str) -> Steady | None:
+        """Returns what becomes of text without any of the characters, and without white space at its end."""
+        is_steady = not self._trims or (self.has_begun and not self._space and not self._is_marked)
+        if not is_steady:
+            return None
+        return _steady_text(self._event, firsts, self._trims)  # type: ignore[arg-type]  # classes can be hashed
+
     def forget_space(self) -> None:
         """Says that white space which was held back is written already."""
         self._space = []
@@ -107,3 +125,12 @@ class TrimmedText:
         if (space := "".join(self._space)) and not self._is_marked:
             self._sink(space)
         self._space = []
+
+
+@cache
+def _steady_text(event: type[Content] | type[Reasoning], firsts: str, trims: bool) -> Steady:
+    """Returns one object for all outputs. If it `trims`, the last character of its text is no white space."""
+    none = re.escape(firsts)
+    character = f"[^{none}]" if firsts else "."
+    last = f"[^{none}\\s]" if trims else character
+    return Steady(re.compile(f"{character}*{last}", re.DOTALL), event)

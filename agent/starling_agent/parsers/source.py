@@ -5,15 +5,27 @@ Readers are generators: they yield when they need more text. So a format is read
 
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from starling_engine.frontend.stop_strings import longest_beginning
+
+from starling_agent.parsers.events import Steady
+from starling_agent.parsers.output import TrimmedText
 
 T = TypeVar("T")
 Reader = Generator[None, None, T]
 Sink = Callable[[str], None]
-Take = Callable[[str], tuple[int, bool]]
-"""Takes text. Returns how many characters it has read, and if it wants more; all are read as long as it does."""
+
+
+class Straight(Protocol):
+    """Takes text without markers' tokens in place of a reader, which has read all before."""
+
+    def take(self, text: str) -> tuple[int, bool]:
+        """Returns how many characters it has read, and if it wants more; all are read as long as it does."""
+
+    def steady(self) -> Steady | None:
+        """Returns what becomes of text that need not even be taken; None: it has to be."""
 
 
 LONGEST_WORD = 256
@@ -28,8 +40,8 @@ class Markers:
     def __init__(self, *markers: str) -> None:
         self.all = tuple(dict.fromkeys(markers))
         self.pattern = re.compile("|".join(re.escape(one) for one in sorted(self.all, key=len, reverse=True)))
-        self.beginning = re.compile("|".join(re.escape(one) for one in {marker[:1] for marker in markers}))
-        """Finds the first character of any."""
+        self.firsts = "".join(sorted({marker[:1] for marker in markers}))
+        """The first characters of all."""
 
 
 class Source:
@@ -47,12 +59,12 @@ class Source:
         self._text = ""
         self._at = 0
         self._begin = 0
-        """Offset of `_text` in the whole output."""
+        """Offset of `_text` in all that was added."""
         self._token_offsets: set[int] = set()
         self._last_token = -1
         self._kept: list[str] | None = None
-        self._straight: Take | None = None
-        """Takes text without markers' tokens in place of the reader, which has read all before: nearly all text is such."""
+        self._straight: Straight | None = None
+        """Reads in place of the reader: nearly all text is such."""
         self._wants_more = True
         """The last answer of what takes text."""
 
@@ -62,7 +74,7 @@ class Source:
         Returns True if it is read already. Otherwise the reader has to go on.
         """
         if self._straight is not None and not token_offsets:
-            taken, self._wants_more = self._straight(text)
+            taken, self._wants_more = self._straight.take(text)
             self._begin += taken
             if self._wants_more and taken == len(text):
                 return True
@@ -76,6 +88,10 @@ class Source:
             self._token_offsets.update(first + offset for offset in token_offsets)
             self._last_token = first + token_offsets[-1]
         return False
+
+    def steady(self) -> Steady | None:
+        """Returns what becomes of text that need not be added. Offsets of what is added go on as if it had not been there."""
+        return None if self._straight is None else self._straight.steady()
 
     @property
     def is_at_end(self) -> bool:
@@ -101,7 +117,7 @@ class Source:
         Returns the marker, which is read too; None at the end of the output.
         """
         spelled = [marker for marker in markers.all if marker not in self._token_texts]
-        straight = None if sink is None else _passing(sink, markers.beginning if spelled else None)
+        straight = None if sink is None else _Passing(sink, markers.firsts if spelled else "")
         while True:
             held = 0
             if spelled or self._last_token >= self._begin + self._at:  # otherwise no marker can be here
@@ -124,17 +140,17 @@ class Source:
         marker = yield from self.until(markers, parts.append)
         return "".join(parts), marker
 
-    def through(self, take: Take) -> Reader[None]:
-        """Passes on what comes as long as `take` wants it."""
+    def through(self, straight: Straight) -> Reader[None]:
+        """Passes on what comes as long as `straight` wants it."""
         self._wants_more = True
         while self._wants_more:
             if self._at < len(self._text):
-                taken, self._wants_more = take(self._text[self._at : self._at + CHUNK])
+                taken, self._wants_more = straight.take(self._text[self._at : self._at + CHUNK])
                 self._pass(self._at + taken, None)
             elif self.is_ended:
                 return
             else:
-                self._straight = take if self._kept is None else None
+                self._straight = straight if self._kept is None else None
                 yield
 
     def rest(self, sink: Sink) -> Reader[None]:
@@ -240,13 +256,18 @@ class Source:
             sink(text)
 
 
-def _passing(sink: Sink, beginning: re.Pattern[str] | None) -> Take:
-    """Returns what passes on text in which no marker can begin; `beginning` finds where one may."""
+@dataclass(slots=True)
+class _Passing:
+    """Passes on text in which no marker can begin; `firsts` are the characters with which one may."""
 
-    def take(text: str) -> tuple[int, bool]:
-        if beginning is not None and beginning.search(text):
+    sink: Sink
+    firsts: str
+
+    def take(self, text: str) -> tuple[int, bool]:
+        if any(first in text for first in self.firsts):
             return 0, True
-        sink(text)
+        self.sink(text)
         return len(text), True
 
-    return take
+    def steady(self) -> Steady | None:
+        return self.sink.steady(self.firsts) if isinstance(self.sink, TrimmedText) else None

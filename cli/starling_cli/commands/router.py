@@ -10,7 +10,7 @@ from starling_engine.errors import ConfigError, StarlingError
 
 from starling_cli.commands.failures import fail, fix_for
 
-SATURATION_STEPS = 2.0
+SATURATION_STEPS = 0.5
 """One step is computed while another one waits: more would only wait there in order of arrival, and fewer leave servers idle."""
 
 
@@ -89,7 +89,7 @@ def router(
         typer.Option(
             "--saturation-steps",
             min=0,
-            help="With tenants: steps of prompts that servers may have waiting [default: 2].",
+            help="With tenants: steps of prompts that servers may have waiting [default: 0.5].",
         ),
     ] = None,
     max_body_bytes: Annotated[

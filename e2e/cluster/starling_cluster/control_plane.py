@@ -1,6 +1,8 @@
 """etcd, the API server and the controllers: the part of a cluster that needs no root and no network of its own."""
 
+import contextlib
 import json
+import secrets
 import socket
 import subprocess
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from starling_cluster.place import Place
 
 SERVICES = "10.96.0.0/16"
 FIRST_SERVICE = "10.96.0.1"
+PORTS = range(20_000, 29_000)
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 
@@ -30,10 +33,12 @@ class Endpoint:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """One that the kernel gives nobody who wants any, so what is free now still is when a program takes it."""
+    while True:
+        port = secrets.choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((address, port))
+            return port
 
 
 def start(place: Place, kube: Path, endpoint: Endpoint, nodes: range = range(0)) -> Certificates:

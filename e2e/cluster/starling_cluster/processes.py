@@ -18,7 +18,7 @@ from starling_cluster.place import Place
 
 CLUSTER = "STARLING_E2E_CLUSTER"
 PROGRAM = "STARLING_E2E_PROGRAM"
-START_SECONDS = 90
+START_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def running() -> Iterator[Running]:
             yield Running(int(entry.name), Path(os.fsdecode(cluster)), os.fsdecode(variables.get(PROGRAM.encode(), b"")))
 
 
-def kill_all(find: Callable[[], list[int]], seconds: float = 20) -> None:
+def kill_all(find: Callable[[], list[int]], seconds: float = 120) -> None:
     """Kills what `find` gives until it gives nothing: a process may start another between the look and the kill."""
     deadline = time.monotonic() + seconds
     while pids := find():

@@ -49,5 +49,6 @@ class MlaBackend(ABC):
         """Rotates, stores the latents, attends causally, each sequence in the form that costs less.
 
         q [T, H * key_dim], c [T, kv_rank] normalised, k_rope [T, rope_dim] not yet rotated; kv [num_blocks, block_size,
-        latent_dim], written at meta.slot_mapping. Returns [T, H * value_dim] in q's dtype.
+        row_dim], whose latents are written at meta.slot_mapping. Tokens of sequences for which an indexer has chosen attend to what
+        `meta.chosen` says. Returns [T, H * value_dim] in q's dtype.
         """

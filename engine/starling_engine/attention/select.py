@@ -38,17 +38,24 @@ def select_attention(
     *,
     group: int = 1,
     latent: bool = False,
+    indexed: bool = False,
     sinks: bool = False,
     cache: CacheType | None = None,
 ) -> tuple[Backend, str]:
     """Returns the backend and why it was taken. "auto" takes the first of the platform's backends that can serve the model.
 
-    `group` query heads share a key-value head. `latent` is for a model whose cache holds latents (MLA); all others have
-    grouped-query attention, maybe with `sinks`. With `cache` keys and values are cached in that, not in `dtype`. Raises ConfigError
-    when `name` cannot serve the model; it lists those that can.
+    `group` query heads share a key-value head. `latent` is for a model whose cache holds latents (MLA), `indexed` for one that
+    attends to those that an indexer chooses; all others have grouped-query attention, maybe with `sinks`. With `cache` keys and
+    values are cached in that, not in `dtype`. Raises ConfigError when `name` cannot serve the model; it lists those that can.
     """
     offered = platform.attention_backends()
-    refused = {other: why for other in offered if (why := _why_not(other, platform, dtype, head_dim, group, latent, sinks, cache))}
+
+    def why_not(other: str) -> str | None:
+        if indexed and other == "triton":
+            return "it has no kernels for an indexer, which chooses what this model attends to"
+        return _why_not(other, platform, dtype, head_dim, group, latent, sinks, cache)
+
+    refused = {other: why for other in offered if (why := why_not(other))}
     possible = [other for other in offered if other not in refused]
     if name == "auto":
         chosen = next((other for other in possible if other not in BY_NAME_ONLY), "")

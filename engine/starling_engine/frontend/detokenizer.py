@@ -53,6 +53,10 @@ class IncrementalDetokenizer:
         return self._push_watching(token_ids, finished)
 
     def _text(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) == 1 and token_ids[0] not in self._shown:  # nearly always
+            text = self._stream.feed(token_ids[0])
+            self._fed += len(text)
+            return text
         if not self._shown.keys().isdisjoint(token_ids):
             return "".join([self._feed_locating(token_id) for token_id in token_ids])
         feed = self._stream.feed

@@ -6,7 +6,7 @@ A single filter (`'x' | center(10000000000)`, a power of large integers) never r
 from collections.abc import Callable
 from typing import Any
 
-from starling_engine.errors import PromptTooLong
+from starling_engine.errors import JobTooLarge, PromptTooLong
 from starling_engine.frontend.chat import ChatRenderer, Message
 from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.template import LARGEST_PROMPT
@@ -58,10 +58,13 @@ class ChatRendering:
             self._checkpoint_process.warm_up()
 
     async def render(self, *, template: str | None, **job: Any) -> ChatPrompt:
-        """Renders a chat, as `RenderProcess.render`."""
-        known = template is None or template in self._templates.by_name
-        process = self._checkpoint_process if known else self._request_process
-        return await process.render(template=template, **job)
+        """Renders a chat, as `RenderProcess.render`. One that is too large for the checkpoint's template is too long."""
+        if template is not None and template not in self._templates.by_name:
+            return await self._request_process.render(template=template, **job)
+        try:
+            return await self._checkpoint_process.render(template=template, **job)
+        except JobTooLarge as error:
+            raise PromptTooLong(error.message, error.param) from None
 
     def close(self) -> None:
         self._checkpoint_process.close()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from starling_engine.errors import RETRY_AFTER, InvalidRequest, ModelError, PromptTooLong, QueueFull, RequestFailed
+from starling_engine.errors import RETRY_AFTER, InvalidRequest, JobTooLarge, ModelError, PromptTooLong, QueueFull, RequestFailed
 from starling_engine.ipc.limited_child import (
     CRASH,
     MEMORY,
@@ -71,8 +71,8 @@ class LimitedProcess:
     async def answer(self, job: Any, param: str) -> Any:
         """Returns the answer to a job, both JSON. `param` is the request's field that it comes from.
 
-        Raises what the job raises (InvalidRequest, ModelError); InvalidRequest that names a limit which the job meets; QueueFull
-        when too many wait; RequestFailed when the process is closed, or was killed from outside.
+        Raises what the job raises (InvalidRequest, ModelError); InvalidRequest that names a limit which the job meets, which is a
+        JobTooLarge for memory; QueueFull when too many wait; RequestFailed when the process is closed, or was killed from outside.
         """
         if self._closed:
             raise RequestFailed(self._gone)
@@ -118,7 +118,8 @@ class LimitedProcess:
             # Earlier jobs may have left too much in memory: a new process shows what this one takes by itself.
             answer = self._ask(job, param)
         if "limit" in answer:
-            raise InvalidRequest(self._met(answer["limit"]), param)
+            kind = JobTooLarge if answer["limit"] in (MEMORY, PROCESS_MEMORY) else InvalidRequest
+            raise kind(self._met(answer["limit"]), param)
         return _read(answer)
 
     def _ask(self, job: Any, param: str) -> Answer:

@@ -27,6 +27,8 @@ class AttentionMetadata:
     host_lens     query_start and context_lens as the host knows them, where it does; nothing waits for the device to read them
     query_blocks  [N, 2] int32, the query blocks of prompts, by `kernels.attention_plan.QueryBlocks` of the layers' shape; None
                   where nobody has listed them. Only where max_query_len is more than a decode with drafts has
+    chosen        [T, K] int32, positions in its sequence that each token attends to, -1 behind the last: the choice of the last
+                  indexer that has run in this step. Rows of sequences that attend to all are left out. None where all sequences do
     """
 
     positions: torch.Tensor
@@ -38,3 +40,4 @@ class AttentionMetadata:
     shared_blocks: int = 0
     host_lens: HostLens | None = None
     query_blocks: torch.Tensor | None = None
+    chosen: torch.Tensor | None = None

@@ -4,7 +4,7 @@ Experts and their choice are DeepSeek-V3's.
 """
 
 from starling_engine.errors import ModelError
-from starling_engine.model_config.deepseek import read_latents, read_sigmoid_moe
+from starling_engine.model_config.deepseek import listed_expert_layers, read_latents, read_sigmoid_moe
 from starling_engine.model_config.definition import ModelDefinition, TensorNames, no_ropes
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import (
@@ -21,7 +21,6 @@ from starling_engine.model_config.moe import MoeConfig
 from starling_engine.model_config.traits import Traits
 
 MIXERS: dict[str, Mixer] = {"linear_attention": "kimi delta attention", "full_attention": "attention"}
-FEED_FORWARDS = ("dense", "sparse")
 FIELD_NAMES = {
     "norm_topk_prob": "moe_renormalize",
     "n_group": "num_expert_group",
@@ -109,17 +108,9 @@ def _latents(config: Fields, num_heads: int) -> MlaShape:
 
 
 def _moe(config: Fields, num_layers: int) -> MoeConfig | None:
-    return read_sigmoid_moe(config, num_layers, first=1, groups=(1, 1), scaling=2.446, layers=_expert_layers(config, num_layers))
-
-
-def _expert_layers(config: Fields, num_layers: int) -> tuple[int, ...] | None:
-    """Returns the layers with experts by `mlp_layer_types`; None where the config has no such list."""
-    kinds = config.texts("mlp_layer_types")
-    if not kinds:
-        return None
-    if len(kinds) != num_layers or not set(kinds) <= set(FEED_FORWARDS):
-        raise config.error("mlp_layer_types", f"must have num_hidden_layers ({num_layers}) of {' or '.join(FEED_FORWARDS)}")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+    return read_sigmoid_moe(
+        config, num_layers, first=1, groups=(1, 1), scaling=2.446, layers=listed_expert_layers(config, num_layers)
+    )
 
 
 KIMI_LINEAR = ModelDefinition(

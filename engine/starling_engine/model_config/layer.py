@@ -10,6 +10,7 @@ Mixer = Literal[
     "kimi delta attention",
     "mamba2",
     "attention and mamba2",
+    "mamba",
     "short convolution",
     "none",
 ]
@@ -29,9 +30,9 @@ class Temperature:
 class LayerConfig:
     """One layer: a mixer of tokens, then a feed-forward part, both added to one residual stream. It may have one of them alone.
 
-    mixer         attention, or what has a state: `ModelConfig.gated_delta`, of which Kimi Delta Attention is a kind, `mamba2`, or
-                  `short_conv`; or attention and Mamba-2 side by side, whose results are added up; what follows about queries is of
-                  attention alone
+    mixer         attention, or what has a state: `ModelConfig.gated_delta`, of which Kimi Delta Attention is a kind, `mamba`,
+                  `mamba2`, or `short_conv`; or attention and Mamba-2 side by side, whose results are added up; what follows about
+                  queries is of attention alone
     window        tokens that a query sees, itself included; 0 means all. Where tokens see each other in both directions, it is so
                   many on each side
     chunk         tokens of a chunk of the sequence, beyond which no query of the chunk sees; 0 means all. Longer sequences than a
@@ -43,6 +44,7 @@ class LayerConfig:
                   "sum": one of the stream, once their output is added (arXiv 1706.03762, section 3.1);
                   "before feed-forward": none of attention's input, which is normed already
     temperature   of queries, where it depends on their position
+    shares_choice the layer has no indexer, and attends to the tokens that the last one before it chose
     feed_forward  a plain MLP, or `ModelConfig.moe`
 
     A layer that has a mixer or a feed-forward part alone has its norm before it.
@@ -55,6 +57,7 @@ class LayerConfig:
     norms: Norms = "before"
     feed_forward: FeedForward = "mlp"
     temperature: Temperature | None = None
+    shares_choice: bool = False
 
     @property
     def has_state(self) -> bool:

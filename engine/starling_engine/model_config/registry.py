@@ -14,7 +14,7 @@ from starling_engine.model_config.bamba import BAMBA
 from starling_engine.model_config.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
 from starling_engine.model_config.classifier import ENDING
 from starling_engine.model_config.cohere import COHERE, COHERE2
-from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_2
 from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.distilbert import DISTILBERT
 from starling_engine.model_config.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
@@ -24,6 +24,7 @@ from starling_engine.model_config.falcon_h1 import FALCON_H1
 from starling_engine.model_config.gemma import GEMMA, GEMMA2, GEMMA3
 from starling_engine.model_config.glm import GLM, GLM4
 from starling_engine.model_config.glm4_moe import GLM4_MOE
+from starling_engine.model_config.glm_moe_dsa import GLM_MOE_DSA
 from starling_engine.model_config.gpt_neox import GPT_NEOX
 from starling_engine.model_config.gpt_oss import GPT_OSS
 from starling_engine.model_config.granite import GRANITE
@@ -31,6 +32,7 @@ from starling_engine.model_config.granite_hybrid import GRANITE_MOE_HYBRID
 from starling_engine.model_config.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from starling_engine.model_config.hunyuan import HUNYUAN, HUNYUAN_MOE
 from starling_engine.model_config.internlm3 import INTERNLM3
+from starling_engine.model_config.jamba import JAMBA
 from starling_engine.model_config.kimi_linear import KIMI_LINEAR
 from starling_engine.model_config.lfm2 import LFM2, LFM2_MOE
 from starling_engine.model_config.llama import LLAMA
@@ -57,13 +59,43 @@ from starling_engine.model_config.seed_oss import SEED_OSS
 from starling_engine.model_config.smollm3 import SMOLLM3
 from starling_engine.model_config.stablelm import STABLELM
 from starling_engine.model_config.starcoder2 import STARCODER2
+from starling_engine.model_config.state_space import FALCON_MAMBA, MAMBA, MAMBA2
 
 _ALL = (
-    *(APERTUS, ARCEE, COHERE, COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, ERNIE4_5, ERNIE4_5_MOE, EXAONE4, GEMMA, GEMMA2, GEMMA3, GLM),
-    *(GLM4, GLM4_MOE, GPT_NEOX, GPT_OSS, GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, HUNYUAN, HUNYUAN_MOE, INTERNLM3, LLAMA),
+    *(
+        APERTUS,
+        ARCEE,
+        COHERE,
+        COHERE2,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+        DEEPSEEK_V3_2,
+        ERNIE4_5,
+        ERNIE4_5_MOE,
+        EXAONE4,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        GLM,
+    ),
+    *(
+        GLM4,
+        GLM4_MOE,
+        GLM_MOE_DSA,
+        GPT_NEOX,
+        GPT_OSS,
+        GRANITE,
+        GRANITE_MOE,
+        GRANITE_MOE_SHARED,
+        HUNYUAN,
+        HUNYUAN_MOE,
+        INTERNLM3,
+        LLAMA,
+    ),
     *(LLAMA4, LLAMA4_NESTED, MINIMAX_M2, MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, OLMO_HYBRID, PHI, PHI3, QWEN2),
     *(QWEN2_MOE, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3, STABLELM, STARCODER2),
-    *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
+    *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
+    *(FALCON_MAMBA, MAMBA, MAMBA2),
     *(BERT, CAMEMBERT, DISTILBERT, EUROBERT, GTE, JINA_V3, MODERNBERT, MPNET, NOMIC_BERT, ROBERTA, XLM_ROBERTA),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}

@@ -11,34 +11,48 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
     if expert_parallel and model.moe is None:
         raise ConfigError("this model has no experts; only false is possible", "enable_expert_parallel")
     tensor = layout.tensor
-    if layout.pipeline > model.num_layers:
-        raise ConfigError(
-            f"must be at most {model.num_layers}, the model's layers, got {layout.pipeline}", "pipeline_parallel_size"
-        )
+    _check_stages(model, layout.pipeline)
     if Shard(tensor - 1, tensor).rounded(model.vocab_size).size == 0:
         raise ConfigError(
             f"a vocabulary of {model.vocab_size} leaves nothing to the last of {tensor} ranks", "tensor_parallel_size"
         )
     if not _splits(model, tensor, expert_parallel):
-        possible = ", ".join(str(n) for n in range(1, model.num_heads + 1) if _splits(model, n, expert_parallel))
+        most = model.num_heads or max(_divided(model, expert_parallel).values())
+        possible = ", ".join(str(n) for n in range(1, most + 1) if _splits(model, n, expert_parallel))
         parts = ", ".join(f"{name} ({size})" for name, size in _divided(model, expert_parallel).items())
-        shared = "" if model.mla else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
+        shared = "" if model.mla or not model.attends else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
         shared += f"; so must the groups of its Mamba-2 ({model.mamba2.groups})" if model.mamba2 is not None else ""
         raise ConfigError(
             f"{tensor} ranks cannot share this model: it must divide {parts}{shared}; possible: {possible}", "tensor_parallel_size"
         )
 
 
+def _check_stages(model: ModelConfig, stages: int) -> None:
+    if stages > model.num_layers:
+        raise ConfigError(f"must be at most {model.num_layers}, the model's layers, got {stages}", "pipeline_parallel_size")
+    if not _has_layers(model, stages):
+        possible = ", ".join(str(n) for n in range(1, model.num_layers + 1) if _has_layers(model, n))
+        why = "leave one without a layer, for layers that share a choice of tokens stay together"
+        raise ConfigError(f"{stages} stages {why}; possible: {possible}", "pipeline_parallel_size")
+
+
+def _has_layers(model: ModelConfig, stages: int) -> bool:
+    """Says if each of so many stages has a layer."""
+    return all(model.stage_layers(Shard(at, stages)) for at in range(stages))
+
+
 def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
     """Returns the sizes of which every rank holds an equal part, by their name in errors."""
-    sizes = {"its attention heads": model.num_heads}
+    sizes = {"its attention heads": model.num_heads} if model.attends else {}
     if model.gated_delta is not None:
         sizes["the key heads of its Gated DeltaNet"] = model.gated_delta.key_heads
+    if model.mamba is not None:
+        sizes["the channels of its Mamba"] = model.mamba.channels
     if model.mamba2 is not None:
         sizes["the heads of its Mamba-2"] = model.mamba2.heads
     if model.short_conv is not None:
         sizes["the channels of its short convolutions"] = model.short_conv.channels
-    if model.moe is None or len(model.moe.layers) < model.num_layers:
+    if any(layer.feed_forward == "mlp" for layer in model.layers):
         sizes["the width of its MLP"] = model.intermediate_size
     if model.moe is not None:
         if expert_parallel:

@@ -13,7 +13,6 @@ from starling_engine.expert_parallel.ranks import ExpertRanks
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import QueryBlocks
 from starling_engine.kernels.kv_cache import LayerCache
-from starling_engine.kv.layer_specs import stage_layers
 from starling_engine.layers.embedding import Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
@@ -86,7 +85,7 @@ class Decoder:
     ) -> None:
         self.config = config
         self.stage = stage
-        self.layers = stage_layers(config, stage)
+        self.layers = config.stage_layers(stage)
         self._names = definition_of(config.architecture).names
         self._distance_bias: DistanceBias | None = None
         if config.traits.distance_buckets:

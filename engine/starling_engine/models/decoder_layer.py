@@ -17,6 +17,7 @@ from starling_engine.model_config.layer import LayerConfig, Temperature
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.gated_delta_net import GatedDeltaNet
 from starling_engine.models.kimi_delta_attention import KimiDeltaAttention
+from starling_engine.models.mamba import Mamba
 from starling_engine.models.mamba2 import Mamba2
 from starling_engine.models.mla import LatentAttention
 from starling_engine.models.mlp import Mlp
@@ -161,7 +162,7 @@ def _only(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return x if rows is None else x[rows]
 
 
-Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba2 | GatedShortConvolution
+Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba | Mamba2 | GatedShortConvolution
 """A mixer with a recurrent state."""
 Mixing = Attention | LatentAttention | Recurrent
 
@@ -172,6 +173,9 @@ def _recurrent_mixer(build: BuildContext, prefix: str, layer: LayerConfig) -> Re
         case "short convolution":
             assert config.short_conv is not None, "a layer with a convolution that the model has not"
             return GatedShortConvolution(build, prefix, config.short_conv)
+        case "mamba":
+            assert config.mamba is not None, "a layer with a state that the model has not"
+            return Mamba(build, prefix, config.mamba)
         case "mamba2" | "attention and mamba2":
             assert config.mamba2 is not None, "a layer with a state that the model has not"
             return Mamba2(build, prefix, config.mamba2)
@@ -188,7 +192,9 @@ def _mixers(build: BuildContext, prefix: str, layer: LayerConfig) -> tuple[Mixin
     recurrent = _recurrent_mixer(build, prefix, layer) if layer.has_state else None
     if not layer.attends:
         return recurrent, None
-    return LatentAttention(build, prefix, mla, layer.rope) if mla else Attention(build, prefix, layer), recurrent
+    if mla is None:
+        return Attention(build, prefix, layer), recurrent
+    return LatentAttention(build, prefix, mla, layer.rope, shares_choice=layer.shares_choice), recurrent
 
 
 class DecoderLayer:

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA) of DeepSeek-V2 and V3, arXiv 2405.04434, section 2.1."""
+"""Multi-head latent attention (MLA) of DeepSeek-V2 and V3, arXiv 2405.04434, section 2.1, and with V3.2's indexer."""
 
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from starling_engine.layers.linear import stacked
 from starling_engine.layers.rope import mscale_all_dim
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.models.build_context import BuildContext
+from starling_engine.models.indexer import Indexer
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import WeightSlot, part_slot
 
@@ -26,8 +27,10 @@ class LatentAttention:
 
     _weights: MlaWeights
 
-    def __init__(self, build: BuildContext, prefix: str, shape: MlaShape, rope: int | None = 0) -> None:
-        """`rope` as in `LayerConfig`: with None the common part of keys is as it is."""
+    def __init__(
+        self, build: BuildContext, prefix: str, shape: MlaShape, rope: int | None = 0, *, shares_choice: bool = False
+    ) -> None:
+        """The last two are as in `LayerConfig`: with a rope of None the common part of keys is as it is."""
         assert isinstance(build.backend, MlaBackend), "selected for a model without latents"
         config, names = build.config, build.names
         share = build.tensor.shard.of(shape.num_heads)
@@ -44,6 +47,9 @@ class LatentAttention:
         self._o = build.linear(
             stacked([f"{prefix}.{names.o}"], [config.hidden_size], share.times(shape.value_dim), config.traits.o_bias)
         )
+        self._indexer: Indexer | None = None
+        if shape.index is not None and not shares_choice:
+            self._indexer = Indexer(build, prefix, shape, shape.index, rope)
         self._build = build
         self._shape = shape
         self._rope = rope
@@ -55,6 +61,8 @@ class LatentAttention:
         shape = self._shape
         c_q, c_kv, k_rope = torch.split(self._down.forward(x), [shape.q_rank, shape.kv_rank, shape.rope_dim], dim=-1)
         q_in = x if self._q_norm is None else self._q_norm.forward(c_q.contiguous(), None)[0]
+        if self._indexer is not None:
+            self._indexer.choose(x, q_in, kv, meta)
         c, _ = self._kv_norm.forward(c_kv.contiguous(), None)
         out = self._attend(self._q.forward(q_in), c, k_rope, self._weights, kv, meta)
         return self._o.forward(out if rows is None else out[rows])
@@ -63,11 +71,13 @@ class LatentAttention:
         shape = self._shape
         rows = self._heads.times(shape.nope_dim + shape.value_dim)
         norm = {} if self._q_norm is None else self._q_norm.weight_slots()
+        indexer = {} if self._indexer is None else self._indexer.weight_slots()
         kv_b = {self._kv_b: part_slot((rows, Share.all(shape.kv_rank)), self._load_kv_b)}
         return {
             **self._down.weight_slots(),
             **norm,
             **self._q.weight_slots(),
+            **indexer,
             **self._kv_norm.weight_slots(),
             **kv_b,
             **self._o.weight_slots(),

@@ -23,7 +23,7 @@ class Seen(NamedTuple):
 
 
 class ForcingProxy(ThreadingHTTPServer):
-    """`seen` has each request that was answered; `change` is asked for those that generate."""
+    """`seen` has each request whose answer has begun; `change` is asked for those that generate."""
 
     daemon_threads = True
 
@@ -78,10 +78,10 @@ class _Handler(BaseHTTPRequestHandler):
                 if name in answer.headers:
                     self.send_header(name, answer.headers[name])
             self.end_headers()
+            self.server.seen.append(Seen(self.command, self._route, answer.status_code, body))  # before the client has its end
             for piece in answer.iter_raw():
                 self.wfile.write(piece)
                 self.wfile.flush()
-        self.server.seen.append(Seen(self.command, self._route, answer.status_code, body))
 
     def log_message(self, *_: object) -> None:
         """Writes nothing: `seen` has it."""

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agent.node.conftest import Agent, StartAgent, StreamReader, complete, free_port, start_agent
+from tests.agent.node.conftest import Agent, StartAgent, StreamReader, complete, start_agent
+from tests.ports import free_port
 
 __all__ = ["start_agent"]
 pytestmark = pytest.mark.timeout(400)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,17 +14,12 @@ import pytest
 from starling_agent.contract.report import Report
 
 from tests import fork_server
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = REPOSITORY / "models" / "starling-pydoc"
 TOKEN = "the-admin-token"
 SECONDS = 150.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def configuration(folder: Path, **changes: Any) -> dict[str, Any]:

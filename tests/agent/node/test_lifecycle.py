@@ -14,9 +14,10 @@ from starling_agent.openai.responses.ids import ResponsePod, pod_of
 from starling_agent.openai.responses.store import StoreLimits
 
 from tests.agent.node.certificates import make_certificate
-from tests.agent.node.conftest import Agent, StartAgent, StreamReader, complete, free_port
+from tests.agent.node.conftest import Agent, StartAgent, StreamReader, complete
 from tests.engine.encoder_checkpoints import CLASSIFIERS, ENCODERS, write_encoder, write_tokenizer
 from tests.fork_server import SLOWLY
+from tests.ports import free_port
 
 RESPONSE = {"model": "pydoc", "input": "import", "max_output_tokens": 1}
 LONG_RESPONSE = {

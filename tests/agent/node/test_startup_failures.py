@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.agent.node.conftest import StartAgent, configuration, free_port
+from tests.agent.node.conftest import StartAgent, configuration
+from tests.ports import free_port
 
 WHOLE = pytest.mark.whole
 

@@ -45,10 +45,13 @@ def install_crd(kubeconfig):
     done = subprocess.run(apply, input=starling("crds").stdout, text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     # `kubectl wait` fails where no condition was written yet, so the kind itself is asked for.
-    listing = [*kubectl(kubeconfig), "get", "inferenceservices"]
+    _until_found([*kubectl(kubeconfig), "get", "inferenceservices"])
+
+
+def _until_found(command):
     deadline = time.monotonic() + 60
-    while (listed := subprocess.run(listing, text=True, capture_output=True, timeout=60)).returncode:
-        assert time.monotonic() < deadline, listed.stderr
+    while (asked := subprocess.run(command, text=True, capture_output=True, timeout=60)).returncode:
+        assert time.monotonic() < deadline, asked.stderr
         time.sleep(0.1)
 
 
@@ -62,5 +65,7 @@ def crd(apiserver):
 def cluster(crd):
     made = OneNamespace(crd, f"commands-{uuid.uuid4().hex[:8]}")
     made.kubectl("create", "namespace", made.name)
+    # A controller makes it, a moment later; it has tokens, and pods are refused without it.
+    _until_found([*kubectl(crd), "-n", made.name, "get", "serviceaccount", "default"])
     yield made
     made.kubectl("delete", "namespace", made.name, "--wait=false")

@@ -34,7 +34,8 @@ class RunningUp:
 
     @property
     def lines(self):
-        return [json.loads(line) for line in self.out.read_text().splitlines() if line.endswith("}")]
+        text = self.out.read_text(errors="replace")  # the last line may be half written
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
 
     @property
     def status(self):

@@ -81,6 +81,15 @@ def test_latents_have_a_backend_of_their_own(name: str, reason: str, monkeypatch
         select_attention("native", CpuPlatform(), BF16, 128, latent=True)
 
 
+def test_a_gpu_serves_an_indexer_without_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "why_not_triton", lambda _: None)
+    backend, why = select_attention("auto", CudaPlatform(), BF16, 192, latent=True, indexed=True)
+    assert isinstance(backend, TorchMla) and why.startswith("not triton: it has no kernels for an indexer")
+    with pytest.raises(ConfigError, match=r"'triton' is not possible .*indexer.*possible: auto, sdpa, torch"):
+        select_attention("triton", CudaPlatform(), BF16, 192, latent=True, indexed=True)
+    assert select_attention("auto", CudaPlatform(), BF16, 192, latent=True)[0].name == "triton"
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "words"),
     [

@@ -19,7 +19,7 @@ from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, BlockSpan,
 from starling_engine.kv.publisher import EventPublisher
 from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec
 
-from tests.engine.listener import Cleared, Removed, Router, Stored, free_port, heard, listening, replay, take
+from tests.engine.listener import Cleared, Removed, Router, Stored, heard, listening, publisher_port, replay, take
 from tests.engine.real_engine import running
 from tests.engine.toy_engine import ToyEngine
 
@@ -129,7 +129,7 @@ def subscribed(events: EventPublisher, sub: "zmq.Socket[bytes]") -> int:
 
 
 def test_missed_batches_are_replayed(context: "zmq.Context[Any]") -> None:
-    port = free_port()
+    port = publisher_port()
     with closing(EventPublisher(f"tcp://*:{port}/kv@pod@model", rank=0)) as events, listening(context, port, "kv@") as sub:
         last = subscribed(events, sub)
         sub.disconnect(f"tcp://127.0.0.1:{port}")
@@ -148,7 +148,7 @@ def test_missed_batches_are_replayed(context: "zmq.Context[Any]") -> None:
 def test_replayable_batches_are_bounded(context: "zmq.Context[Any]", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "MAX_REPLAYED", 50)
     monkeypatch.setattr(publisher, "MAX_REPLAYED_BYTES", 4000)
-    port = free_port()
+    port = publisher_port()
     with closing(EventPublisher(f"tcp://*:{port}")) as events:
         for _ in range(100):
             events.publish(PUBLISHED)
@@ -162,14 +162,14 @@ def test_replayable_batches_are_bounded(context: "zmq.Context[Any]", monkeypatch
 def test_listeners_of_both_families_are_served(context: "zmq.Context[Any]", endpoint_host: str, host: str) -> None:
     if "::1" in host and not has_ipv6():
         pytest.skip("this machine has no IPv6 loopback")
-    port = free_port()
+    port = publisher_port()
     with closing(EventPublisher(f"tcp://{endpoint_host}:{port}")) as events, listening(context, port, host=host) as sub:
         subscribed(events, sub)
         assert replay(context, port, 0, host)
 
 
 def test_a_listener_that_does_not_read_holds_nobody_up(context: "zmq.Context[Any]") -> None:
-    port = free_port()
+    port = publisher_port()
     with closing(EventPublisher(f"tcp://*:{port}")) as events, listening(context, port) as sub:
         subscribed(events, sub)
         batch = [BlockRemoved([2**63] * 400, "GPU", 0)]
@@ -183,7 +183,7 @@ def test_a_listener_that_does_not_read_holds_nobody_up(context: "zmq.Context[Any
 
 
 def test_ranks_have_ports_of_their_own(context: "zmq.Context[Any]") -> None:
-    port = free_port()
+    port = publisher_port()
     with closing(EventPublisher(f"tcp://*:{port}", rank=3)) as events, listening(context, port + 3) as sub:
         subscribed(events, sub)
         events.publish(PUBLISHED)
@@ -192,7 +192,7 @@ def test_ranks_have_ports_of_their_own(context: "zmq.Context[Any]") -> None:
 
 
 def test_it_connects_to_a_listener_that_is_named(context: "zmq.Context[Any]") -> None:
-    port = free_port()
+    port = publisher_port()
     with context.socket(zmq.SUB) as sub:
         sub.bind(f"tcp://127.0.0.1:{port}")
         sub.setsockopt_string(zmq.SUBSCRIBE, "")
@@ -201,7 +201,7 @@ def test_it_connects_to_a_listener_that_is_named(context: "zmq.Context[Any]") ->
 
 
 def test_a_port_in_use_names_the_argument() -> None:
-    port = free_port()
+    port = publisher_port()
     with closing(EventPublisher(f"tcp://*:{port}")), pytest.raises(ConfigError, match=str(port)) as caught:
         EventPublisher(f"tcp://*:{port}")
     assert caught.value.field == "kv_events"
@@ -218,7 +218,7 @@ def test_endpoints() -> None:
 
 async def test_an_engine_publishes_events_of_its_cores(context: "zmq.Context[Any]") -> None:
     """Two data parallel ranks: each tells of its own, from the start on."""
-    port = free_port()
+    port = publisher_port()
     prompt = list(range(300, 340))
     async with running(kv_events=f"tcp://*:{port}", data_parallel_size=2) as engine:
         await engine.complete(prompt, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))

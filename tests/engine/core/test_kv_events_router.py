@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,8 +19,9 @@ from starling_engine import SamplingParams
 from starling_engine.kv.event_endpoint import REPLAY_PORT_OFFSET
 from starling_engine.kv_offload.secondary.base import CHUNK
 
-from tests.engine.listener import free_port
+from tests.engine.listener import publisher_port
 from tests.engine.real_engine import running
+from tests.waiting import until
 
 INSTALLED = Path(os.environ.get("STARLING_CACHE") or Path.home() / ".cache" / "starling") / "ai-dynamo-runtime-1.6.1"
 pytestmark = pytest.mark.skipif(not INSTALLED.exists(), reason="`make router` installs it, where there is one for the machine")
@@ -44,10 +46,14 @@ class Dynamo:
         found = answer.raise_for_status().json()["instances"].get("1", {"gpu": 0, "cpu": 0})
         return found["gpu"], found["cpu"]
 
+    async def has(self, tokens: list[int]) -> bool:
+        """Returns whether it knows all whole blocks of a prompt."""
+        return max(await self.knows(tokens)) >= len(tokens) // BLOCK * BLOCK
+
 
 @asynccontextmanager
 async def dynamo() -> AsyncIterator[Dynamo]:
-    port = free_port()
+    port = publisher_port()
     command = [sys.executable, "-m", "dynamo.indexer", "--port", str(port), "--threads", "1"]
     environment = {**os.environ, "PYTHONPATH": str(INSTALLED)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)  # noqa: ASYNC220
@@ -68,7 +74,7 @@ async def dynamo() -> AsyncIterator[Dynamo]:
 @pytest.mark.parametrize("host", [0, 8 << 20], ids=["device", "device and CPU tier"])
 async def test_it_foretells_what_an_engine_finds(host: int) -> None:
     """A device of 64 blocks, and 24 chunks of host memory or none; prompts that need more."""
-    port, rng = free_port(), random.Random(7)
+    port, rng = publisher_port(), random.Random(7)
     shared = [rng.choices(range(300, 4000), k=300) for _ in range(5)]
     foretold = on_device = in_memory = 0
     memory = {"kv_cache_memory_bytes": 5 << 20, **({"kv_cpu_bytes": host} if host else {})}
@@ -84,6 +90,8 @@ async def test_it_foretells_what_an_engine_finds(host: int) -> None:
                 await asyncio.sleep(0.2)
             device, longest = known
             cached = (await engine.complete(tokens, ONE)).num_cached_tokens
+            # What the engine says of a prompt comes in order, and the prompt's own blocks last.
+            await until(partial(router.has, tokens), f"the blocks of prompt {number}")
             said = max(device, longest // CHUNK * CHUNK)
             foretold += cached == said
             on_device += cached == device > 0

@@ -5,13 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from starling_engine.frontend.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
-
-settings.register_profile("shared machine", deadline=None)  # other work stalls an example now and then
-settings.load_profile("shared machine")
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.", "  def f(x):\n      return x + 1\n", "one two three four five",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from starling_engine.errors import InvalidRequest, ModelError, PromptTooLong, QueueFull, RequestFailed
+from starling_engine.errors import InvalidRequest, JobTooLarge, ModelError, PromptTooLong, QueueFull, RequestFailed
 from starling_engine.frontend.chat import ChatTemplates
 from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.render_process import RENDER_LIMITS, ChatRendering, RenderProcess
@@ -86,10 +86,12 @@ async def test_others_are_served_meanwhile(rendering: ChatRendering, loaded: dic
     assert all(isinstance(error, InvalidRequest) for error in await asyncio.gather(*endless, return_exceptions=True))
 
 
-async def test_a_chat_that_does_not_fit_is_an_invalid_request(rendering: ChatRendering) -> None:
+async def test_a_chat_that_takes_all_memory_is_too_long_and_a_template_that_does_is_not(rendering: ChatRendering) -> None:
     messages = [{"role": "user", "content": "a"}] * 600_000
-    with pytest.raises(InvalidRequest, match="96 MiB of memory"):
+    with pytest.raises(PromptTooLong, match="96 MiB of memory"):
         await render(rendering, messages=messages)
+    with pytest.raises(JobTooLarge, match="96 MiB of memory"):
+        await render(rendering, "{{ 'x' * 10 ** 10 }}")
     assert await render(rendering)
 
 

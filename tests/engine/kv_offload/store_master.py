@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.ports import free_port
+
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1", "liburing.so.2", "libcurl.so.4")
 
 
@@ -28,7 +30,7 @@ def missing() -> str | None:
 class Master:
     def __init__(self, folder: Path) -> None:
         self._log = folder / "master.log"
-        self._ports = _free_ports(3)
+        self._ports = [free_port() for _ in range(3)]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -91,11 +93,3 @@ class Master:
             assert self._process.poll() is None, self._log.read_text()[-2000:]
             time.sleep(0.05)
         raise AssertionError(self._log.read_text()[-2000:])
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]

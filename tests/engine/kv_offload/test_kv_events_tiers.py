@@ -13,7 +13,7 @@ from starling_engine import SamplingParams
 from starling_engine.kv_offload.orders import TransferDone
 from starling_engine.kv_offload.secondary.base import CHUNK
 
-from tests.engine.listener import Cleared, Follower, Removed, Router, Stored, free_port, heard, listening
+from tests.engine.listener import Cleared, Follower, Removed, Router, Stored, heard, listening, publisher_port
 from tests.engine.real_engine import running
 from tests.engine.toy_engine import ToyEngine
 
@@ -179,7 +179,7 @@ def context() -> Iterator["zmq.Context[Any]"]:
 
 async def test_a_router_foretells_what_an_engine_finds(context: "zmq.Context[Any]") -> None:
     """A device of 64 blocks, 12 chunks of host memory, prompts that need more than both; between them a sleep, then a reset."""
-    port, rng, router = free_port(), random.Random(4), Router()
+    port, rng, router = publisher_port(), random.Random(4), Router()
     follower, found = Follower(context, port), Counter[str]()
     shared = [rng.choices(range(300, 4000), k=300) for _ in range(6)]
 

@@ -38,6 +38,8 @@ WITH_EXPERTS = (
     "granite-moe",
     "granite-moe-shared",
     "glm4-moe",
+    "deepseek-v3.2",
+    "glm-5.2",
     "ernie-moe",
     "minimax-m2",
     "hunyuan-moe",
@@ -48,6 +50,7 @@ WITH_EXPERTS = (
     "kimi-linear",
     "granite-hybrid-experts",
     "nemotron-h-experts",
+    "jamba",
 )
 
 

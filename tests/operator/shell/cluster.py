@@ -145,14 +145,13 @@ class Cluster:
 
     async def ready(self, name: str, seconds: float = 90.0) -> None:
         """Waits until the service is ready at its present generation."""
+        await until(lambda: self.is_ready(name), f"{name} to be ready", seconds, lambda: self.service(name))
 
-        async def check() -> bool:
-            body = await self.service(name)
-            conditions = {each["type"]: each for each in body.get("status", {}).get("conditions", [])}
-            found = conditions.get("Ready", {})
-            return found.get("status") == "True" and found.get("observedGeneration") == body["metadata"]["generation"]
-
-        await until(check, f"{name} to be ready", seconds, lambda: self.service(name))
+    async def is_ready(self, name: str) -> bool:
+        body = await self.service(name)
+        conditions = {each["type"]: each for each in body.get("status", {}).get("conditions", [])}
+        found = conditions.get("Ready", {})
+        return found.get("status") == "True" and found.get("observedGeneration") == body["metadata"]["generation"]
 
 
 def manifest(name: str = "chat", **spec: Any) -> Manifest:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,16 +22,11 @@ from tests.operator.shell.crd import install_crd
 from tests.operator.shell.kubelet import NODE, Kubelet
 from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
+from tests.ports import free_port
 from tests.waiting import until
 
 StartOperator = Callable[..., Awaitable[OperatorProcess]]
 """start(*options, altered=(), wait=True): one more operator process, as altered.py alters it; waits until it is ready."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

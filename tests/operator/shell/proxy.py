@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from starling_operator.cluster.kinds import OPTIONAL
 from yarl import URL
 
 from tests.operator.shell.cluster import Access
@@ -30,11 +31,14 @@ class Request:
     @property
     def is_periodic(self) -> bool:
         """True for a periodic list: of a kind that may come and go, or of nodes."""
-        return self.method == "GET" and any(f"/{plural}?" in self.path for plural in ("servicemonitors", "httproutes", "nodes"))
+        plurals = ("nodes", *(kind.plural for kind in OPTIONAL))
+        return self.method == "GET" and any(f"/{plural}?" in self.path for plural in plurals)
 
 
 class Proxy:
     """`after_write` is called with the number of the operator's writes so far, when the last one was carried out.
+
+    A number is left out when the API server refused that write.
 
     refuse    requests with this in their path are refused, with `status`: they are forbidden
     mute      a watch with this in its path stays open and shows nothing

@@ -56,6 +56,7 @@ async def test_a_quota_of_pods_is_reported_until_it_is_raised(
     await cluster.apply(manifest(replicas=2))
     await _refused(cluster, "exceeded quota", "1 of 2 groups serve", "1 of 1 pods are not created")
     assert (await cluster.condition("chat", "Available"))["status"] == "True"
+    await operator.settled()
     # Events are read at intervals, not at every reconcile, and the status is not written again for it.
     before, reads = (await cluster.service("chat"))["status"], len(_event_reads(proxy))
     await _reconcile_often(cluster, operator)

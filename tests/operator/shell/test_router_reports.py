@@ -16,7 +16,7 @@ from starling_agent.contract.router_report import CanaryNotice, ServiceNotice
 from starling_agent.file_token import FileToken
 from starling_agent.server.http_server import HttpServer
 from starling_agent.settings import ServerSettings
-from starling_operator.agents import polls
+from starling_operator.agents import polls, routers
 from starling_operator.agents.polls import ANSWER_GRACE_SECONDS
 from starling_operator.agents.routers import NOTICE_SECONDS, RouterReports
 from starling_operator.logs import Key
@@ -79,6 +79,7 @@ async def test_a_request_wakes_and_its_client_hears_the_notice(
     client: httpx.AsyncClient, reports: RouterReports, woken: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demand, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(routers, "NOTICE_SECONDS", 0.05)  # far less than a request is held
 
     async def is_quiet() -> bool:
         reply = reports.reply("a")

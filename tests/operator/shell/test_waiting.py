@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.operator.shell.cluster import Cluster, manifest
-from tests.operator.shell.conftest import StartOperator, free_port
+from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.process import OperatorProcess
 from tests.operator.shell.proxy import Proxy
+from tests.ports import free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubelet")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from starling_engine.config import WorkerConfig
-from starling_engine.kv.layer_specs import stage_layers, whole_groups
+from starling_engine.kv.layer_specs import whole_groups
 from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.secondary.base import CHUNK, ChunkPart
 from starling_engine.kv_offload.sizes import rank_slab_bytes, state_pieces
@@ -55,7 +55,7 @@ def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
 
 def part_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> ChunkPart | None:
     """Returns the part that one rank holds of a chunk of `group` (with the layers of all stages); None without a layer of it."""
-    local = stage_layers(model, stage)
+    local = model.stage_layers(stage)
     layers = [index for index, layer in enumerate(group.layers) if layer in local]
     if not layers:
         return None
