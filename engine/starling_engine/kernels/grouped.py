@@ -108,7 +108,8 @@ def experts(
     expert_slots, topk_weights = expert_slots.contiguous(), topk_weights.contiguous()
     pairs, slots = tokens * top_k, _slots(down)
     blocks = _single_token_blocks(expert_slots) if tokens == 1 else sort_into_blocks(expert_slots, slots, tiles.rows)
-    activated = x.new_empty(pairs, _depth(down))
+    # Rows of pairs that this rank does not have are rounded with the others, so they have to be numbers.
+    activated = (x.new_zeros if isinstance(down, ScaledWeight) else x.new_empty)(pairs, _depth(down))
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
     gate_ups, downs = biases
