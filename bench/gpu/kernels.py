@@ -18,6 +18,6 @@ def rows(*, toy: bool, skip: int = 0) -> Iterator[Row]:
 
 
 def cases(*, toy: bool) -> list[Case]:
-    from bench.gpu import cases_attention, cases_experts, cases_rows
+    from bench.gpu import cases_attention, cases_experts, cases_fp8, cases_rows
 
-    return [each for module in (cases_attention, cases_rows, cases_experts) for each in module.cases(toy=toy)]
+    return [each for module in (cases_attention, cases_rows, cases_experts, cases_fp8) for each in module.cases(toy=toy)]

@@ -34,9 +34,19 @@ assert {*DECODE_GOALS, *PROMPT_GOALS} <= {*SHAPES}
 
 
 def rows(
-    *, toy: bool, shape: str, batches: tuple[int, ...], prompt: int = 0, profiled: int = 0, cache: str = "auto"
+    *,
+    toy: bool,
+    shape: str,
+    batches: tuple[int, ...],
+    prompt: int = 0,
+    profiled: int = 0,
+    cache: str = "auto",
+    quantization: str | None = None,
 ) -> Iterator[Row]:
-    """Yields rows of decodes in `batches`, of a prompt of so many tokens, and of a `profiled` batch's kernels; 0: not these."""
+    """Yields rows of decodes in `batches`, of a prompt of so many tokens, and of a `profiled` batch's kernels; 0: not these.
+
+    Limits are those of weights in bf16, also where they are quantized.
+    """
     limits = measure_limits(make_clock(toy=toy))
     torch.cuda.empty_cache()
     if toy:
@@ -53,10 +63,12 @@ def rows(
             max_num_batched_tokens=max(prompt, least, 256),
             max_num_seqs=256,
             kv_cache_dtype=cache,
+            quantization=quantization,
             enable_prefix_caching=True,
         ) as llm,
     ):
-        measured = Measured(llm, shape, limits, toy=toy, fp8=cache == "fp8")
+        kind = f"{shape}, weights in {quantization}" if quantization else f"{shape}, fp8 cache" if cache == "fp8" else shape
+        measured = Measured(llm, shape, limits, kind, toy=toy, fp8=cache == "fp8", goals=cache == "auto" and quantization is None)
         measured.ask(1, 1)
         yield Row(f"{measured.what}: from the start of an engine to its first token", f"{time.perf_counter() - began:.1f} s")
         for number, batch in enumerate(batches):
@@ -72,8 +84,8 @@ def rows(
 class Measured:
     """An engine, and the prompts that it is asked."""
 
-    def __init__(self, llm: LLM, shape: str, limits: Limits, *, toy: bool, fp8: bool) -> None:
-        self.what = f"{shape}, fp8 cache" if fp8 else shape
+    def __init__(self, llm: LLM, shape: str, limits: Limits, what: str, *, toy: bool, fp8: bool, goals: bool) -> None:
+        self.what, self._goals = what, goals
         self.short, self.long, self._context = (4, 12, 32) if toy else (SHORT, LONG, CONTEXT)
         self._llm, self._shape, self._limits = llm, shape, limits
         self._model, self._cached = model_config(shape, toy=toy), 1 if fp8 else None
@@ -94,7 +106,7 @@ class Measured:
         step = _median(lambda: (self.ask(batch, self.long) - self.ask(batch, self.short)) / (self.long - self.short))
         least = self._limits.seconds(step_cost(self._model, [StepRow(1, self._context)] * batch, self._cached))
         what = f"{self.what}, batch {batch}, context {self._context}: a step"
-        goal = None if self._cached else DECODE_GOALS.get(self._shape)
+        goal = DECODE_GOALS.get(self._shape) if self._goals else None
         return Row(what, quantity(step, "s"), quantity(least, "s"), least / step, goal)
 
     def prefill(self, tokens: int) -> Iterator[Row]:
@@ -104,7 +116,7 @@ class Measured:
         what, rate = f"{self.what}, 1 x {tokens} tokens: time to the first token", cost.flops / took
         yield Row(what, quantity(took, "s"), quantity(self._limits.seconds(cost), "s"))
         share = rate / self._limits.rate
-        goal = PROMPT_GOALS.get(self._shape)
+        goal = PROMPT_GOALS.get(self._shape) if self._goals else None
         yield Row("its products and attention", quantity(rate, "FLOP/s"), quantity(self._limits.rate, "FLOP/s"), share, goal)
 
 

@@ -21,6 +21,7 @@ SECTIONS: dict[str, Section] = {
     "0.6B": Section("bench.gpu.model", 90, {"shape": "Qwen3-0.6B", "batches": (1, 64), "profiled": 1}),
     "A3B": Section("bench.gpu.model", 180, {"shape": "30B-A3B", "batches": (1, 64), "prompt": 8192, "profiled": 64}),
     "8B-fp8": Section("bench.gpu.model", 120, {"shape": "Llama-3-8B", "batches": (1, 64), "cache": "fp8"}),
+    "8B-w8a8": Section("bench.gpu.model", 120, {"shape": "Llama-3-8B", "batches": (1, 64), "prompt": 8192, "quantization": "fp8"}),
     "serve": Section("bench.gpu.serve", 240),
     "start": Section("bench.gpu.start", 240),
     "sleep": Section("bench.gpu.rest", 240),

@@ -11,6 +11,7 @@ from starling_engine.layers.experts import ExpertsShape
 from starling_engine.model_config.moe import Routing
 from starling_engine.native import reference
 from starling_engine.native.cache_rows import INT4, INT8, uncached
+from starling_engine.native.group_quantized import Format, GroupQuantized
 from starling_engine.native.sampling_metadata import sampling_metadata
 from starling_engine.params import SamplingParams
 from starling_engine.topology.shard import Share
@@ -77,6 +78,7 @@ def cases(*, toy: bool) -> list[Check]:
         *_experts(half, toy=toy),
         *_latents(half, toy=toy),
         *(_quantized(rows, hidden, half) for rows in ((3,) if toy else (1, 64, 1024))),
+        *(_scaled(rows, hidden, form, name) for rows in ((3,) if toy else (1, 64, 1024)) for name, form in _FP8.items()),
         _sum_over_ranks(1 << (8 if toy else 16)),
     ]
 
@@ -363,6 +365,33 @@ def _quantized(rows: int, size: int, dtype: torch.dtype) -> Check:
         return lambda: quantized_linear(x, weight), lambda: F.linear(x.float(), exact.float())
 
     return Check(f"quantized product, {rows} x {size} x {size}, int4", pair)
+
+
+_FP8 = {
+    "a scale a row and token": Format(8, 128, floats=True, by_row=True, rounding="token"),
+    "blocks": Format(8, 128, floats=True, block_rows=128, rounding="group"),
+}
+
+
+def _scaled(rows: int, size: int, form: Format, name: str) -> Check:
+    """Rounds rows, and multiplies them by `torch._scaled_mm` or a kernel; beside the product of the rounded numbers in fp32."""
+    size = max(size, form.group)
+
+    def pair(device: torch.device) -> tuple[Result, Result]:
+        from starling_engine.kernels.rounded_rows import RowRounding, rounded_in_torch
+        from starling_engine.kernels.scaled_linear import scaled_linear
+        from starling_engine.kernels.scaled_weight import pack_scaled
+
+        weight = torch.randn(size, size, generator=torch.Generator().manual_seed(0)) / size**0.5
+        scales = torch.full((size, size // form.group), weight.abs().max().item() / 448)
+        codes = (weight / scales[0, 0]).to(torch.float8_e4m3fn).view(torch.uint8)
+        matrix = GroupQuantized(codes, scales, form)
+        packed, exact = pack_scaled(matrix, device), matrix.dequantized().to(device)
+        x = torch.randn(rows, size, dtype=BF16, device=device)
+        rounding = RowRounding(form.rounding)
+        return lambda: scaled_linear(x, packed), lambda: F.linear(rounded_in_torch(x, rounding).numbers(), exact)
+
+    return Check(f"product in FP8, {rows} x {size} x {size}, {name}", pair)
 
 
 def _sum_over_ranks(size: int) -> Check:

@@ -57,6 +57,7 @@ class Ledger:
     limit       what the worker may use in all
     moving      of the weights: room for experts that are on their way to this rank, while others still compute here
     recordings  what recorded steps take on a GPU beyond their tensors: executables, and workspaces of libraries
+    state_blocks  blocks of a sequence's state, where nothing else is cached: blocks then hold no tokens
     host        the KV tiers' memory
     tables      tokens and blocks of the requests in the batch
 
@@ -73,9 +74,17 @@ class Ledger:
     block_size: int
     moving: int = 0
     recordings: int = 0
+    state_blocks: int = 0
     host: HostMemory = NO_HOST
     tables: int = 0
     unified: bool = True
+
+    @property
+    def room(self) -> str:
+        """Says for what there are blocks; one of them is the null block."""
+        if self.state_blocks:
+            return f"room for {(self.num_blocks - 1) // self.state_blocks} states of {self.state_blocks} blocks"
+        return f"{self.num_blocks} blocks of {self.block_size} tokens"
 
     @property
     def left(self) -> int:
@@ -83,7 +92,8 @@ class Ledger:
         return self.limit - held - (self.host.total + self.tables if self.unified else 0)
 
     def __str__(self) -> str:
-        held = [("weights", self.weights), ("KV cache", self.kv), ("activations", self.activations)]
+        cache = "states" if self.state_blocks else "KV cache"
+        held = [("weights", self.weights), (cache, self.kv), ("activations", self.activations)]
         if self.recordings:
             held.append(("recordings", self.recordings))
         beside = [("tables", self.tables), *self.host.rows]
@@ -95,7 +105,7 @@ class Ledger:
         if self.moving:
             lines[0] += f"   {format_bytes(self.moving)} of them for experts on their way"
         if self.slab_bytes:
-            lines[1] += f"   {self.num_blocks} blocks of {self.block_size} tokens, {format_bytes(self.slab_bytes)} each"
+            lines[1] += f"   {self.room}, {format_bytes(self.slab_bytes)} each"
         return "\n".join(lines)
 
 
@@ -165,12 +175,15 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     the output lie in one matrix with queries, which are copied. A Gated DeltaNet has its inputs before the convolution and behind
     it, the gate of its output, what it recalls, and that normalised; and where channels have them, decays, and what they and the
     gates are made of. So has a Mamba-2 mixer; without a norm, it has the gate in fp32. Where it stands beside attention, one of
-    both is at work. A gated short convolution has its input and two gates, the gated input, and the convolved one.
+    both is at work. A Mamba mixer has inputs and gates, inputs convolved, step sizes, and its output, and what is made of inputs
+    beside that normalised. A gated short convolution has its input and two gates, the gated input, and the convolved one.
     """
     mixer = 0
     if (delta := model.gated_delta) is not None:
         mixer = 2 * delta.channels + 3 * delta.value_width + 2 * delta.value_heads
         mixer += delta.key_width + 2 * delta.gate_rank if delta.gate_rank else 0
+    elif model.mamba is not None:
+        mixer = 6 * model.mamba.channels + 2 * sum(model.mamba.made)
     elif (mamba := model.mamba2) is not None:
         mixer = 2 * mamba.channels + 3 * mamba.width + mamba.heads
         mixer += mamba.width * 4 // dtype_bytes if mamba.norm == "none" else 0
@@ -222,6 +235,7 @@ class MemoryRequest:
     kv_bytes             for the KV cache; None: what is left of `fraction`
     useful_blocks        more KV blocks than these are never used
     needed_blocks        KV blocks of the longest request, and the null block
+    state_blocks         as in `Ledger`
     host, tables         as in `Ledger`; they are of the same memory where that is `unified`
     """
 
@@ -237,6 +251,7 @@ class MemoryRequest:
     block_size: int
     useful_blocks: int
     needed_blocks: int
+    state_blocks: int = 0
     host: HostMemory = NO_HOST
     tables: int = 0
     unified: bool = True
@@ -325,6 +340,7 @@ def plan_memory(request: MemoryRequest) -> Ledger:
         slab_bytes=request.slab_bytes,
         num_blocks=num_blocks,
         block_size=request.block_size,
+        state_blocks=request.state_blocks,
         host=request.host,
         tables=request.tables,
         unified=request.unified,

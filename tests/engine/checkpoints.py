@@ -268,6 +268,11 @@ FALCON_H1: dict[str, Any] = {
     "ssm_in_multiplier": 1.2,
     "ssm_out_multiplier": 0.6,
 }
+JAMBA: dict[str, Any] = {"num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 8}
+STATE_ALONE: dict[str, Any] = {"state_size": 8, "bos_token_id": None, "eos_token_id": None}
+CODESTRAL: dict[str, Any] = {**STATE_ALONE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
+WITHOUT_HEADS = dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"))
+"""Edits of configs that have none of these fields."""
 FAMILIES = {
     "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
@@ -592,6 +597,35 @@ FAMILIES = {
         },
     ),
     "falcon-h1-gate-last": Variant("falcon_h1", {**MAMBA2, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_proj_bias": True}),
+    "jamba": Variant("jamba", {**JAMBA, "num_hidden_layers": 4}),
+    "jamba-without-experts": Variant(
+        "jamba",
+        {
+            **JAMBA,
+            "num_experts": 1,
+            "attn_layer_offset": 0,
+            "mamba_d_conv": 3,
+            "mamba_dt_rank": 5,
+            "mamba_expand": 1,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "mamba": Variant("mamba", {**STATE_ALONE, "tie_word_embeddings": True}, WITHOUT_HEADS),
+    "mamba-biases": Variant(
+        "mamba", {**STATE_ALONE, "use_bias": True, "use_conv_bias": False, "time_step_rank": 6, "conv_kernel": 3}, WITHOUT_HEADS
+    ),
+    "falcon-mamba": Variant(
+        "falcon_mamba",
+        {**STATE_ALONE, "state_size": 16, "expand": 16, "intermediate_size": 96},
+        {**WITHOUT_HEADS, "intermediate_size": 96},
+    ),
+    "mamba2": Variant("mamba2", CODESTRAL, WITHOUT_HEADS),
+    "mamba2-biases": Variant(
+        "mamba2",
+        {**CODESTRAL, "n_groups": 1, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
+        WITHOUT_HEADS,
+    ),
     "qwen3.5": Variant("qwen3_5_text", {**HYBRID, "num_hidden_layers": 3, "layer_types": [LINEAR, FULL, LINEAR]}),
     "qwen3.5-moe": Variant(
         "qwen3_5_moe_text",

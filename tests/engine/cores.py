@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from starling_engine.config import EngineConfig, SchedulerConfig, VocabularyConf
 from starling_engine.core.engine_core import EngineCore
 from starling_engine.executor.base import make_executor
 from starling_engine.kv.layer_specs import kv_specs
+from starling_engine.kv_offload.sizes import rank_slab_bytes
 from starling_engine.model_config.config import load_model_config
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
@@ -72,6 +74,8 @@ def core_for(folder: Path, *, kv_blocks: int = 200, **settings: Any) -> Iterator
         tiers=tiers,
         kv_cache=kv_cache,
     )
+    if not specs:  # a state alone: blocks are its slabs
+        worker = replace(worker, kv_cache_memory_bytes=kv_blocks * rank_slab_bytes(model, worker))
     config = EngineConfig(
         scheduler=scheduler, worker=worker, block_size=block_size, progress_timeout=patience, vocabulary=vocabulary
     )

@@ -32,7 +32,7 @@ class PagedDriver:
     ) -> None:
         config = model.config
         self._groups = group_layers(kv_specs(config, block_size, str(dtype).removeprefix("torch."), tensor))
-        state = _state_group(self._groups, state_specs(config, tensor))
+        state = _state_group(self._groups, state_specs(config, tensor), block_size)
         self._group_of = dict.fromkeys(state.layers if state is not None else (), len(self._groups))
         self._group_of |= {layer: g for g, group in enumerate(self._groups) for layer in group.layers}
         self._stages = [model, *later]
@@ -47,6 +47,8 @@ class PagedDriver:
         states, blocks = order.split([sequences * width, pages - 1 - sequences * width])
         self._state_tables = states.view(sequences, width).to(torch.int32)
         self._tables = blocks.view(len(self._groups), sequences, MAX_BLOCKS).to(torch.int32)
+        self._any_table = torch.zeros(sequences, MAX_BLOCKS, dtype=torch.int32)
+        """For slots of a state, of which only the sign matters."""
         self.lengths = [0] * sequences
         self.ticks = 0
 
@@ -60,10 +62,10 @@ class PagedDriver:
         return self._step(rows, lengths.cumsum(0) - 1)
 
     def _step(self, rows: Sequence[tuple[int, list[int]]], wanted: torch.Tensor | None) -> torch.Tensor:
-        metas = [self._metadata(rows, group) for group in range(len(self._groups))]
+        metas = [self._metadata(rows, tables, group.spec.window) for tables, group in zip(self._tables, self._groups, strict=True)]
         if self._has_state:
-            tables = torch.stack([self._state_tables[sequence] for sequence, _ in rows])
-            metas.append(replace(metas[0], block_tables=tables))
+            states = torch.stack([self._state_tables[sequence] for sequence, _ in rows])
+            metas.append(replace(self._metadata(rows, self._any_table, 0), block_tables=states))
         ids = torch.tensor([token for _, tokens in rows for token in tokens])
         hidden: torch.Tensor | None = None
         for stage in self._stages:
@@ -91,11 +93,12 @@ class PagedDriver:
             tokens.append(int(self.run([(sequence, tokens[-1:])])[0][-1].argmax()))
         return tokens
 
-    def _metadata(self, rows: Sequence[tuple[int, list[int]]], group: int) -> AttentionMetadata:
-        size, window = self._block_size, self._groups[group].spec.window
+    def _metadata(self, rows: Sequence[tuple[int, list[int]]], blocks: torch.Tensor, window: int) -> AttentionMetadata:
+        """`blocks` [sequences, MAX_BLOCKS] int32."""
+        size = self._block_size
         starts = [self.lengths[sequence] for sequence, _ in rows]
         counts = [len(tokens) for _, tokens in rows]
-        tables = torch.stack([self._tables[group, sequence] for sequence, _ in rows]).clone()
+        tables = torch.stack([blocks[sequence] for sequence, _ in rows])
         positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
         slots = [table[at // size].long() * size + at % size for table, at in zip(tables, positions, strict=True)]
         for table, start in zip(tables, starts, strict=True):
@@ -114,8 +117,9 @@ class PagedDriver:
         self.ticks += 1
 
 
-def _state_group(groups: list[KVGroup], specs: dict[int, StateSpec]) -> StateGroup | None:
+def _state_group(groups: list[KVGroup], specs: dict[int, StateSpec], block_size: int) -> StateGroup | None:
     if not specs:
         return None
     spec = next(iter(specs.values()))
-    return StateGroup(spec, tuple(specs), spec.columns(len(specs), slab_bytes(groups, spec))[-1])
+    slab = slab_bytes(groups, spec, len(specs))
+    return StateGroup(spec, tuple(specs), spec.columns(len(specs), slab)[-1], block_size)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.bamba.modeling_bamba import BambaRMSNormGated, mamba2_chunk_scan, mamba2_selective_state_update
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated, recurrent_kimi_delta_attention
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan, mamba_selective_state_update
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextRMSNormGated,
     causal_conv1d_update,
@@ -297,6 +298,69 @@ def check_ssd_scan(
         states.append(state[0].transpose(1, 2))
     before = blocks.storage.clone()
     assert_near(inputs.run(kernels, blocks, dt_limits)[:-1], torch.cat(outs), 1e-5)
+    blocks.compare(before, states, 1e-5)
+
+
+@dataclass
+class MambaInputs:
+    """Inputs of Mamba's scan, with x and its gate in one tensor, and b and c in one."""
+
+    x: Tensor
+    gate: Tensor
+    dt: Tensor
+    b: Tensor
+    c: Tensor
+    rates: Tensor
+    skip: Tensor
+    dt_bias: Tensor
+
+    @classmethod
+    def of(cls, tokens: int, channels: int, size: int, dtype: torch.dtype, device: torch.device) -> "MambaInputs":
+        """Makes inputs of channels with `size` elements of state each, which forget slowly or all at once."""
+        x, gate = strided(tokens, 2 * channels, dtype=dtype, device=device).chunk(2, dim=1)
+        b, c = strided(tokens, 2 * size, dtype=dtype, device=device).chunk(2, dim=1)
+        rates = torch.linspace(-4, 2, size, device=device).exp()[:, None] * (0.5 + torch.rand(size, channels, device=device))
+        dt = 3 * strided(tokens, channels, dtype=dtype, device=device)
+        return cls(x, gate, dt, b, c, rates, torch.randn(channels, device=device), torch.randn(channels, device=device))
+
+    def run(self, kernels: RecurrentKernels, blocks: Blocks) -> Tensor:
+        """Runs the kernel on all of them."""
+        inputs = (self.x, self.gate, self.dt, self.b, self.c, self.rates, self.skip, self.dt_bias)
+        return kernels.selective_scan(*inputs, blocks.state, blocks.meta)
+
+
+def check_selective_scan(
+    kernels: RecurrentKernels,
+    device: torch.device,
+    *,
+    channels: int,
+    size: int,
+    dtype: torch.dtype = BF16,
+    lengths: tuple[list[int], list[int]] = MIXED,
+) -> None:
+    """Compares a step with `mamba_selective_state_update`, token by token, and sequences that begin with `mamba_selective_scan`."""
+    blocks = Blocks.of(size, (channels,), *lengths, device)
+    inputs = MambaInputs.of(len(blocks.meta.positions), channels, size, dtype, device)
+    weights = {"A": -inputs.rates.T, "D": inputs.skip}
+    outs, states = [], []
+    for tokens, table, is_first in blocks.sequences():
+        x, gate, dt, b, c = (each[tokens].float() for each in (inputs.x, inputs.gate, inputs.dt, inputs.b, inputs.c))
+        state = blocks.begin(table, is_first).T[None].contiguous()
+        decodes = [
+            mamba_selective_state_update(state, x, dt, B=b, C=c, z=gate, dt_bias=inputs.dt_bias, dt_softplus=True, **weights)
+            for x, gate, dt, b, c in zip(*(each[:, None] for each in (x, gate, dt, b, c)), strict=True)
+        ]
+        out = torch.cat(decodes)
+        if is_first:
+            x, gate, dt, b, c = (each.T[None] for each in (x, gate, dt, b, c))
+            more = {"delta_bias": inputs.dt_bias, "delta_softplus": True, "return_last_state": True}
+            again, last = mamba_selective_scan(x, dt, B=b, C=c, z=gate, **weights, **more)
+            assert_near(again[0].T, out, 1e-5)
+            assert_near(last, state, 1e-5)
+        outs.append(out.to(dtype))
+        states.append(state[0].T)
+    before = blocks.storage.clone()
+    assert_near(inputs.run(kernels, blocks)[:-1], torch.cat(outs), 1e-5)
     blocks.compare(before, states, 1e-5)
 
 

@@ -73,6 +73,13 @@ def test_a_model_that_caches_nothing_has_no_cache_in_its_plan() -> None:
     assert "KV" not in str(refusal.value)
 
 
+def test_a_state_alone_has_room_for_so_many_sequences() -> None:
+    """Of 35 blocks one is the null block, and a state has four."""
+    ledger = plan_memory(MemoryRequest(**{**PLAN, "needed_blocks": 5, "state_blocks": 4}))
+    assert ledger.num_blocks == 35 and ledger.room == "room for 8 states of 4 blocks"
+    assert "states " in str(ledger) and "KV" not in str(ledger)
+
+
 @pytest.mark.parametrize(
     ("unified", "rows"),
     [

@@ -191,16 +191,22 @@ def groups_of(block_size: int, window: int = 0) -> list[KVGroup]:
 
 
 def state_of(num_blocks: int) -> StateGroup:
-    """Returns a group of one layer with a state of so many blocks."""
-    return StateGroup(StateSpec((StatePart(num_blocks, (8,)),)), (2,), num_blocks)
+    """Returns a group of one layer with a state of so many blocks. An engine gives it the size of its own blocks."""
+    return StateGroup(StateSpec((StatePart(num_blocks, (8,)),)), (2,), num_blocks, 8)
 
 
 class ToyWorker:
     def __init__(
-        self, groups: list[KVGroup], max_num_seqs: int, max_model_len: int, num_blocks: int, state: StateGroup | None = None
+        self,
+        groups: list[KVGroup],
+        max_num_seqs: int,
+        max_model_len: int,
+        num_blocks: int,
+        block_size: int,
+        state: StateGroup | None = None,
     ) -> None:
         self.groups = groups
-        self.block_size = groups[0].spec.block_size
+        self.block_size = block_size
         self.batch = InputBatch(groups, max_num_seqs, max_model_len, self.block_size, state=state)
         self.state = state
         self.pages = np.zeros((num_blocks, self.block_size), np.int64)
@@ -485,7 +491,9 @@ class ToyEngine:
         drafts: int = 0,
         state: StateGroup | None = None,
     ) -> None:
-        groups = groups or groups_of(block_size, window)
+        groups = groups_of(block_size, window) if groups is None else groups
+        block_size = groups[0].spec.block_size if groups else block_size
+        state = None if state is None else replace(state, block_size=block_size)
         self.log = EventLog(groups) if events else None
         self.config = SchedulerConfig(
             max_model_len=max_model_len,
@@ -513,7 +521,7 @@ class ToyEngine:
         drafter = ToyDrafter(drafts, rng or random.Random(0), own=stages == 1) if drafts else Drafter()
         self.grammars = ToyGrammars(rng or random.Random(0))
         self.scheduler = Scheduler(self.config, self.kv, offload=self.offload, drafter=drafter, grammars=self.grammars)
-        self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks, state)
+        self.worker = ToyWorker(groups, max_num_seqs, max_model_len, num_blocks, block_size, state)
         if isinstance(drafter, ToyDrafter):
             self.worker.guess = drafter.guess
         self.tiers = ToyTiers(self.worker, slots, {} if secondary is None else secondary, rng or random.Random(0))

@@ -24,7 +24,9 @@ class Followers:
         pool, host = self._kv.pool, self._offload.publish(self._kv.events)
         self._kv.events.open(sum(len(pool.cached(group)) for group in range(len(self._kv.groups))) + len(host))
         self._frontends.add(caller.frontend)
-        for changes in cached_now(pool.cached(0), (name for group, name in host if not group)):
+        followed = range(len(self._kv.groups))[:1]  # of a state alone there is nothing to tell
+        device = (name for group in followed for name in pool.cached(group))
+        for changes in cached_now(device, (name for group, name in host if group in followed)):
             self._outbox.send(caller.frontend, CacheNotice(changes, caller.call))
 
     def publish(self, events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared]) -> None:

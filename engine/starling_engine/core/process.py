@@ -111,7 +111,7 @@ class CoreProcess:
                     self.core = EngineCore(self.config, self.executor, report)
                     self._poller.register(self.core.wakeup.fd, zmq.POLLIN)
                     self._on_ready()
-                    logger.info("ready, with %d blocks of %d tokens", report.ledger.num_blocks, report.ledger.block_size)
+                    logger.info("ready, with %s", report.ledger.room)
             while not self.stopping:
                 assert self.core is not None
                 self._step(self.core)

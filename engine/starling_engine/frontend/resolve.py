@@ -38,7 +38,7 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
     folder = resolve_model(args.model, args.revision)
     tokenizer = resolve_tokenizer(args, folder)
     model = load_model_config(folder, tokenizer)
-    max_model_len = args.max_model_len or model.max_position
+    max_model_len = args.max_model_len or model.usual_length
     if max_model_len > model.max_position:
         raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")
     if not model.causal:
@@ -127,13 +127,14 @@ def _refuse_caches(args: EngineArgs) -> None:
 
 
 def _refuse_beside_state(args: EngineArgs, model: ModelConfig) -> None:
-    """Raises ConfigError for an argument that a recurrent state leaves no way for.
+    """Raises ConfigError for an argument that a recurrent state leaves no way for, or that is about what a state alone has not.
 
-    A state cannot go back behind a draft that is refused. Prefixes are found by the keys and values of layers that attend.
+    A state cannot go back behind a draft that is refused.
     """
-    tiers = [name for name in ("kv_cpu_bytes", "kv_fs_path", "kv_store") if getattr(args, name)]
-    if tiers and not any(layer.attends for layer in model.layers):
-        raise ConfigError("is not possible for a model without attention, of which no prefixes are found; leave it out", tiers[0])
+    of_attention = {"kv_cache_dtype": "auto", "attention_backend": "auto", "kv_events": None}
+    given = [name for name, usual in of_attention.items() if getattr(args, name) != usual]
+    if given and not model.attends:
+        raise ConfigError("is not possible for a model without attention, which has no keys and values; leave it out", given[0])
     for name in ("speculative_config", "spec_method"):
         if getattr(args, name):
             reason = "which cannot go back behind a draft that is refused"

@@ -1,9 +1,15 @@
-"""The activation of a gated MLP. Bound by memory: reads the halves of gate and up once, writes their product."""
+"""The activation of a gated MLP, which may round its result to FP8.
+
+Bound by memory: reads the halves of gate and up once, writes their product.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from starling_engine.kernels.round_rows import row_shape, store_rounded
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding, empty_rows
 
 LANES = 32
 PER_THREAD = 8  # elements: one load of 16 bytes of each half in bf16, two in fp32
@@ -37,6 +43,47 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return out
     block = row_block(size)
     _silu_mul_rows[(rows, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=row_warps(block))
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _silu_mul_rounded(
+    gate_up, out, scales, static, rows, SIZE: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Each program holds ROWS rows of SIZE gates, and as many ups."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    at = row.to(tl.int64)[:, None] * (2 * SIZE) + column[None, :]
+    here = (row < rows)[:, None] & (column < SIZE)[None, :]
+    gate = tl.load(gate_up + at, mask=here, other=0.0)
+    up = tl.load(gate_up + SIZE + at, mask=here, other=0.0)
+    wide = gate.to(tl.float32)
+    activated = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    product = (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    store_rounded(product.to(tl.float32), out, scales, static, row, row < rows, SIZE, GROUP)
+
+
+def silu_mul_rounded(gate_up: Tensor, rounding: RowRounding) -> RoundedRows:
+    """Does as `silu_mul`, and rounds the result to FP8."""
+    rows, both = gate_up.shape
+    assert gate_up.is_contiguous() and both % 2 == 0
+    size = both // 2
+    out = empty_rows(rows, size, rounding, gate_up.dtype, gate_up.device)
+    if rows == 0:
+        return out
+    block, rows_each, warps = row_shape(size)
+    _silu_mul_rounded[(triton.cdiv(rows, rows_each),)](
+        gate_up,
+        out.codes,
+        out.scales,
+        rounding.scale,
+        rows,
+        SIZE=size,
+        GROUP=rounding.group,
+        ROWS=rows_each,
+        BLOCK=block,
+        num_warps=warps,
+    )
     return out
 
 

@@ -2,7 +2,8 @@
 
 Pairs of token and expert are sorted into blocks of one expert each (`grouping.py`). A program multiplies one block by one tile of
 its expert's matrix. The grid has the most blocks that there can be; programs without a block end at once. In the kernels, left and
-right are the operands of a matmul, K is DEPTH and N is WIDTH. Matrices are plain, or codes (`coded_weight.py`).
+right are the operands of a matmul, K is DEPTH and N is WIDTH. Matrices are plain, codes (`coded_weight.py`), or
+of FP8, and rows are rounded to that (`scaled_weight.py`), in two launches more.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import triton.language as tl
 
 from starling_engine.kernels.coded_weight import CodedWeight, dot_codes
 from starling_engine.kernels.grouping import Blocks, sort_into_blocks
+from starling_engine.kernels.round_rows import round_rows
+from starling_engine.kernels.scaled_weight import ScaledWeight, dot_scaled, of_whole_rows
 from starling_engine.model_config.moe import ClampedSwiglu
 
 
@@ -55,7 +58,11 @@ CODED_FEW_ROWS = ExpertTiles(16, ProgramTile(32, 128, 4, 3), ProgramTile(64, 128
 CODED_MANY_ROWS = ExpertTiles(64, ProgramTile(64, 128, 8, 2), ProgramTile(64, 128, 4, 3))
 """Tiles for codes, whose depth holds whole groups. Nothing here was timed on a GPU."""
 
-Weight = torch.Tensor | CodedWeight
+SCALED_FEW_ROWS = ExpertTiles(16, ProgramTile(32, 128, 4, 4), ProgramTile(64, 128, 4, 4))
+SCALED_MANY_ROWS = ExpertTiles(64, ProgramTile(64, 128, 4, 3), ProgramTile(128, 128, 4, 3))
+"""Tiles for FP8, whose depth is the group of a scale. Nothing here was timed on a GPU, and blocks fit on an Ada, too."""
+
+Weight = torch.Tensor | CodedWeight | ScaledWeight
 Biases = tuple[torch.Tensor, torch.Tensor] | tuple[None, None]
 """The biases of all slots, where experts have some: gates before ups [S, 2 I], and downs [S, H]."""
 
@@ -73,6 +80,11 @@ def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype, *, 
     if coded:
         return CODED_MANY_ROWS
     return SOME_ROWS if rows <= SOME_ROWS.rows else MANY_ROWS
+
+
+def scaled_tiles_for(tokens: int, top_k: int, num_experts: int) -> ExpertTiles:
+    """Does as `tiles_for` for FP8."""
+    return SCALED_FEW_ROWS if tokens * top_k / num_experts <= SCALED_FEW_ROWS.rows / 2 else SCALED_MANY_ROWS
 
 
 def experts(
@@ -96,14 +108,14 @@ def experts(
     expert_slots, topk_weights = expert_slots.contiguous(), topk_weights.contiguous()
     pairs, slots = tokens * top_k, _slots(down)
     blocks = _single_token_blocks(expert_slots) if tokens == 1 else sort_into_blocks(expert_slots, slots, tiles.rows)
-    activated = x.new_empty(pairs, _depth(down))
+    # Rows of pairs that this rank does not have are rounded with the others, so they have to be numbers.
+    activated = (x.new_zeros if isinstance(down, ScaledWeight) else x.new_empty)(pairs, _depth(down))
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
     gate_ups, downs = biases
     form = {"ALPHA": 0.0, "LIMIT": 0.0} if gate is None else {"ALPHA": gate.alpha, "LIMIT": gate.limit}
-    _launch(
-        _gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, gate_ups, x.stride(0), TOP_K=top_k, **form
-    )
+    stride = hidden if isinstance(gate_up, ScaledWeight) else x.stride(0)  # rounded rows lie side by side
+    _launch(_gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, gate_ups, stride, TOP_K=top_k, **form)
     _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, downs, topk_weights)
     columns = min(1024, triton.next_power_of_2(hidden))
     _sum[(tokens, triton.cdiv(hidden, columns))](parts, expert_slots, out, slots, TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
@@ -111,11 +123,11 @@ def experts(
 
 
 def _slots(weight: Weight) -> int:
-    return len(weight.codes if isinstance(weight, CodedWeight) else weight)
+    return len(weight if isinstance(weight, torch.Tensor) else weight.codes)
 
 
 def _depth(weight: Weight) -> int:
-    return weight.k if isinstance(weight, CodedWeight) else weight.shape[2]
+    return weight.shape[2] if isinstance(weight, torch.Tensor) else weight.k
 
 
 def _single_token_blocks(expert_slots: torch.Tensor) -> Blocks:
@@ -137,11 +149,19 @@ def _launch(
 ) -> None:
     """Starts programs for all blocks of pairs and all columns of `out`; `more` and `constants` are the kernel's own arguments."""
     width = out.shape[1]
-    coded = weight if isinstance(weight, CodedWeight) else None
+    codes = weight if isinstance(weight, torch.Tensor) else weight.codes
+    sides: tuple[torch.Tensor | None, ...] = (None, None, None, None)
+    own: dict[str, int | str] = {}
+    if isinstance(weight, CodedWeight):
+        sides, own = (*weight.sides, None), weight.constants
+    elif isinstance(weight, ScaledWeight):
+        rounded = round_rows(rows, weight.rounding)
+        rows, sides = rounded.codes, (weight.scales, None, None, rounded.scales)
+        own = {"KIND": "scaled", "X_GROUPED": weight.rounding.group > 0, "BLOCK_ROWS": weight.block_rows}
     kernel[(blocks.most_blocks * triton.cdiv(width, tile.columns),)](
         rows,
-        weight if coded is None else coded.codes,
-        *((None, None, None) if coded is None else coded.sides),
+        codes,
+        *sides,
         out,
         expert_slots,
         blocks.order,
@@ -158,13 +178,13 @@ def _launch(
         TILE_DEPTH=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **(PLAIN if coded is None else coded.constants),
+        **{**PLAIN, **own},
         **constants,
     )
 
 
-PLAIN = {"KIND": "plain", "PAIRED": False, "UNIT": 0, "GROUP": 0, "ZERO": 0}
-"""Constants of `dot_codes` for matrices that have none."""
+PLAIN = {"KIND": "plain", "PAIRED": False, "UNIT": 0, "GROUP": 0, "ZERO": 0, "X_GROUPED": False, "BLOCK_ROWS": 0}
+"""Constants of `dot_codes` and `dot_scaled` for matrices that have none."""
 
 
 @triton.jit(do_not_specialize=["most_blocks", "num_slots"])
@@ -174,6 +194,7 @@ def _gate_up(
     scales,
     minima,
     table,
+    x_scales,
     out,
     expert_slots,
     order,
@@ -197,6 +218,8 @@ def _gate_up(
     UNIT: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
+    X_GROUPED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
 ):
     """x [T, DEPTH] by weight [S, 2 WIDTH, DEPTH] -> out [P, WIDTH], in the order of `order`."""
     block, column = _block_and_columns(WIDTH, COLUMNS)
@@ -218,6 +241,23 @@ def _gate_up(
             gate = tl.dot(left, _load(gate_at + first, None, k[:, None], first, DEPTH, TILE_DEPTH), gate, input_precision="ieee")
             right = _load(gate_at + WIDTH * DEPTH + first, None, k[:, None], first, DEPTH, TILE_DEPTH)
             up = tl.dot(left, right, up, input_precision="ieee")
+    elif KIND == "scaled":
+        x_scales_at = x_scales + (pair // TOP_K).to(tl.int64)[:, None] * (DEPTH // 128 if X_GROUPED else 1)
+        gate_row = slot * (2 * WIDTH) + real
+        gate_at = weight + gate_row.to(tl.int64)[None, :] * DEPTH
+        # Blocks of rows are those of a matrix, whose rows are then whole blocks.
+        gate_scales = scales + (gate_row.to(tl.int64) // BLOCK_ROWS * (DEPTH // 128) if BLOCK_ROWS > 0 else gate_row)[None, :]
+        up_scales = gate_scales + (WIDTH // BLOCK_ROWS * (DEPTH // 128) if BLOCK_ROWS > 0 else WIDTH)
+        for first in range(0, DEPTH, TILE_DEPTH):
+            gate = dot_scaled(
+                gate, rows_at, x_scales_at, live[:, None], gate_at, gate_scales, first, DEPTH, TILE_DEPTH, X_GROUPED, BLOCK_ROWS
+            )
+            up = dot_scaled(
+                up, rows_at, x_scales_at, live[:, None], gate_at + WIDTH * DEPTH, up_scales, first, DEPTH, TILE_DEPTH, X_GROUPED,
+                BLOCK_ROWS,
+            )  # fmt: skip
+        gate = of_whole_rows(gate, x_scales_at, gate_scales, live[:, None], X_GROUPED, BLOCK_ROWS)
+        up = of_whole_rows(up, x_scales_at, up_scales, live[:, None], X_GROUPED, BLOCK_ROWS)
     else:
         gate_row = slot * (2 * WIDTH) + real
         for first in range(0, DEPTH, TILE_DEPTH):
@@ -250,6 +290,7 @@ def _down(
     scales,
     minima,
     table,
+    x_scales,
     out,
     expert_slots,
     order,
@@ -270,6 +311,8 @@ def _down(
     UNIT: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
+    X_GROUPED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
 ):
     """activated [P, DEPTH], in the order of `order`, by weight [S, WIDTH, DEPTH], times topk_weights [P] -> out [P, WIDTH]."""
     block, column = _block_and_columns(WIDTH, COLUMNS)
@@ -287,6 +330,16 @@ def _down(
         for first in range(0, DEPTH, TILE_DEPTH):
             left = _load(left_at + first, live[:, None], k[None, :], first, DEPTH, TILE_DEPTH)
             sums = tl.dot(left, _load(right_at + first, None, k[:, None], first, DEPTH, TILE_DEPTH), sums, input_precision="ieee")
+    elif KIND == "scaled":
+        x_scales_at = x_scales + row.to(tl.int64)[:, None] * (DEPTH // 128 if X_GROUPED else 1)
+        right_row = slot * WIDTH + real
+        right_at = weight + right_row.to(tl.int64)[None, :] * DEPTH
+        scales_at = scales + (right_row.to(tl.int64) // BLOCK_ROWS * (DEPTH // 128) if BLOCK_ROWS > 0 else right_row)[None, :]
+        for first in range(0, DEPTH, TILE_DEPTH):
+            sums = dot_scaled(
+                sums, rows_at, x_scales_at, live[:, None], right_at, scales_at, first, DEPTH, TILE_DEPTH, X_GROUPED, BLOCK_ROWS
+            )
+        sums = of_whole_rows(sums, x_scales_at, scales_at, live[:, None], X_GROUPED, BLOCK_ROWS)
     else:
         for first in range(0, DEPTH, TILE_DEPTH):
             sums = dot_codes(

@@ -1,20 +1,37 @@
-"""RMSNorm of rows, which also adds the residual. Bound by memory: each element is read and written once."""
+"""RMSNorm of rows, which also adds the residual, and may round the result to FP8.
+
+Bound by memory: each element is read and written once.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-LANES = 32
-PER_THREAD = 16  # elements: two loads of 16 bytes in flight in bf16, four in fp32
-MIN_WARPS, MAX_WARPS = 4, 32
+from starling_engine.kernels.round_rows import row_shape, store_rounded
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding, empty_rows
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_rows(
-    x, residual, weight, out, rows, eps, SIZE: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    residual,
+    weight,
+    out,
+    scales,
+    static,
+    rows,
+    eps,
+    SIZE: tl.constexpr,
+    ADD: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Each program holds ROWS rows of SIZE elements in registers (BLOCK is the power of two that holds one row)."""
+    """Each program holds ROWS rows of SIZE elements in registers (BLOCK is the power of two that holds one row).
+
+    With `scales`, `static` and GROUP as in `store_rounded`, the result is rounded.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * SIZE + column[None, :]
@@ -29,7 +46,11 @@ def _rms_norm_rows(
     scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
     normal = (wide * scale[:, None]).to(weight.dtype.element_ty).to(tl.float32)
     weights = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
-    tl.store(out + at, (normal * weights[None, :]).to(values.dtype), mask=here)
+    result = (normal * weights[None, :]).to(values.dtype)
+    if scales is None:
+        tl.store(out + at, result, mask=here)
+    else:
+        store_rounded(result.to(tl.float32), out, scales, static, row, row < rows, SIZE, GROUP)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -49,9 +70,24 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
     _launch(x, residual, weight, eps, out)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+def rms_norm_rounded(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, rounding: RowRounding) -> RoundedRows:
+    """Does as `rms_norm`, or with a residual as `add_rms_norm`, and rounds the result to FP8."""
+    out = empty_rows(x.shape[0], x.shape[1], rounding, x.dtype, x.device)
+    _launch(x, residual, weight, eps, out.codes, out.scales, rounding)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    scales: Tensor | None = None,
+    rounding: RowRounding | None = None,
+) -> None:
     rows, size = x.shape
-    assert x.dtype in (torch.float32, torch.float16, torch.bfloat16) and x.dtype == out.dtype
+    assert x.dtype in (torch.float32, torch.float16, torch.bfloat16) and out.dtype in (x.dtype, torch.float8_e4m3fn)
     assert weight.dtype in (x.dtype, torch.float32)
     assert x.shape == out.shape and weight.shape == (size,)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
@@ -64,23 +100,14 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
         added,
         weight,
         out,
+        scales,
+        None if rounding is None else rounding.scale,
         rows,
         eps,
         SIZE=size,
         ADD=residual is not None,
+        GROUP=0 if rounding is None else rounding.group,
         ROWS=rows_each,
         BLOCK=block,
         num_warps=warps,
     )
-
-
-def row_shape(size: int) -> tuple[int, int, int]:
-    """Returns (block, rows of a program, warps) for rows of `size` elements.
-
-    A thread has PER_THREAD elements, so that one row's loads are all in flight at once. Rows too short for MIN_WARPS share a
-    program. Rows of more than 16,384 (MAX_WARPS) take more registers a thread; from 32,768 of fp32 on they spill.
-    """
-    block = triton.next_power_of_2(size)
-    rows = max(1, MIN_WARPS * LANES * PER_THREAD // block)
-    warps = min(MAX_WARPS, max(MIN_WARPS, block // (LANES * PER_THREAD)))
-    return block, rows, warps

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kernels.norm import row_shape
 from starling_engine.kernels.recurrent_state import StateRows
+from starling_engine.kernels.round_rows import row_shape
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHANNELS = 256
@@ -20,6 +20,8 @@ TOKENS = 8
 """Tokens of a program of the convolution, where a sequence has several."""
 COLUMNS = 8
 """Columns of the state that a program holds, in the registers of one warp."""
+SCAN_CHANNELS = 32
+"""The same of Mamba's, whose columns are shorter: channels that one warp loads at once."""
 
 
 @triton.jit
@@ -386,6 +388,112 @@ def ssd_scan(
         FIRST=state.first,
         ROWS=triton.next_power_of_2(size),
         COLUMNS=COLUMNS,
+        num_warps=1,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["width", "block_stride"], do_not_specialize_on_alignment=["slots"])
+def _selective_scan(
+    x,
+    gate,
+    dt,
+    b,
+    c,
+    x_stride,
+    gate_stride,
+    dt_stride,
+    b_stride,
+    c_stride,
+    rates,
+    skip,
+    dt_bias,
+    out,
+    storage,
+    block_stride,
+    tables,
+    width,
+    slots,
+    query_start,
+    context_lens,
+    SIZE: tl.constexpr,
+    STATE_SIZE: tl.constexpr,
+    COLUMN: tl.constexpr,
+    PER_BLOCK: tl.constexpr,
+    FIRST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A program runs COLUMNS channels through a sequence's tokens. ROWS is the power of two from STATE_SIZE on."""
+    s, _, block = _place(1, SIZE, COLUMNS)
+    row, column = tl.arange(0, ROWS), block * COLUMNS + tl.arange(0, COLUMNS)
+    row_inside, inside = row < STATE_SIZE, column < SIZE
+    both_inside = row_inside[:, None] & inside[None, :]
+    begin, end = tl.load(query_start + s), tl.load(query_start + s + 1)
+    started = tl.load(context_lens + s) > end - begin
+    if tl.load(slots + begin) >= 0:
+        number = FIRST + tl.minimum(row, STATE_SIZE - 1)
+        at = _row(storage, block_stride, tables, s, width, number, SIZE, COLUMN, PER_BLOCK)[:, None] + column[None, :]
+        memory = tl.load(at, mask=both_inside & started, other=0.0)
+        rate = tl.load(rates + row[:, None] * SIZE + column[None, :], mask=both_inside, other=0.0)
+        shift = tl.load(dt_bias + column, mask=inside, other=0.0)
+        added = tl.load(skip + column, mask=inside, other=0.0)
+        for t in range(end - begin):
+            token = begin.to(tl.int64) + t
+            key = tl.load(b + token * b_stride + row, mask=row_inside, other=0.0).to(tl.float32)
+            query = tl.load(c + token * c_stride + row, mask=row_inside, other=0.0).to(tl.float32)
+            values = tl.load(x + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+            opening = tl.load(gate + token * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+            step_size = _softplus(tl.load(dt + token * dt_stride + column, mask=inside, other=0.0).to(tl.float32) + shift)
+            memory = memory * tl.exp(-rate * step_size[None, :]) + key[:, None] * (values * step_size)[None, :]
+            result = (tl.sum(memory * query[:, None], axis=0) + values * added) * opening / (1.0 + tl.exp(-opening))
+            tl.store(out + token * SIZE + column, result.to(out.dtype.element_ty), mask=inside)
+        tl.store(at, memory, mask=both_inside)
+
+
+def selective_scan(
+    x: Tensor,
+    gate: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    rates: Tensor,
+    skip: Tensor,
+    dt_bias: Tensor,
+    state: StateRows,
+    meta: AttentionMetadata,
+) -> Tensor:
+    """Runs the scan on x, gate, dt [T, C] and b, c [T, N] -> [T, C]. A decode reads and writes the state once."""
+    tokens, channels = x.shape
+    size = b.shape[1]
+    assert gate.shape == dt.shape == x.shape and b.shape == c.shape == (tokens, size)
+    assert state.rows == size and state.shape == (channels,) and rates.shape == (size, channels)
+    assert x.dtype in DTYPES and all(_has_whole_rows(each) for each in (x, gate, dt, b, c))
+    assert all(each.dtype == torch.float32 and each.is_contiguous() for each in (rates, skip, dt_bias))
+    out = torch.zeros(tokens, channels, dtype=x.dtype, device=x.device)
+    _selective_scan[(triton.cdiv(channels, SCAN_CHANNELS) * len(meta.block_tables),)](
+        x,
+        gate,
+        dt,
+        b,
+        c,
+        x.stride(0),
+        gate.stride(0),
+        dt.stride(0),
+        b.stride(0),
+        c.stride(0),
+        rates,
+        skip,
+        dt_bias,
+        out,
+        *_state_and_step(state, meta),
+        SIZE=channels,
+        STATE_SIZE=size,
+        COLUMN=state.column,
+        PER_BLOCK=state.per_block,
+        FIRST=state.first,
+        ROWS=triton.next_power_of_2(size),
+        COLUMNS=SCAN_CHANNELS,
         num_warps=1,
     )
     return out

@@ -16,6 +16,7 @@ from starling_engine.kv.spec import (
 )
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
+from starling_engine.model_config.mamba import MambaConfig
 from starling_engine.model_config.mamba2 import Mamba2Config
 from starling_engine.topology.shard import ALL, Shard
 
@@ -36,7 +37,8 @@ def state_group(model: ModelConfig, config: WorkerConfig) -> StateGroup | None:
         return None
     states = [_state_layers(model, replace(config, rank=rank)) for rank in range(config.layout.world_size)]
     spec, layers = states[config.rank][1:]
-    return StateGroup(spec, layers, max(spec.columns(len(layers), slab)[-1] for slab, spec, layers in states))
+    num_blocks = max(spec.columns(len(layers), slab)[-1] for slab, spec, layers in states)
+    return StateGroup(spec, layers, num_blocks, config.block_size)
 
 
 def _state_layers(model: ModelConfig, config: WorkerConfig) -> tuple[int, StateSpec, tuple[int, ...]]:
@@ -45,7 +47,8 @@ def _state_layers(model: ModelConfig, config: WorkerConfig) -> tuple[int, StateS
     local = model.stage_layers(Shard(at.pp, layout.pipeline))
     specs = state_specs(model, Shard(at.tp, layout.tensor))
     (spec,) = set(specs.values())
-    return slab_bytes(kv_groups(model, config), spec), spec, tuple(i for i in specs if i in local)
+    layers = tuple(i for i in specs if i in local)
+    return slab_bytes(kv_groups(model, config), spec, len(layers)), spec, layers
 
 
 def whole_groups(model: ModelConfig, config: WorkerConfig, tensor: Shard = ALL) -> list[KVGroup]:
@@ -58,6 +61,8 @@ def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard 
 
     `block_size` is in tokens, `kv_dtype` a key of DTYPE_BYTES.
     """
+    if not config.attends:
+        return {}
     heads = tensor.heads(config.num_kv_heads).size
     attending = {index: layer for index, layer in enumerate(config.layers) if layer.attends}
     return {index: _spec(config, heads, layer.window, block_size, kv_dtype) for index, layer in attending.items()}
@@ -66,11 +71,13 @@ def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard 
 def state_specs(config: ModelConfig, tensor: Shard = ALL) -> dict[int, StateSpec]:
     """Returns the state of each layer that has one, by its index, for the heads of `tensor`.
 
-    That is a matrix of each head, and the last inputs of the short convolution, the oldest first. A gated short convolution has
-    these inputs alone.
+    That is a matrix of each head, or with Mamba a vector of each channel. Behind it are the last inputs of the short convolution,
+    the oldest first. A gated short convolution has these inputs alone.
     """
     if config.gated_delta is not None:
         spec = _delta_state(config.gated_delta, tensor)
+    elif config.mamba is not None:
+        spec = _mamba_state(config.mamba, tensor)
     elif config.mamba2 is not None:
         spec = _mamba2_state(config.mamba2, tensor)
     elif config.short_conv is not None:
@@ -85,6 +92,12 @@ def _delta_state(delta: GatedDeltaConfig, tensor: Shard) -> StateSpec:
     channels = 2 * tensor.of(delta.key_heads).size * delta.key_dim + tensor.of(delta.value_heads).size * delta.value_dim
     recurrent = StatePart(tensor.of(delta.value_heads).size, (delta.key_dim, delta.value_dim))
     return StateSpec((recurrent, StatePart(delta.kernel - 1, (channels,))))
+
+
+def _mamba_state(mamba: MambaConfig, tensor: Shard) -> StateSpec:
+    """Rows have one element of each channel, as vectors of channels are computed."""
+    row = (tensor.of(mamba.channels).size,)
+    return StateSpec((StatePart(mamba.state_size, row), StatePart(mamba.kernel - 1, row)))
 
 
 def _mamba2_state(mamba: Mamba2Config, tensor: Shard) -> StateSpec:

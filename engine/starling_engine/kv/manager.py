@@ -13,9 +13,18 @@ from itertools import chain
 from starling_engine.kv.events import BlockSpan, EventLog
 from starling_engine.kv.hashing import HashChain
 from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
+from starling_engine.kv.seen_blocks import SeenBlocks
 from starling_engine.kv.snapshots import SequenceState, SnapshotCache, SnapshotSpacing, prompt_stops
 from starling_engine.kv.spec import KVGroup, StateGroup, peak_blocks
 from starling_engine.step import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """A prefix in the pool: its block tables [group][logical block], and its length in blocks, which all tables have."""
+
+    tables: list[list[int]]
+    length: int
 
 
 @dataclass(slots=True)
@@ -31,8 +40,8 @@ class SequenceBlocks:
     """Leading logical blocks that are cached in the pool by hash, whether found there or added."""
     found_blocks: int = 0
     """Leading logical blocks of these that were found; the sequence added the others."""
-    last_search: tuple[int, int, list[list[int]]] | None = None
-    """The last search of a prefix: number of tokens, the pool's version, and the tables found."""
+    last_search: tuple[int, int, CachedPrefix] | None = None
+    """The last search of a prefix: number of tokens, the pool's version, and what was found."""
     stored_chunks: int = 0
     """Chunks that were offered to the tiers, or come from there."""
     window_starts: list[int] = field(default_factory=list)
@@ -50,7 +59,8 @@ class SequenceBlocks:
 
     @property
     def num_blocks(self) -> int:
-        return len(self.tables[0]) if self.tables else 0
+        """Logical blocks of each table. A model without tables has room for any number of tokens."""
+        return len(self.tables[0]) if self.tables else sys.maxsize
 
     @property
     def worker_tables(self) -> list[list[int]]:
@@ -75,7 +85,8 @@ def agreed_length(groups: Iterable[int], limit: int, longest: Callable[[int, int
 
 
 class KVManager:
-    """Manages all block tables. Sequences of a model without groups have none, and are as long as they want to be.
+    """Manages all block tables. Sequences of a model without groups have none, and are as long as they want to be. Their state, if
+    they have one, is found at a prefix's length all the same.
 
     `max_in_flight` is the most tokens of a sequence in flight: the step's token budget times the steps in flight.
     """
@@ -92,15 +103,17 @@ class KVManager:
         spacing: SnapshotSpacing = SnapshotSpacing(),  # noqa: B008 - it is frozen
     ) -> None:
         self.groups = list(groups)
-        self.block_size = groups[0].spec.block_size if groups else 1
-        assert all(g.spec.block_size == self.block_size for g in groups), "hits of groups meet at one block size"
-        self.prefix_caching = prefix_caching
+        sizes = [group.spec.block_size for group in groups] + ([] if state is None else [state.block_size])
+        self.block_size = sizes[0] if sizes else 1
+        assert set(sizes) <= {self.block_size}, "hits of groups meet at one block size"
+        self.prefix_caching = prefix_caching and bool(sizes)
         self.events = EventLog(groups, published=False) if events is None else events
         """Takes what is stored and removed, for listeners."""
         self.state_blocks = state.num_blocks if state is not None else 0
         """Blocks of a sequence's recurrent state."""
         self.pool = BlockPool(num_blocks, len(groups) + (state is not None), self.events)
         self._snapshots = SnapshotCache(self.pool, len(groups), self.state_blocks)
+        self._seen = SeenBlocks()
         self._spacing = spacing
         unit = max(self.block_size, spacing.unit)
         self._output_spacing = -(-spacing.output // unit) * unit
@@ -136,24 +149,25 @@ class KVManager:
         """Free blocks that are not reserved."""
         return self.pool.num_free - self.reserved
 
-    def find_prefix(self, sequence: SequenceBlocks, tokens: Sequence[int]) -> list[list[int]]:
+    def find_prefix(self, sequence: SequenceBlocks, tokens: Sequence[int]) -> CachedPrefix:
         """Finds the longest cached prefix that every group has, at most all tokens but one. Takes no reference.
 
-        Returns block tables [group][logical block]; blocks that a window does not need are NULL_BLOCK.
+        Blocks that a window does not need are NULL_BLOCK in its tables.
         """
         if not self.prefix_caching:
-            return [[] for _ in self.groups]
+            return CachedPrefix([[] for _ in self.groups], 0)
         if sequence.last_search is not None and sequence.last_search[:2] == (len(tokens), self.pool.version):
             return sequence.last_search[2]
         sequence.chain.extend(tokens, len(tokens))
         hashes = sequence.chain.hashes[: (len(tokens) - 1) // self.block_size]
         length = agreed_length(self._search_order, len(hashes), lambda group, limit: self._hit_length(group, hashes, limit))
         if self.state_blocks:
-            sequence.junction = length * self.block_size
+            known = length if self.groups else self._seen.num_leading(hashes)
+            sequence.junction = known * self.block_size
             length = self._cut_to_snapshot(sequence, hashes, length)
-        tables = [self._hit_table(group, hashes[:length]) for group in range(len(self.groups))]
-        sequence.last_search = (len(tokens), self.pool.version, tables)
-        return tables
+        found = CachedPrefix([self._hit_table(group, hashes[:length]) for group in range(len(self.groups))], length)
+        sequence.last_search = (len(tokens), self.pool.version, found)
+        return found
 
     def _cut_to_snapshot(self, sequence: SequenceBlocks, hashes: list[bytes], limit: int) -> int:
         """Returns the largest length <= limit, in blocks, behind which there are a snapshot and what a next token would read."""
@@ -185,9 +199,17 @@ class KVManager:
         return [NULL_BLOCK] * first + [block for block in found if block is not None]
 
     def admit(
-        self, sequence: SequenceBlocks, tables: list[list[int]], num_tokens: int, headroom: int = 0, external: int = 0
+        self,
+        sequence: SequenceBlocks,
+        tables: list[list[int]],
+        num_tokens: int,
+        headroom: int = 0,
+        found_tokens: int = 0,
+        external: int = 0,
     ) -> bool:
         """Takes the found blocks and reserves the rest of `num_tokens`, of which `external` ones after these come from a tier.
+
+        Where there is a state, it begins with that of `found_tokens`.
 
         Returns False, with nothing taken, when fewer than `headroom` blocks would be left for others to grow into.
         """
@@ -198,13 +220,12 @@ class KVManager:
             return False
         for block in found:
             self.pool.share(block)
-        start = len(tables[0]) * self.block_size if tables else 0
         if self.state_blocks and external:
-            self._start_external_state(sequence, start + external, num_tokens, with_snapshot=spare >= self.state_blocks)
+            self._start_external_state(sequence, found_tokens + external, num_tokens, with_snapshot=spare >= self.state_blocks)
         elif self.state_blocks:
-            self._start_state(sequence, start, num_tokens)
+            self._start_state(sequence, found_tokens, num_tokens)
         sequence.tables = [list(table) for table in tables]
-        sequence.cached_blocks = sequence.found_blocks = len(tables[0]) if tables else 0
+        sequence.cached_blocks = sequence.found_blocks = len(tables[0]) if tables else found_tokens // self.block_size
         sequence.known_tokens = num_tokens
         sequence.last_search = None
         sequence.reserved = rest
@@ -426,6 +447,8 @@ class KVManager:
                     new = self.pool.cache_block(group, sequence.chain.hashes[index], table[index])
                     if new and self.events.is_open:
                         self.events.stored(group, self.span(sequence, tokens, index, 1))
+        if not self.groups:
+            self._seen.add(sequence.chain.hashes[sequence.cached_blocks : full])
         sequence.cached_blocks = full
 
     def span(self, sequence: SequenceBlocks, tokens: Sequence[int], first: int, count: int) -> BlockSpan:

@@ -101,6 +101,11 @@ class StateSpec:
     def largest_row_bytes(self) -> int:
         return max(part.row_bytes for part in self.parts)
 
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's state."""
+        return sum(part.rows * part.row_bytes for part in self.parts)
+
     def columns(self, num_layers: int, slab_bytes: int) -> list[int]:
         """Returns where each part's blocks begin in a block table, and the number of all blocks, for so many layers."""
         blocks = (-(-num_layers * part.rows // (slab_bytes // part.row_bytes)) for part in self.parts)
@@ -111,12 +116,14 @@ class StateSpec:
 class StateGroup:
     """The layers that have a recurrent state. Their block table comes behind those of the KV groups.
 
-    It has `num_blocks` blocks: as many on every rank, though some may need fewer.
+    It has `num_blocks` blocks: as many on every rank, though some may need fewer. Its snapshots are at lengths of whole blocks of
+    `block_size` tokens, as KV groups have them.
     """
 
     spec: StateSpec
     layers: tuple[int, ...]
     num_blocks: int
+    block_size: int
 
 
 def pieces_of(state: StateGroup, most: int) -> list[int]:
@@ -141,11 +148,24 @@ SLAB_ALIGNMENT = 64
 """Bytes, a cache line. Slabs have whole ones, so that a slab can be viewed as numbers of any type."""
 
 
-def slab_bytes(groups: Sequence[KVGroup], state: StateSpec | None = None) -> int:
-    """Returns the bytes of a slab, which holds a block of any group, or a row of a state. 0 for a model that caches nothing."""
+STATE_SLABS = 32
+"""Slabs that a state is cut into where there are no keys and values by which they are measured.
+
+Each part of a state leaves less than one of them unused, and each costs a copy when a snapshot is made.
+"""
+
+
+def slab_bytes(groups: Sequence[KVGroup], state: StateSpec | None = None, num_state_layers: int = 0) -> int:
+    """Returns the bytes of a slab, which holds a block of any group, or a row of a state. 0 for a model that caches nothing.
+
+    Of a model that has a state alone it is a share of the state of `num_state_layers`, in whole rows of its largest part.
+    """
     most = max((group.block_bytes for group in groups), default=0)
     if state is not None:
         most = max(most, state.largest_row_bytes)
+        if not groups:
+            row = max(state.parts, key=lambda part: part.rows * part.row_bytes).row_bytes
+            most = max(most, -(-num_state_layers * state.layer_bytes // (STATE_SLABS * row)) * row)
     return -(-most // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
 
 

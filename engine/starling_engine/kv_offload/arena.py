@@ -85,7 +85,7 @@ class GroupPages:
 
 def group_pages(groups: Sequence[KVGroup], slabs: Tensor, state: StateGroup | None = None) -> list[GroupPages]:
     """Returns each group's part of the `slabs`, uint8 [num_blocks, slab_bytes]; those of a state's pieces are whole slabs."""
-    pieces = pieces_of(state, CHUNK // groups[0].spec.block_size) if state is not None else []
+    pieces = pieces_of(state, CHUNK // state.block_size) if state is not None else []
     return [*(_pages(group, slabs) for group in groups), *(GroupPages(slabs[:, None], blocks) for blocks in pieces)]
 
 

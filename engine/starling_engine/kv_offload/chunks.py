@@ -78,7 +78,7 @@ class ChunkMap:
 
     def on_device(self, request: RequestState) -> int:
         """Returns how many chunks of the prefix the device has whole."""
-        return len(self._kv.find_prefix(request.blocks, request.tokens)[0]) // self.blocks
+        return self._kv.find_prefix(request.blocks, request.tokens).length // self.blocks
 
     def longest(self, hashes: list[bytes], first: int, has: Callable[[Chunk], bool]) -> int:
         """Returns the most chunks of a prefix that all groups have, as far as each needs them. The device has the first ones."""

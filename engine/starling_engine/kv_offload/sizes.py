@@ -24,22 +24,23 @@ def most_staging_bytes(kv_bytes: int | None, most: int = 1 << 30) -> int:
 def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:
     """Returns the bytes of a slot: one KV group's share of CHUNK tokens, on the rank that holds most of it.
 
-    As many blocks of a state fit, for a block of it is a whole slab.
+    As many blocks of a state fit, for a block of it is a whole slab. Where there is a state alone, its largest piece fits.
     """
     ranks = [replace(config, rank=rank) for rank in range(config.layout.world_size)]
-    return max(rank_slab_bytes(model, rank) for rank in ranks) * (CHUNK // config.block_size)
+    blocks = CHUNK // config.block_size if model.attends else max(state_pieces(model, config))
+    return max(rank_slab_bytes(model, rank) for rank in ranks) * blocks
 
 
 def rank_slab_bytes(model: ModelConfig, config: WorkerConfig) -> int:
     """Returns the bytes of a block on this rank."""
-    state = state_group(model, config)
-    return slab_bytes(kv_groups(model, config), state.spec if state is not None else None)
+    groups, state = kv_groups(model, config), state_group(model, config)
+    return slab_bytes(groups) if state is None else slab_bytes(groups, state.spec, len(state.layers))
 
 
 def state_pieces(model: ModelConfig, config: WorkerConfig) -> list[int]:
     """Returns the blocks of each piece of a snapshot, which are the same on every rank; none without a recurrent state."""
     state = state_group(model, config)
-    return pieces_of(state, CHUNK // config.block_size) if state is not None else []
+    return pieces_of(state, CHUNK // state.block_size) if state is not None else []
 
 
 def host_slots(model: ModelConfig, config: WorkerConfig) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from starling_engine import native
 from starling_engine.errors import ConfigError
+from starling_engine.kernels.fp8 import rounds
 from starling_engine.layers.experts import ExpertNames, ExpertsMethod, ExpertsSelector, ExpertsShape, Projection
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
@@ -16,7 +17,7 @@ from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.layers.linear_select import NOTHING_STORED
 from starling_engine.layers.quantized_kernels import quantized_kernels
 from starling_engine.native.group_quantized import Format
-from starling_engine.platforms.triton_support import triton_runs, why_not_triton
+from starling_engine.platforms.triton_support import capability, triton_runs, why_not_triton
 
 logger = logging.getLogger("starling.layers")
 
@@ -43,19 +44,21 @@ def select_experts_method(
                 raise ConfigError(f"{quantization} is not possible for experts without a gate; leave it out", "quantization")
             return choose(shape)()
         if quantization is not None:
-            return _quantized(device, *_online(quantization, shape), online=True)
+            return _quantized(dtype, device, *_online(quantization, shape), online=True)
         can_multiply_codes = stored and quantized_kernels(dtype, device) is not None
         if can_multiply_codes and (forms := _stored_formats(shape, names, stored)) is not None:
-            return _quantized(device, *forms, online=False)
+            return _quantized(dtype, device, *forms, online=False)
         return choose(shape)()
 
     return select
 
 
-def _quantized(device: torch.device, gate_up: Format, down: Format, *, online: bool) -> ExpertsMethod:
+def _quantized(dtype: torch.dtype, device: torch.device, gate_up: Format, down: Format, *, online: bool) -> ExpertsMethod:
     if triton_runs(device):
-        from starling_engine.layers.experts_triton import TritonQuantizedExperts
+        from starling_engine.layers.experts_triton import TritonQuantizedExperts, TritonScaledExperts
 
+        if all(rounds(form, dtype, capability(device)) for form in (gate_up, down)):
+            return TritonScaledExperts(gate_up, down, online=online)
         return TritonQuantizedExperts(gate_up, down, online=online)
     return QuantizedExperts(gate_up, down, online=online)
 

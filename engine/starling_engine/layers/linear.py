@@ -7,10 +7,11 @@ checkpoint make up the matrix.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
@@ -112,6 +113,27 @@ class LinearMethod(Protocol):
         ...
 
 
+@runtime_checkable
+class RoundsRows(Protocol):
+    """A method that may multiply by rows of FP8: then what comes before may round them, in the launch that makes them."""
+
+    def row_rounding(self) -> RowRounding | None:
+        """Says how `apply` rounds rows; None where it does not, or not for all its matrices alike. Known when all is loaded."""
+        ...
+
+    def apply(self, x: torch.Tensor | RoundedRows, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Does as `LinearMethod.apply`, also with rows that are rounded so."""
+        ...
+
+    def rounds_gates(self) -> bool:
+        """Says whether there is `apply_gated`."""
+        ...
+
+    def apply_gated(self, x: torch.Tensor | RoundedRows, to: RowRounding) -> RoundedRows:
+        """Does as `apply`, where gated, and rounds the result."""
+        ...
+
+
 MethodSelector = Callable[[LinearShape], LinearMethod]
 """Chooses the method of one matrix."""
 
@@ -136,6 +158,31 @@ class Linear:
         self._missing = len(self._parts)
         self._ranks = ranks
         self.forward = method.apply if ranks is None else self._reduced
+        self._rounds = method if isinstance(method, RoundsRows) else None
+
+    @property
+    def rounding(self) -> RowRounding | None:
+        """The way to round x for `forward_rounded`; None: there is none."""
+        return None if self._rounds is None else self._rounds.row_rounding()
+
+    @property
+    def gates_rounded(self) -> bool:
+        """Says whether there is `forward_gated`."""
+        return self._rounds is not None and self._rounds.rounds_gates()
+
+    def forward_rounded(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
+        """Does as `forward`, also with rows that are rounded as `rounding` says."""
+        if isinstance(x, torch.Tensor):
+            return self.forward(x)
+        assert self._rounds is not None, "rows are rounded for what takes no such"
+        if self._ranks is None:
+            return self._rounds.apply(x)
+        return self._ranks.all_reduce(self._rounds.apply(x, self._ranks.part_dtype(x.dtype))).to(x.dtype)
+
+    def forward_gated(self, x: torch.Tensor | RoundedRows, to: RowRounding) -> RoundedRows:
+        """Does as `forward_rounded`, where gated, and rounds the result."""
+        assert self._rounds is not None and self._ranks is None
+        return self._rounds.apply_gated(x, to)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {self._name(part): self._slot(part) for part in self._parts}

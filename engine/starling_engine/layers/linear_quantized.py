@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod, StackedWeights
@@ -18,7 +19,7 @@ ONLINE: dict[str, Format] = {"int8": Format(8, group=128, zero=128), "int4": INT
 
 
 class OnlineQuantizedLinear(StackedMethod):
-    """Keeps W in groups of columns with a scale each. On a CPU, rows of x are rounded to 8 bits where W is whole numbers."""
+    """Keeps W in groups of columns with a scale each. Kernels may round rows of x: on a CPU where W is whole numbers."""
 
     _weight: Any
     """Packed as the kernels have it."""
@@ -38,7 +39,17 @@ class OnlineQuantizedLinear(StackedMethod):
     def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = self._kernels.pack(quantize(weight, self._format), self._shape.gated), bias
 
-    def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    def row_rounding(self) -> RowRounding | None:
+        return self._kernels.rounding(self._weight)
+
+    def rounds_gates(self) -> bool:
+        return self._shape.gated and self._kernels.gate_rounded is not None
+
+    def apply_gated(self, x: torch.Tensor | RoundedRows, to: RowRounding) -> RoundedRows:
+        assert self._kernels.gate_rounded is not None
+        return self._kernels.gate_rounded(self._kernels.linear(x, self._weight, self._bias, self._dtype, None), to)
+
+    def apply(self, x: torch.Tensor | RoundedRows, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         if self._shape.gated and not self._kernels.gates:
             return self._finished(self._kernels.linear(x, self._weight, self._bias, self._dtype, None), out_dtype)
         return self._kernels.linear(x, self._weight, self._bias, out_dtype or self._dtype, None)
@@ -98,15 +109,32 @@ class QuantizedLinear:
         self._matrices.clear()
         self._staged.bias = None
 
-    def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        dtype = out_dtype or self._dtype
+    def row_rounding(self) -> RowRounding | None:
+        return self._kernels.rounding(self._pieces[0].weight) if len(self._pieces) == 1 else None
+
+    def rounds_gates(self) -> bool:
+        return self._activation is not None and self._kernels.gate_rounded is not None
+
+    def apply_gated(self, x: torch.Tensor | RoundedRows, to: RowRounding) -> RoundedRows:
+        assert self._kernels.gate_rounded is not None
+        return self._kernels.gate_rounded(self._product(x, self._dtype), to)
+
+    def apply(self, x: torch.Tensor | RoundedRows, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        out = self._product(x, out_dtype or self._dtype)
+        return out if self._gated or self._activation is None else self._activation(out)
+
+    def _product(self, x: torch.Tensor | RoundedRows, dtype: torch.dtype) -> torch.Tensor:
+        if len(self._pieces) == 1 and self._pieces[0].order is None:
+            (piece,) = self._pieces
+            return self._kernels.linear(x, piece.weight, piece.bias, dtype, None)
+        assert isinstance(x, torch.Tensor), "rows of several matrices are not rounded before"
         widths = [self._kernels.width(piece.weight) for piece in self._pieces]
         out, column = torch.empty(x.shape[0], sum(widths), dtype=dtype, device=x.device), 0
         for piece, width in zip(self._pieces, widths, strict=True):
             rows = x if piece.order is None else self._kernels.gather(x, piece.order)
             self._kernels.linear(rows, piece.weight, piece.bias, dtype, out[:, column : column + width])
             column += width
-        return out if self._gated or self._activation is None else self._activation(out)
+        return out
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         (piece,) = self._pieces

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import ops
 from starling_engine.weights.weight_slot import WeightSlot, copy_slot, plus_one_slot
@@ -54,7 +55,17 @@ class RMSNorm:
         self._size = (size,)
         self._plus_one = plus_one
         self._kernels = _kernels(dtype, device)
+        self.rounds = elementwise_kernels(dtype, device) == "triton"
+        """Says whether there is `forward_rounded`."""
         self.forward: Normalise = self._fused if self._kernels is not None else self._torch
+
+    def forward_rounded(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rounding: RowRounding
+    ) -> tuple[RoundedRows, torch.Tensor]:
+        """Does as `forward`, and rounds the norm to FP8."""
+        from starling_engine.kernels.norm import rms_norm_rounded
+
+        return rms_norm_rounded(x, residual, self.weight, self._eps, rounding), x if residual is None else residual
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {f"{self._name}.weight": plus_one_slot(self.weight) if self._plus_one else copy_slot(self.weight)}

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from starling_engine import native
+from starling_engine.kernels.fp8 import rounds, scaled_bytes
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.native import quantized_ops as ops
 from starling_engine.native.group_quantized import Format, GroupQuantized
-from starling_engine.platforms.triton_support import triton_runs
+from starling_engine.platforms.triton_support import capability, triton_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +24,20 @@ class QuantizedKernels:
     gather  x [M, K], order [K'] int32 on the device -> [M, K']; see `group_quantized.gather_columns`
     lookup  ids [T] int64, packed -> rows [T, K]
     width   columns of the product
+    rounding  how `linear` rounds rows to FP8, and takes such as have been rounded so; None: it does not
+    gate_rounded  gates and ups [M, 2 I], how -> silu of the one times the other [M, I], rounded to FP8
     gates   whether the product of gates and ups can be silu of the one times the other
     """
 
     pack: Callable[[GroupQuantized, bool], Any]
-    linear: Callable[[Tensor, Any, Tensor | None, torch.dtype, Tensor | None], Tensor]
+    linear: Callable[[Any, Any, Tensor | None, torch.dtype, Tensor | None], Tensor]
     gather: Callable[[Tensor, Tensor], Tensor]
     lookup: Callable[[Tensor, Any], Tensor]
     width: Callable[[Any], int]
     element_bytes: Callable[[Format], float]
     gates: bool
+    rounding: Callable[[Any], RowRounding | None] = lambda _weight: None
+    gate_rounded: Callable[[Tensor, RowRounding], RoundedRows] | None = None
 
 
 NATIVE = QuantizedKernels(
@@ -54,14 +59,34 @@ def quantized_kernels(dtype: torch.dtype, device: torch.device) -> QuantizedKern
 
 
 def triton_kernels(dtype: torch.dtype, device: torch.device) -> QuantizedKernels:
-    from starling_engine.kernels import coded_weight, gather_columns, quantized_linear
+    from starling_engine.kernels import activation, coded_weight, gather_columns, quantized_linear, scaled_linear, scaled_weight
+    from starling_engine.kernels.scaled_weight import ScaledWeight
+
+    cores = capability(device)
+
+    def pack(matrix: GroupQuantized, _gated: bool) -> Any:
+        if rounds(matrix.format, dtype, cores):
+            return scaled_weight.pack_scaled(matrix, device)
+        return coded_weight.pack_codes(matrix, device)
+
+    def linear(x: Any, weight: Any, *rest: Any) -> Tensor:
+        if isinstance(weight, ScaledWeight):
+            return scaled_linear.scaled_linear(x, weight, *rest)
+        return quantized_linear.quantized_linear(x, weight, *rest)
+
+    def lookup(ids: Tensor, weight: Any) -> Tensor:
+        if isinstance(weight, ScaledWeight):
+            return scaled_weight.scaled_numbers(ids, weight, dtype)
+        return coded_weight.dequantized_rows(ids, weight, dtype)
 
     return QuantizedKernels(
-        pack=lambda matrix, _gated: coded_weight.pack_codes(matrix, device),
-        linear=quantized_linear.quantized_linear,
+        pack=pack,
+        linear=linear,
         gather=gather_columns.gather_columns,
-        lookup=partial(coded_weight.dequantized_rows, dtype=dtype),
+        lookup=lookup,
         width=lambda weight: weight.n,
-        element_bytes=coded_weight.element_bytes,
+        element_bytes=lambda form: scaled_bytes(form) if rounds(form, dtype, cores) else coded_weight.element_bytes(form),
         gates=False,
+        rounding=lambda weight: weight.rounding if isinstance(weight, ScaledWeight) else None,
+        gate_rounded=activation.silu_mul_rounded,
     )

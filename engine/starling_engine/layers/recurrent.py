@@ -89,6 +89,29 @@ class RecurrentKernels(Protocol):
         """
         ...
 
+    def selective_scan(
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        dt: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        rates: torch.Tensor,
+        skip: torch.Tensor,
+        dt_bias: torch.Tensor,
+        state: StateRows,
+        meta: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Runs the scan of Mamba (arXiv 2312.00752, section 3.2) on x, gate, dt [T, C] and b, c [T, N] -> [T, C].
+
+        rates [N, C] and skip, dt_bias [C] are of channels. A token's step size s is softplus(dt + dt_bias). The state decays by
+        exp(-rates * s), and gets b's outer product with s * x; c reads the result, skip * x is added, and silu of the gate
+        multiplies that.
+
+        The state is N rows of shape (C,).
+        """
+        ...
+
     def gated_rms_norm(
         self,
         x: torch.Tensor,

@@ -86,6 +86,32 @@ def ssd_scan(
     return out
 
 
+def selective_scan(
+    x: Tensor,
+    gate: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    rates: Tensor,
+    skip: Tensor,
+    dt_bias: Tensor,
+    state: StateRows,
+    meta: AttentionMetadata,
+) -> Tensor:
+    """Runs the selective scan of Mamba; see `RecurrentKernels`."""
+    keys, queries = b.float()[..., None], c.float()[..., None]
+    step_size = F.softplus(dt.float() + dt_bias)
+    values, added, opened = x.float() * step_size, x.float() * skip, F.silu(gate.float())
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for tokens, table, is_first in _sequences(meta):
+        memory = _begin(state, table, is_first=is_first)
+        for t in range(tokens.start, tokens.stop):
+            memory = memory * torch.exp(-rates * step_size[t]) + keys[t] * values[t]
+            out[t] = ((memory * queries[t]).sum(dim=0) + added[t]) * opened[t]
+        state.write(table, memory[None])
+    return out
+
+
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False, sigmoid: bool = False
 ) -> Tensor:

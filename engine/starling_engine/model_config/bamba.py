@@ -22,8 +22,6 @@ def _traits(config: Fields) -> Traits:
 
 def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     attending = config.integers("attn_layer_indices")
-    if not any(layer < num_layers for layer in attending):
-        raise config.error("attn_layer_indices", f"must name one of the {num_layers} layers at least, which then attends")
     return tuple(LayerConfig(mixer="attention" if layer in attending else "mamba2") for layer in range(num_layers))
 
 

@@ -19,8 +19,9 @@ _OTHER_ENDINGS = {
     "LayerNorm.beta": "LayerNorm.bias",
     ".attention_layer_norm.weight": ".input_layernorm.weight",
     ".feedforward_layer_norm.weight": ".post_attention_layernorm.weight",
+    "backbone.embedding.weight": "backbone.embeddings.weight",
 }
-"""Endings of the first BERTs, which TensorFlow has named, and of OLMo Hybrid's norms."""
+"""Endings of the first BERTs, which TensorFlow has named, of OLMo Hybrid's norms, and of Mamba-2's own authors."""
 
 
 def model_names(stored: Iterable[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinitio
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
 from starling_engine.model_config.layer import LayerConfig
+from starling_engine.model_config.mamba import MambaConfig
 from starling_engine.model_config.mamba2 import Mamba2Config
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.model_config.moe import MoeConfig, check_experts
@@ -40,11 +41,15 @@ MAX_WIDTH, MAX_LENGTH = 1 << 20, 1 << 24
 A config with more is damaged. Norms and rotations of these sizes are made before a checkpoint's tensors are compared with it.
 The longest sequences are Llama 4's, of 10 M tokens.
 """
+STATE_LENGTH = 1 << 15
+"""Tokens of the longest sequence where neither the model nor the engine's arguments say one: a state has room for any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A model's shape: a decoder's, or an encoder's, which is not `causal`. Sizes are in elements, `max_position` in tokens.
+
+    Where no layer attends, there are no heads: their numbers and sizes are 0. So is the width of an MLP that no layer has.
 
     intermediate_size   of a plain MLP; layers of `moe` have experts instead
     hidden_act          activation of the MLP's gate, or of its one matrix if it has no gate
@@ -52,8 +57,8 @@ class ModelConfig:
     layers              what layers differ in, from the first to the last
     traits              what they have in common
     mla                 sizes of multi-head latent attention, where the model has it; head_dim is then a query's
-    gated_delta         sizes of Gated DeltaNet, where layers have it; `mamba2` those of Mamba-2, `short_conv` those of gated short
-                        convolutions
+    gated_delta         sizes of Gated DeltaNet, where layers have it; `mamba` those of Mamba, `mamba2` those of Mamba-2,
+                        `short_conv` those of gated short convolutions
     quantization        how the checkpoint has quantized its weights, where it has
     generation_defaults sampling parameters that the model's authors recommend, by OpenAI's names
     pooler              how the authors make vectors and scores
@@ -86,6 +91,7 @@ class ModelConfig:
     classifier: ClassifierConfig | None = None
     """The head for classification; such a model gives no tokens."""
     gated_delta: GatedDeltaConfig | None = None
+    mamba: MambaConfig | None = None
     mamba2: Mamba2Config | None = None
     short_conv: ShortConvConfig | None = None
     causal: bool = True
@@ -105,6 +111,16 @@ class ModelConfig:
     def has_state(self) -> bool:
         """Says if there are layers with a recurrent state."""
         return any(layer.has_state for layer in self.layers)
+
+    @property
+    def attends(self) -> bool:
+        """Says if there are layers with keys and values."""
+        return any(layer.attends for layer in self.layers)
+
+    @property
+    def usual_length(self) -> int:
+        """The longest sequence, in tokens, of an engine whose arguments do not say."""
+        return STATE_LENGTH if not self.attends and self.max_position == MAX_LENGTH else self.max_position
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -208,26 +224,25 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     causal = config.boolean("is_causal", definition.causal) and not config.boolean("use_bidirectional_attention", False)
     quantization = read_quantization(config)
     num_layers = definition.num_layers(config)
-    num_heads, num_kv_heads = _read_heads(config)
-    ropes = definition.ropes(config, definition.rope_theta)
-    mla = definition.mla(config, num_heads)
     moe = definition.moe(config, num_layers)
     if moe:
         check_experts(config, moe)
-    head_dim = mla.key_dim if mla else _read_head_dim(config, num_heads, definition)
-    _check_ropes(config, ropes, mla.rope_dim if mla else head_dim)
+    layers = _with_experts(definition.layers(config, num_layers), moe.layers if moe else ())
+    heads = _read_attention(config, definition) if any(layer.attends for layer in layers) else NO_HEADS
     length_field = definition.length_field if config.has(definition.length_field) else LENGTH_FIELD
-    length = config.integer(length_field)
-    layers = definition.layers(config, num_layers)
+    # A model of a state alone need not name a longest sequence.
+    length = config.integer(length_field, None if heads.count else MAX_LENGTH)
+    ropes = heads.ropes
     max_position = _within_one_chunk(config, layers, min((rope.max_position(length) for rope in ropes), default=length))
     traits, classifier = definition.traits(config), read_classifier(config, definition.head)
     tied = config.boolean("tie_word_embeddings", definition.tie_word_embeddings)
     max_position -= traits.positions_from or 0
     has_state = any(layer.has_state for layer in layers)
     gated_delta = definition.gated_delta(config) if has_state else None
+    mamba = definition.mamba(config) if has_state else None
     mamba2 = definition.mamba2(config) if has_state else None
     short_conv = definition.short_conv(config) if has_state else None
-    if not causal and (traits.attention_cap or traits.attention_sinks or mla is not None or has_state):
+    if not causal and (traits.attention_cap or traits.attention_sinks or heads.mla is not None or has_state):
         has_no = "soft caps, sinks, latents or layers with a recurrent state"
         raise UnsupportedModel(f"{config.source}: attention in both directions has no {has_no} here")
     if max_position < 1:
@@ -238,19 +253,19 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     return ModelConfig(
         architecture=definition.architecture,
         hidden_size=config.integer("hidden_size", high=MAX_WIDTH),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        intermediate_size=definition.mlp_size(config, config.integer(definition.mlp_field)),
+        num_heads=heads.count,
+        num_kv_heads=heads.kv_count,
+        head_dim=heads.dim,
+        intermediate_size=_read_mlp_size(config, definition, layers),
         vocab_size=config.integer("vocab_size"),
         max_position=max_position,
         rms_eps=config.number(definition.eps_field, definition.rms_eps),
         hidden_act=_read_activation(config, definition, moe),
         ropes=ropes,
-        layers=_with_experts(layers, moe.layers if moe else ()),
+        layers=layers,
         traits=traits,
         tie_word_embeddings=tied or classifier is not None,
-        mla=mla,
+        mla=heads.mla,
         moe=moe,
         dtype=_read_dtype(config, is_quantized=quantization is not None),
         bos_token_id=bos[0] if bos else None,
@@ -260,6 +275,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         has_lm_head=causal and classifier is None,
         classifier=classifier,
         gated_delta=gated_delta,
+        mamba=mamba,
         mamba2=mamba2,
         short_conv=short_conv,
         causal=causal,
@@ -286,6 +302,35 @@ def _log_chunks(length: int, written: int) -> None:
 def _with_experts(layers: tuple[LayerConfig, ...], experts: Collection[int]) -> tuple[LayerConfig, ...]:
     """Gives the layers of those indices experts."""
     return tuple(replace(layer, feed_forward="experts") if at in experts else layer for at, layer in enumerate(layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionHeads:
+    """Layers that attend, as a config describes them: numbers of heads, their dimension, latents, and rotary embeddings."""
+
+    count: int = 0
+    kv_count: int = 0
+    dim: int = 0
+    mla: MlaShape | None = None
+    ropes: tuple[RopeConfig, ...] = ()
+
+
+NO_HEADS = AttentionHeads()
+
+
+def _read_attention(config: Fields, definition: ModelDefinition) -> AttentionHeads:
+    count, kv_count = _read_heads(config)
+    mla, ropes = definition.mla(config, count), definition.ropes(config, definition.rope_theta)
+    dim = mla.key_dim if mla else _read_head_dim(config, count, definition)
+    _check_ropes(config, ropes, mla.rope_dim if mla else dim)
+    return AttentionHeads(count=count, kv_count=kv_count, dim=dim, mla=mla, ropes=ropes)
+
+
+def _read_mlp_size(config: Fields, definition: ModelDefinition, layers: tuple[LayerConfig, ...]) -> int:
+    """Returns the width of a plain MLP, which models with experts alone may write, too."""
+    if all(layer.feed_forward == "none" for layer in layers):
+        return 0
+    return definition.mlp_size(config, config.integer(definition.mlp_field))
 
 
 def _read_heads(config: Fields) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from starling_engine.model_config.classifier import ReadHead, decoder_head
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import DeltaNames, GatedDeltaConfig, no_gated_delta
 from starling_engine.model_config.layer import LayerConfig, Norms, with_windows
+from starling_engine.model_config.mamba import MambaConfig, MambaNames, no_mamba
 from starling_engine.model_config.mamba2 import Mamba2Config, Mamba2Names, no_mamba2
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.model_config.moe import ExpertLayout, MoeConfig, no_experts
@@ -29,8 +30,8 @@ class TensorNames:
     Those are two tensors, each of which may have several names, and they lie as `expert_layout` says.
 
     Where q, k and v are one name, that module holds queries, keys and values of each head in turn. `other_lm_head` is another name
-    of the head. `activation` has the parameters of an MLP's activation. `delta`, `mamba2` and `short_conv` have the names of a
-    Gated DeltaNet, a Mamba-2 mixer and a gated short convolution.
+    of the head. `activation` has the parameters of an MLP's activation. `delta`, `mamba`, `mamba2` and `short_conv` have the
+    names of a Gated DeltaNet, a Mamba mixer, one of Mamba-2 and a gated short convolution.
 
     Norms of a part's input end with `_norm`, those of its output with `_out_norm`.
 
@@ -58,6 +59,7 @@ class TensorNames:
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
     delta: DeltaNames = field(default_factory=DeltaNames)
+    mamba: MambaNames = field(default_factory=MambaNames)
     mamba2: Mamba2Names = field(default_factory=Mamba2Names)
     short_conv: ShortConvNames = field(default_factory=ShortConvNames)
     q_a: str = "self_attn.q_a_proj"
@@ -167,8 +169,8 @@ class ModelDefinition:
     layers        the layers, for so many; experts are added by `moe`
     ropes         the rotary embeddings that the layers name, where `rope_theta` is the default
     mla, moe      latents and experts, of a family that has them
-    gated_delta   Gated DeltaNet, of a family whose layers may have it; read where one has. So are Mamba-2 by `mamba2` and gated
-                  short convolutions by `short_conv`
+    gated_delta   Gated DeltaNet, of a family whose layers may have it; read where one has. So are Mamba by `mamba`, Mamba-2 by
+                  `mamba2` and gated short convolutions by `short_conv`
     mlp_size      the width of a plain MLP, from what the config's field says
     head          of its checkpoints for classification, or of those that score pairs; None: these are not supported
     causal        False for an encoder, whose tokens see each other in both directions
@@ -188,6 +190,7 @@ class ModelDefinition:
     mla: Callable[[Fields, int], MlaShape | None] = no_latents
     moe: Callable[[Fields, int], MoeConfig | None] = no_experts
     gated_delta: Callable[[Fields], GatedDeltaConfig | None] = no_gated_delta
+    mamba: Callable[[Fields], MambaConfig | None] = no_mamba
     mamba2: Callable[[Fields], Mamba2Config | None] = no_mamba2
     short_conv: Callable[[Fields], ShortConvConfig | None] = no_short_conv
     mlp_size: Callable[[Fields, int], int] = written_size

@@ -11,12 +11,14 @@ from starling_engine.errors import ModelError, UnsupportedModel
 class Fields:
     """The fields of one JSON object; `source` ("config.json") and the field's name are in every error.
 
-    A field that is null counts as absent, as transformers writes both. All readers raise ModelError.
+    A field that is null counts as absent, as transformers writes both. All readers raise ModelError. `written` are names in the
+    file by ours, where they differ: errors name these.
     """
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+    def __init__(self, values: Mapping[str, Any], source: str, written: Mapping[str, str] | None = None) -> None:
         self.values = values
         self.source = source
+        self._written = written or {}
 
     @classmethod
     def read(cls, path: Path) -> "Fields":
@@ -32,9 +34,19 @@ class Fields:
         return cls(values, path.name)
 
     def renamed(self, names: Mapping[str, str]) -> "Fields":
-        """Returns the fields with those of other names under ours, by which errors name them: `names` are theirs by ours."""
-        ours = {name: self.values[theirs] for name, theirs in names.items() if self.has(theirs) and not self.has(name)}
-        return Fields({**self.values, **ours}, self.source)
+        """Returns the fields with those of other names under ours, too: `names` are theirs by ours."""
+        found = {name: theirs for name, theirs in names.items() if self.has(theirs) and not self.has(name)}
+        ours = {name: self.values[theirs] for name, theirs in found.items()}
+        return Fields({**self.values, **ours}, self.source, {**self._written, **found})
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """Returns the fields with values for those that are absent."""
+        present = {name: self.values[name] for name in self.names()}
+        return Fields({**defaults, **present}, self.source, self._written)
+
+    def with_values(self, values: Mapping[str, Any]) -> "Fields":
+        """Returns the fields with these in place of what they were."""
+        return Fields({**self.values, **values}, self.source, self._written)
 
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -127,7 +139,7 @@ class Fields:
     def error(self, name: str, rule: str) -> ModelError:
         if not self.has(name):
             return ModelError(f"{self.source}: {name} is missing; it {rule}")
-        return ModelError(f"{self.source}: {name} {rule}, got {self.values[name]!r}")
+        return ModelError(f"{self.source}: {self._written.get(name, name)} {rule}, got {self.values[name]!r}")
 
     def _value(self, name: str, default: object) -> Any:
         value = self.values.get(name)

@@ -123,7 +123,7 @@ def hybrid_layers(
 ) -> tuple[LayerConfig, ...]:
     """Returns the layers by `layer_types`, whose names are in `mixers`; by `written` where the config has no such list.
 
-    Raises ModelError for a list of the wrong length or without attention, UnsupportedModel for an unknown type.
+    Raises ModelError for a list of the wrong length, UnsupportedModel for an unknown type.
     """
     types = config.texts("layer_types") or written
     if len(types) != num_layers:
@@ -131,11 +131,7 @@ def hybrid_layers(
     for name in types:
         if name not in mixers:
             raise UnsupportedModel(f"{config.source}: layer_types: {name!r} is not supported; supported: {', '.join(mixers)}")
-    layers = tuple(LayerConfig(mixer=mixers[name], norms=norms, rope=rope) for name in types)
-    if not any(layer.attends for layer in layers):
-        attention = " or ".join(name for name, mixer in mixers.items() if mixer == "attention")
-        raise config.error("layer_types", f"must name {attention}, for at least one of the {num_layers} layers")
-    return layers
+    return tuple(LayerConfig(mixer=mixers[name], norms=norms, rope=rope) for name in types)
 
 
 def every_nth_attends(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:

@@ -10,6 +10,7 @@ Mixer = Literal[
     "kimi delta attention",
     "mamba2",
     "attention and mamba2",
+    "mamba",
     "short convolution",
     "none",
 ]
@@ -29,9 +30,9 @@ class Temperature:
 class LayerConfig:
     """One layer: a mixer of tokens, then a feed-forward part, both added to one residual stream. It may have one of them alone.
 
-    mixer         attention, or what has a state: `ModelConfig.gated_delta`, of which Kimi Delta Attention is a kind, `mamba2`, or
-                  `short_conv`; or attention and Mamba-2 side by side, whose results are added up; what follows about queries is of
-                  attention alone
+    mixer         attention, or what has a state: `ModelConfig.gated_delta`, of which Kimi Delta Attention is a kind, `mamba`,
+                  `mamba2`, or `short_conv`; or attention and Mamba-2 side by side, whose results are added up; what follows about
+                  queries is of attention alone
     window        tokens that a query sees, itself included; 0 means all. Where tokens see each other in both directions, it is so
                   many on each side
     chunk         tokens of a chunk of the sequence, beyond which no query of the chunk sees; 0 means all. Longer sequences than a

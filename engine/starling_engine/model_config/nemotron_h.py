@@ -86,8 +86,6 @@ def _layers(config: Fields, _num_layers: int) -> tuple[LayerConfig, ...]:
         if kind not in LAYERS:
             raise UnsupportedModel(f"{config.source}: {name}: {kind!r} is not supported; supported: {', '.join(LAYERS)}")
     layers = tuple(LAYERS[kind] for kind in types)
-    if not any(layer.attends for layer in layers):
-        raise config.error(name, f"must let at least one of the {len(layers)} layers attend")
     if config.has("sliding_window"):
         raise UnsupportedModel(f"{config.source}: sliding_window is not supported; supported: null")
     return layers
@@ -132,9 +130,8 @@ def _mamba2(config: Fields) -> Mamba2Config:
     width = config.integer("mamba_n_heads", 128) * config.integer("mamba_d_head", 64)
     own = {"hidden_act": config.text("mamba_hidden_act", "silu"), "rms_norm_eps": config.number("layer_norm_epsilon", 1e-5)}
     defaults = {"mamba_n_groups": 8, "mamba_d_state": 128}
-    written = {name: config.values[name] for name in config.names()}
     bias = config.boolean("use_bias", False)
-    return replace(read_mamba2(Fields({**defaults, **written, **own}, config.source), width), in_bias=bias, out_bias=bias)
+    return replace(read_mamba2(config.with_defaults(defaults).with_values(own), width), in_bias=bias, out_bias=bias)
 
 
 NEMOTRON_H = ModelDefinition(

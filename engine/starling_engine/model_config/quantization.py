@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.fields import Fields
@@ -19,6 +20,13 @@ _SECTIONS = (FIELD, "compression_config")
 """Fields that say it; the first one that is there counts."""
 
 
+Rounding = Literal["", "token", "group", "static"]
+"""Ways in which activations become float8_e4m3fn: not at all; by a scale for each token, or for each ROUNDED_GROUP columns of one;
+or by one scale, which the checkpoint has. The others come of the numbers."""
+ROUNDED_GROUP = 128
+"""Columns of DeepSeek's groups of activations; kernels have no others."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightScheme:
     """Numbers of a module's weights.
@@ -29,6 +37,7 @@ class WeightScheme:
     zero_shift  what has to be added to a stored zero point: 1 in GPTQ's first version
     ordered     columns of a group may lie anywhere in a row (GPTQ's desc_act, actorder "group" of compressed-tensors)
     block       rows and columns that share a scale, where both are more than one
+    rounding    how rows of x are rounded before they are multiplied by FP8
     """
 
     bits: int
@@ -37,6 +46,7 @@ class WeightScheme:
     zero_shift: int = 0
     ordered: bool = False
     block: tuple[int, int] | None = None
+    rounding: Rounding = ""
 
 
 _LONGEST_NAME = 200
@@ -223,7 +233,10 @@ def _fp8(fields: Fields) -> QuantizationConfig:
     block = fields.integers("weight_block_size")
     if block and (len(block) != 2 or 0 in block):
         raise fields.error("weight_block_size", "must be two integers above 0")
-    return QuantizationConfig("fp8", WeightScheme(8, block=(block[0], block[1]) if block else None))
+    if not block:
+        kind = _refuse_other(fields, "activation_scheme", ("dynamic", "static"), "dynamic")
+        return QuantizationConfig("fp8", WeightScheme(8, rounding="static" if kind == "static" else "token"))
+    return QuantizationConfig("fp8", WeightScheme(8, block=(block[0], block[1]), rounding=_by_groups(block[1])))
 
 
 def _bitsandbytes(fields: Fields) -> QuantizationConfig:
@@ -234,7 +247,7 @@ def _modelopt(fields: Fields) -> QuantizationConfig | None:
     if not fields.has("quant_algo"):
         return None
     kind = _refuse_other(fields, "quant_algo", ("fp8", "nvfp4"), "")
-    return QuantizationConfig("modelopt", WeightScheme(8 if kind == "fp8" else 4))
+    return QuantizationConfig("modelopt", WeightScheme(8, rounding="static") if kind == "fp8" else WeightScheme(4))
 
 
 def _compressed_tensors(fields: Fields) -> QuantizationConfig | None:
@@ -286,6 +299,7 @@ def _group_scheme(group: Fields) -> WeightScheme:
     kind = _refuse_other(weights, "type", ("int", "float"), "int")
     bits = _bits(weights, "num_bits", (2, 3, 4, 5, 6, 7, 8) if kind == "int" else (4, 8))
     symmetric = weights.boolean("symmetric", True)
+    rounding = _rounding(group.child("input_activations")) if (kind, bits) == ("float", 8) else ""
     if kind == "float" and not symmetric:
         raise UnsupportedModel(f"{weights.source}: symmetric false is not supported for floats")
     strategy = weights.text("strategy", "channel")
@@ -296,9 +310,23 @@ def _group_scheme(group: Fields) -> WeightScheme:
         block = tuple(map(int, written.split("x"))) if is_text else weights.integers("block_structure")
         if len(block) != 2 or 0 in block:
             raise weights.error("block_structure", "must be two integers above 0")
-        return WeightScheme(bits, block=(block[0], block[1]))
+        return WeightScheme(bits, block=(block[0], block[1]), rounding=rounding)
     columns = weights.integer("group_size") if strategy in ("group", "tensor_group") else None
-    return WeightScheme(bits, columns, symmetric, ordered=weights.get("actorder") in ("group", "dynamic"))
+    return WeightScheme(bits, columns, symmetric, ordered=weights.get("actorder") in ("group", "dynamic"), rounding=rounding)
+
+
+def _rounding(inputs: Fields) -> Rounding:
+    """Reads how activations are rounded to FP8. A scale that comes of all tokens of a step would be another one in each step."""
+    if (inputs.get("type"), inputs.get("num_bits")) != ("float", 8):
+        return ""
+    strategy = inputs.get("strategy")
+    if not inputs.get("dynamic"):
+        return "static" if strategy == "tensor" else ""
+    return _by_groups(inputs.get("group_size")) if strategy == "group" else "token" if strategy in ("token", "tensor") else ""
+
+
+def _by_groups(columns: object) -> Rounding:
+    return "group" if columns == ROUNDED_GROUP else ""
 
 
 def _refuse_cache(fields: Fields) -> None:

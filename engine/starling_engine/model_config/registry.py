@@ -32,6 +32,7 @@ from starling_engine.model_config.granite_hybrid import GRANITE_MOE_HYBRID
 from starling_engine.model_config.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from starling_engine.model_config.hunyuan import HUNYUAN, HUNYUAN_MOE
 from starling_engine.model_config.internlm3 import INTERNLM3
+from starling_engine.model_config.jamba import JAMBA
 from starling_engine.model_config.kimi_linear import KIMI_LINEAR
 from starling_engine.model_config.lfm2 import LFM2, LFM2_MOE
 from starling_engine.model_config.llama import LLAMA
@@ -58,6 +59,7 @@ from starling_engine.model_config.seed_oss import SEED_OSS
 from starling_engine.model_config.smollm3 import SMOLLM3
 from starling_engine.model_config.stablelm import STABLELM
 from starling_engine.model_config.starcoder2 import STARCODER2
+from starling_engine.model_config.state_space import FALCON_MAMBA, MAMBA, MAMBA2
 
 _ALL = (
     *(
@@ -92,7 +94,8 @@ _ALL = (
     ),
     *(LLAMA4, LLAMA4_NESTED, MINIMAX_M2, MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, OLMO_HYBRID, PHI, PHI3, QWEN2),
     *(QWEN2_MOE, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3, STABLELM, STARCODER2),
-    *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
+    *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
+    *(FALCON_MAMBA, MAMBA, MAMBA2),
     *(BERT, CAMEMBERT, DISTILBERT, EUROBERT, GTE, JINA_V3, MODERNBERT, MPNET, NOMIC_BERT, ROBERTA, XLM_ROBERTA),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}

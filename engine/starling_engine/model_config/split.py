@@ -17,9 +17,10 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
             f"a vocabulary of {model.vocab_size} leaves nothing to the last of {tensor} ranks", "tensor_parallel_size"
         )
     if not _splits(model, tensor, expert_parallel):
-        possible = ", ".join(str(n) for n in range(1, model.num_heads + 1) if _splits(model, n, expert_parallel))
+        most = model.num_heads or max(_divided(model, expert_parallel).values())
+        possible = ", ".join(str(n) for n in range(1, most + 1) if _splits(model, n, expert_parallel))
         parts = ", ".join(f"{name} ({size})" for name, size in _divided(model, expert_parallel).items())
-        shared = "" if model.mla else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
+        shared = "" if model.mla or not model.attends else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
         shared += f"; so must the groups of its Mamba-2 ({model.mamba2.groups})" if model.mamba2 is not None else ""
         raise ConfigError(
             f"{tensor} ranks cannot share this model: it must divide {parts}{shared}; possible: {possible}", "tensor_parallel_size"
@@ -42,14 +43,16 @@ def _has_layers(model: ModelConfig, stages: int) -> bool:
 
 def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
     """Returns the sizes of which every rank holds an equal part, by their name in errors."""
-    sizes = {"its attention heads": model.num_heads}
+    sizes = {"its attention heads": model.num_heads} if model.attends else {}
     if model.gated_delta is not None:
         sizes["the key heads of its Gated DeltaNet"] = model.gated_delta.key_heads
+    if model.mamba is not None:
+        sizes["the channels of its Mamba"] = model.mamba.channels
     if model.mamba2 is not None:
         sizes["the heads of its Mamba-2"] = model.mamba2.heads
     if model.short_conv is not None:
         sizes["the channels of its short convolutions"] = model.short_conv.channels
-    if model.moe is None or len(model.moe.layers) < model.num_layers:
+    if any(layer.feed_forward == "mlp" for layer in model.layers):
         sizes["the width of its MLP"] = model.intermediate_size
     if model.moe is not None:
         if expert_parallel:

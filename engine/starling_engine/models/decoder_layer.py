@@ -9,6 +9,7 @@ from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.qk_norm import RotatedHeadNorm, WidthNorm
 from starling_engine.layers.rope import halves_of_pairs
@@ -16,6 +17,7 @@ from starling_engine.model_config.layer import LayerConfig, Temperature
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.gated_delta_net import GatedDeltaNet
 from starling_engine.models.kimi_delta_attention import KimiDeltaAttention
+from starling_engine.models.mamba import Mamba
 from starling_engine.models.mamba2 import Mamba2
 from starling_engine.models.mla import LatentAttention
 from starling_engine.models.mlp import Mlp
@@ -68,9 +70,16 @@ class Attention:
         assert not isinstance(build.backend, MlaBackend), "selected for a model with latents"
         self._attend = build.backend.forward
 
-    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
+    @property
+    def rounding(self) -> RowRounding | None:
+        """The way to round rows before `forward`; None: there is none."""
+        return self._qkv.rounding
+
+    def forward(
+        self, x: torch.Tensor | RoundedRows, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`."""
-        qkv, gate = self._qkv.forward(x), None
+        qkv, gate = self._qkv.forward_rounded(x), None
         if self._gate_size:
             gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :].contiguous()
         if self._width_norm is not None:
@@ -153,7 +162,7 @@ def _only(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return x if rows is None else x[rows]
 
 
-Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba2 | GatedShortConvolution
+Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba | Mamba2 | GatedShortConvolution
 """A mixer with a recurrent state."""
 Mixing = Attention | LatentAttention | Recurrent
 
@@ -164,6 +173,9 @@ def _recurrent_mixer(build: BuildContext, prefix: str, layer: LayerConfig) -> Re
         case "short convolution":
             assert config.short_conv is not None, "a layer with a convolution that the model has not"
             return GatedShortConvolution(build, prefix, config.short_conv)
+        case "mamba":
+            assert config.mamba is not None, "a layer with a state that the model has not"
+            return Mamba(build, prefix, config.mamba)
         case "mamba2" | "attention and mamba2":
             assert config.mamba2 is not None, "a layer with a state that the model has not"
             return Mamba2(build, prefix, config.mamba2)
@@ -219,6 +231,9 @@ class DecoderLayer:
         self._mlp_border: StreamBorder | None = None
         if layer.norms != "parallel" and self._mlp is not None:
             self._mlp_border = border(names.mlp_norm, names.mlp_out_norm, before=before)
+        is_alone = self.beside is None and (self._mlp is None or self._mlp_border is not None)
+        self._reads_norm = self.attention if isinstance(self.attention, Attention) and is_alone else None
+        """Attention, where nothing else reads the first norm's result, which may be rounded for it then."""
 
     def forward(
         self,
@@ -239,22 +254,24 @@ class DecoderLayer:
             assert border is not None, "a layer has a mixer or a feed-forward part"
             x, residual = border.enter(x, residual)
             return border.close(border.leave(self._feed_forward(_only(x, rows), meta, rows)), _only(residual, rows))
-        normed, residual = first.enter(x, residual)
+        normed, residual = first.enter_rounded(x, residual, None if self._reads_norm is None else self._reads_norm.rounding)
         attended = first.leave(self._mix(normed, kv, meta, rows, state))
         residual = _only(residual, rows)
         if self._mlp is None:
             return first.close(attended, residual)
         if border is None:
+            assert isinstance(normed, torch.Tensor), "both parts read the norm's result"
             return attended.add_(first.leave(self._feed_forward(_only(normed, rows), meta, rows))), residual
+        rounding = self._mlp.rounding if isinstance(self._mlp, Mlp) else None
         if self._parallel:
-            normed, residual = border.enter(residual, None)
+            normed, residual = border.enter_rounded(residual, None, rounding)
             return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
-        x, residual = border.enter(*first.close(attended, residual))
-        return border.close(border.leave(self._feed_forward(x, meta, rows)), residual)
+        normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
+        return border.close(border.leave(self._feed_forward(normed, meta, rows)), residual)
 
     def _mix(
         self,
-        x: torch.Tensor,
+        x: torch.Tensor | RoundedRows,
         kv: LayerCache,
         meta: AttentionMetadata,
         rows: torch.Tensor | None,
@@ -262,20 +279,26 @@ class DecoderLayer:
     ) -> torch.Tensor:
         mixer = self.attention
         if isinstance(mixer, Recurrent):
-            assert isinstance(kv, tuple), "a layer with a state has rows of it"
+            assert isinstance(kv, tuple) and isinstance(x, torch.Tensor), "a layer with a state has rows of it"
             return mixer.forward(x, kv, meta, rows)
         assert mixer is not None, "a layer without a mixer mixes nothing"
         if self.beside is None:
             assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
+            if isinstance(mixer, Attention):
+                return mixer.forward(x, kv, meta, rows)
+            assert isinstance(x, torch.Tensor), "rows are rounded for what takes no such"
             return mixer.forward(x, kv, meta, rows)
         assert isinstance(kv, ParallelCache) and state is not None, "both mixers have a cache"
+        assert isinstance(x, torch.Tensor), "both mixers read the norm's result"
         found = self.beside.forward(x, kv.state, state, rows)
         attended = mixer.forward(x if self._in_scale == 1 else x * self._in_scale, kv.kv, meta, rows)
         return found.add_(attended, alpha=self._out_scale)
 
-    def _feed_forward(self, x: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
-        assert self._mlp is not None, "a layer without a feed-forward part"
-        return self._mlp.forward(x) if isinstance(self._mlp, Mlp) else self._mlp.forward(x, _only(meta.slot_mapping, rows))
+    def _feed_forward(self, x: torch.Tensor | RoundedRows, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(self._mlp, Mlp):
+            return self._mlp.forward(x)
+        assert self._mlp is not None and isinstance(x, torch.Tensor), "a layer without a feed-forward part"
+        return self._mlp.forward(x, _only(meta.slot_mapping, rows))
 
     @property
     def mixers(self) -> tuple["Mixing", ...]:

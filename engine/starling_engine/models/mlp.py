@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import Xielu, activate, activate_and_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.models.build_context import BuildContext
@@ -63,17 +64,26 @@ class Mlp:
         size, other = build.config.intermediate_size, f"{prefix}.{names.other_mlp}" if names.other_mlp else ""
         return cls(build, (gate, up, down), size, fused, activation, other, up_first=names.fused_up_first)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def rounding(self) -> RowRounding | None:
+        """The way to round rows before `forward`; None: there is none."""
+        return self._in.rounding
+
+    def forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
-        if x.device.type != "cpu" or len(x) <= CACHED_ROWS:
+        if isinstance(x, RoundedRows) or x.device.type != "cpu" or len(x) <= CACHED_ROWS:
             return self._forward(x)
         return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
 
-    def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self._in.forward(x)
-        if self._gate_scale != 1:
-            found[:, : self._gates].mul_(self._gate_scale)
-        out = self._down.forward(self._activate(found))
+    def _forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
+        rounding = self._down.rounding if self._in.gates_rounded else None
+        if rounding is not None:
+            out = self._down.forward_rounded(self._in.forward_gated(x, rounding))
+        else:
+            found = self._in.forward_rounded(x)
+            if self._gate_scale != 1:
+                found[:, : self._gates].mul_(self._gate_scale)
+            out = self._down.forward(self._activate(found))
         return out if self._out_scale == 1 else out.mul_(self._out_scale)
 
     def weight_slots(self) -> dict[str, WeightSlot]:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from starling_engine.layers.norm import Normalise
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
+from starling_engine.layers.norm import Normalise, RMSNorm
 from starling_engine.models.build_context import BuildContext
 from starling_engine.weights.weight_slot import WeightSlot
 
@@ -23,9 +24,18 @@ class StreamBorder:
         norms = [None if name is None else build.norm(name) for name in (before, after, of_sum)]
         self._before, self._after, self._of_sum = norms
         self._scale = build.config.traits.residual_scale
+        self._rounds = self._before if isinstance(self._before, RMSNorm) and self._before.rounds else None
         self.enter: Normalise = _sum if self._before is None else self._before.forward
         self.leave = _unchanged if self._after is None and self._scale == 1 else self._leave
         self.close: Close = _both if self._of_sum is None else self._close
+
+    def enter_rounded(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rounding: RowRounding | None
+    ) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
+        """Does as `enter`, and where the norm's kernel can, rounds the part's input to FP8."""
+        if rounding is None or self._rounds is None:
+            return self.enter(x, residual)
+        return self._rounds.forward_rounded(x, residual, rounding)
 
     def _leave(self, out: torch.Tensor) -> torch.Tensor:
         if self._after is not None:

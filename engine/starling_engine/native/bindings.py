@@ -40,6 +40,7 @@ SIGNATURES = {
     "starling_short_convolution": "pnppnnipp" + "npnnnn" + "pppnii",
     "starling_gated_delta_rule": "pppppnnnnnppfnnnnipp" + "npnnnn" + "pppnii",
     "starling_ssd_scan": "ppppnnnnpppffnnnnpp" + "npnnnn" + "pppnii",
+    "starling_selective_scan": "pppppnnnnnpppnnpp" + "npnnnn" + "pppnii",
     "starling_qk_norm_rope_store": "pnnnnpipnppfpnnppffiiii",
     "starling_paged_attention": "ppnpnppnnnnnfnfffppiii",
     "starling_sample": "pnn" + "p" * len(SAMPLING_COLUMNS) + "pppi",

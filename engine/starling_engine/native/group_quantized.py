@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from starling_engine.model_config.quantization import Rounding
 from starling_engine.native.reference import silu_mul
 
 NOTHING = 1e-30
@@ -34,7 +35,10 @@ class Format:
     zero    the code of 0; with 8 bits always 128, and with a table nothing
     table   a whole number within 127 for each code of 4 bits
     minima  whether each group also has a number that is added
-    floats  whether codes of 8 bits are float8_e4m3fn; scales are then float32, and rows of x stay as they are
+    floats  whether codes of 8 bits are float8_e4m3fn; scales are then float32, and rows of x stay as they are on a CPU
+    by_row  whether all groups of a row have one scale
+    block_rows  rows, from the whole matrix's first on, that have the same scales
+    rounding  how rows of x are rounded to float8_e4m3fn, too, where kernels multiply such: on some GPUs (`kernels.fp8`)
     gathered  columns of a whole row, where they lie in an order of the matrix's own; 0 where they lie as x's
     """
 
@@ -45,6 +49,9 @@ class Format:
     minima: bool = False
     floats: bool = False
     gathered: int = 0
+    by_row: bool = False
+    block_rows: int = 1
+    rounding: Rounding = ""
 
     @property
     def block(self) -> int:
@@ -84,7 +91,7 @@ INT8 = Format(8, zero=128)
 """llama.cpp's Q8_0."""
 INT4 = Format(4, zero=8)
 """llama.cpp's Q4_0."""
-FP8 = Format(8, group=64, floats=True)
+FP8 = Format(8, group=64, floats=True, by_row=True, rounding="token")
 FP8_LARGEST = 448.0
 """The largest number of float8_e4m3fn."""
 
@@ -100,6 +107,7 @@ class GroupQuantized:
     codes           [N, K] uint8
     scales, minima  [N, K / group] of the format's dtype
     order           [K] int32 where the format is gathered: the column of x that each of the codes' is multiplied by, or NO_COLUMN
+    input_scale     [] fp32 where rows of x are rounded by a "static" scale
     """
 
     codes: Tensor
@@ -107,6 +115,7 @@ class GroupQuantized:
     format: Format
     minima: Tensor | None = None
     order: Tensor | None = None
+    input_scale: Tensor | None = None
 
     @property
     def in_order(self) -> "GroupQuantized":
@@ -137,7 +146,8 @@ class GroupQuantized:
         assert start % self.format.group == 0 and stop % self.format.group == 0, "cut within a group"
         groups = slice(start // self.format.group, stop // self.format.group)
         minima = None if self.minima is None else self.minima[:, groups].contiguous()
-        return GroupQuantized(self.codes[:, start:stop].contiguous(), self.scales[:, groups].contiguous(), self.format, minima)
+        codes, scales = self.codes[:, start:stop].contiguous(), self.scales[:, groups].contiguous()
+        return replace(self, codes=codes, scales=scales, minima=minima)
 
 
 def gathered(codes: Tensor, scales: Tensor, minima: Tensor | None, group_of: Tensor, form: Format) -> GroupQuantized:
@@ -181,12 +191,14 @@ def table_of(form: Format, device: torch.device) -> Tensor | None:
 
 
 def stacked(parts: Sequence[GroupQuantized]) -> GroupQuantized:
-    """Returns matrices of one format, one above the other."""
+    """Returns matrices of one format, one above the other. Of static scales of x the largest counts: no number is cut off."""
     if len(parts) == 1:
         return parts[0]
     minima = [part.minima for part in parts if part.minima is not None]
     codes, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales"))
-    return GroupQuantized(codes, scales, parts[0].format, torch.cat(minima) if minima else None)
+    inputs = [part.input_scale for part in parts if part.input_scale is not None]
+    input_scale = torch.stack(inputs).amax() if inputs else None
+    return GroupQuantized(codes, scales, parts[0].format, torch.cat(minima) if minima else None, input_scale=input_scale)
 
 
 def quantize(weight: Tensor, form: Format) -> GroupQuantized:

@@ -42,6 +42,17 @@ def sms(device: Device) -> int:
     return (stand_in or H200).processors
 
 
+@functools.cache
+def capability(device: Device) -> int:
+    """Returns the compute capability of the device, 90 for 9.0; an H200's where it is no GPU and stands in for none."""
+    if device.type == "cuda":
+        import torch
+
+        major, minor = torch.cuda.get_device_capability(str(device))
+        return 10 * major + minor
+    return (stand_in or H200).capability
+
+
 def triton_runs(device: Device) -> bool:
     """Returns whether Triton's kernels take tensors of `device`: on CUDA, and on a CPU in the interpreter."""
     return why_not_triton(device) is None

@@ -41,14 +41,14 @@ class PrefixLookup:
             return PrefixHit(forked, len(request.tokens) - 1, forked=True)
         if self._offload.must_wait(request):
             return None
-        if not request.reads_prefix_cache or not self._kv.groups:
+        if not request.reads_prefix_cache:
             return PrefixHit([[] for _ in self._kv.groups], 0)
-        tables = self._kv.find_prefix(request.blocks, request.tokens)
-        hit = len(tables[0]) * self._kv.block_size
-        length = self._offload.lookup(request, len(tables[0]))
+        found = self._kv.find_prefix(request.blocks, request.tokens)
+        hit = found.length * self._kv.block_size
+        length = self._offload.lookup(request, found.length)
         if length is None:
             return None
-        return PrefixHit(self._kv.trim(tables, length), hit, length - hit) if length else PrefixHit(tables, hit)
+        return PrefixHit(self._kv.trim(found.tables, length), hit, length - hit) if length else PrefixHit(found.tables, hit)
 
     def parent(self, request: RequestState) -> RequestState | None:
         """Returns the request that it is a fork of, while that lives."""

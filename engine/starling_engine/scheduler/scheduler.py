@@ -232,7 +232,7 @@ class Scheduler:
                     continue
                 if drafts and request.pending and self.drafter.waits(request):
                     continue
-                if end > len(request.blocks.tables[0]) * block_size and not self._grow(builder, request, end):
+                if end > request.blocks.num_blocks * block_size and not self._grow(builder, request, end):
                     continue
                 self._snapshot(builder, request)
                 builder.add_row(request, 1, self._draft(builder, request, end) if drafts else ())
@@ -244,7 +244,7 @@ class Scheduler:
         tokens = builder.token_budget - max(1, len(self.running) - len(builder.requests))
         most = min(samples, tokens, request.length_limit - end - 1)
         drafts = self.drafter.propose(request, most) if most > 0 else ()
-        room = len(request.blocks.tables[0]) * self.kv.block_size - end
+        room = request.blocks.num_blocks * self.kv.block_size - end
         if len(drafts) <= room:
             return drafts
         try:
@@ -297,7 +297,7 @@ class Scheduler:
             return True
         length = len(request.tokens) + (self.kv.block_size if prefix.forked else 0)  # a fork gets a copy of the last block
         headroom = len(self.running) * len(self.kv.groups)
-        if not self.kv.admit(request.blocks, prefix.tables, length, headroom, prefix.external):
+        if not self.kv.admit(request.blocks, prefix.tables, length, headroom, prefix.hit, prefix.external):
             self._log_put_off(request, length, headroom)
             return False
         if request.put_off_run == request.run:

@@ -42,10 +42,11 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
             activations=activations,
             recordings=recordings,
             kv_bytes=config.kv_cache_memory_bytes,
-            slab_bytes=slab_bytes(groups, state.spec if state is not None else None),
+            slab_bytes=_slab_bytes(groups, state),
             block_size=config.block_size,
             useful_blocks=(per_request + SNAPSHOTS * state_blocks) * config.max_num_seqs + 1,
             needed_blocks=per_request + 1,
+            state_blocks=0 if groups else state_blocks,
             host=host_memory(config.tiers),
             tables=factory.batch.table_bytes,
             unified=platform.shared_memory,
@@ -103,7 +104,7 @@ def allocate(
 
     Slabs are zero, so nothing read is ever NaN.
     """
-    size = slab_bytes(groups, state.spec if state is not None else None)
+    size = _slab_bytes(groups, state)
     storage = _zeros(num_blocks * size, device).view(num_blocks, size)
     states = {} if state is None else _state_views(state, storage)
     views: dict[int, torch.Tensor] = {}
@@ -114,6 +115,10 @@ def allocate(
             views[layer] = part.view(dtype).view(num_blocks, *spec.layer_block_shape)
     own = sorted({*views, *states}) if layers is None else layers
     return KVCache(storage, [_layer_cache(views.get(layer), states.get(layer)) for layer in own])
+
+
+def _slab_bytes(groups: Sequence[KVGroup], state: StateGroup | None) -> int:
+    return slab_bytes(groups) if state is None else slab_bytes(groups, state.spec, len(state.layers))
 
 
 def _layer_cache(kv: torch.Tensor | None, state: LayerState | None) -> LayerCache:

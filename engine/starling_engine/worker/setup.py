@@ -54,10 +54,10 @@ class RankSetup:
         platform.check_dtype(dtype)
         platform.check_kv_dtype(kv_dtype(config))
         model = load_model_config(Path(config.model_path))
-        attention: Backend = BidirectionalAttention()
-        if model.causal:
+        attention: Backend = BidirectionalAttention()  # which a model of a state alone never calls
+        if model.causal and model.attends:
             attention = _causal_attention(config, platform, dtype, model)
-        elif config.attention_backend not in ("auto", attention.name):
+        elif not model.causal and config.attention_backend not in ("auto", attention.name):
             raise ConfigError(f"{config.attention_backend!r} is not possible for an encoder; possible: auto", "attention_backend")
         path, pickles = Path(config.model_path), config.load_format == "pt"
         stored = {} if config.load_format == "dummy" else stored_formats(path, pickles=pickles)

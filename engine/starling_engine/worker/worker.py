@@ -161,7 +161,8 @@ class Worker:
 
     def _warm_up(self, groups: list[KVGroup], state: StateGroup | None) -> None:
         """Runs one token, into the null block, so that the first request does not pay for lazy initialisation."""
-        sampling, pooling = (SamplingParams(temperature=0.0), None) if groups else (None, PoolingParams(pooling="last"))
+        samples = bool(groups) or state is not None  # an encoder does not
+        sampling, pooling = (SamplingParams(temperature=0.0), None) if samples else (None, PoolingParams(pooling="last"))
         blocks = [*([0] for _ in groups), *([] if state is None else [[0] * state.num_blocks])]
         new = NewRequest(0, pack_tokens([0]), 1, blocks, 0, sampling, pooling)
         self.launch(StepPlan(-1, self.epoch, [0], [0], [1], [True], [new], inputs=[0])).finish()

@@ -284,6 +284,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     state = draw(st.sampled_from([None, state_of(1), state_of(4)]))
     engine = ToyEngine(
         state=state,
+        groups=[] if state is not None and draw(st.booleans()) else None,
         num_blocks=draw(st.integers(24, 60)),
         block_size=block_size,
         window=window,

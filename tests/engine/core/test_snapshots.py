@@ -3,7 +3,9 @@
 import random
 
 import pytest
+from starling_engine.kv.seen_blocks import SeenBlocks
 from starling_engine.kv.snapshots import SnapshotSpacing, prompt_stops
+from starling_engine.kv.spec import KVGroup
 from starling_engine.params import SamplingParams
 
 from tests.engine.toy_engine import ToyEngine, expected_output, state_of
@@ -22,9 +24,13 @@ def ask(engine: ToyEngine, name: str, prompt: list[int], count: int = 4) -> int:
     return engine.cached[name]
 
 
+ALONE = pytest.mark.parametrize("groups", [None, []], ids=["beside keys and values", "alone"])
+
+
+@ALONE
 @pytest.mark.parametrize("depth", [1, 2])
-def test_the_next_turn_begins_at_the_last_snapshot_of_the_output(depth: int) -> None:
-    engine = ToyEngine(state=state_of(3), depth=depth)
+def test_the_next_turn_begins_at_the_last_snapshot_of_the_output(depth: int, groups: list[KVGroup] | None) -> None:
+    engine = ToyEngine(state=state_of(3), depth=depth, groups=groups)
     prompt = prompt_of(20)
     assert ask(engine, "a", prompt, 15) == 0
     turn = prompt + engine.outputs["a"] + prompt_of(10, 1)
@@ -33,8 +39,9 @@ def test_the_next_turn_begins_at_the_last_snapshot_of_the_output(depth: int) -> 
     assert ask(engine, "d", turn[:34]) == 32
 
 
-def test_prompts_with_a_common_beginning_meet_where_it_ends() -> None:
-    engine = ToyEngine(state=state_of(3))
+@ALONE
+def test_prompts_with_a_common_beginning_meet_where_it_ends(groups: list[KVGroup] | None) -> None:
+    engine = ToyEngine(state=state_of(3), groups=groups)
     common = prompt_of(40)
     found = [ask(engine, str(i), common + prompt_of(20, i + 1), 2) for i in range(3)]
     assert found == [0, 24, 40], "the second one finds that of a long prompt, and leaves one where the first was left"
@@ -48,8 +55,9 @@ def test_a_state_takes_the_snapshots_place_where_there_is_no_room_for_both() -> 
     assert ask(engine, "c", prompt, 8) in (0, 32)
 
 
-def test_snapshots_of_failed_rows_are_forgotten() -> None:
-    engine = ToyEngine(state=state_of(3))
+@ALONE
+def test_snapshots_of_failed_rows_are_forgotten(groups: list[KVGroup] | None) -> None:
+    engine = ToyEngine(state=state_of(3), groups=groups)
     prompt = prompt_of(40)
     engine.worker.broken = {prompt[0]}
     engine.add("a", prompt, SamplingParams(max_tokens=4))
@@ -59,8 +67,9 @@ def test_snapshots_of_failed_rows_are_forgotten() -> None:
     assert ask(engine, "b", prompt) == 0
 
 
-def test_without_a_prefix_cache_there_are_none() -> None:
-    engine = ToyEngine(state=state_of(3), prefix_caching=False)
+@ALONE
+def test_without_a_prefix_cache_there_are_none(groups: list[KVGroup] | None) -> None:
+    engine = ToyEngine(state=state_of(3), prefix_caching=False, groups=groups)
     for name in "ab":
         assert ask(engine, name, prompt_of(40), 20) == 0
     assert not any(plan.copies for plan in engine.plans)
@@ -74,6 +83,26 @@ def test_preempted_requests_go_on_from_snapshots() -> None:
     assert engine.scheduler.stats.preemptions_total > 0
     for i in range(4):
         assert engine.outputs[str(i)] == expected_output(prompt_of(20, i), SamplingParams(max_tokens=40), i, 128)
+
+
+def test_a_state_alone_has_room_for_any_number_of_tokens() -> None:
+    """Two states fit: of five requests three wait, none is preempted, and lengths do not matter."""
+    engine = ToyEngine(state=state_of(4), groups=[], num_blocks=1 + 2 * 4, max_num_seqs=5)
+    for i in range(5):
+        engine.add(str(i), prompt_of(20, i), SamplingParams(max_tokens=90, ignore_eos=True), seed=i)
+    engine.run()
+    assert max(len(plan.slots) for plan in engine.plans) == 2 and engine.scheduler.stats.preemptions_total == 0
+    for i in range(5):
+        assert engine.outputs[str(i)] == expected_output(prompt_of(20, i), SamplingParams(max_tokens=90), i, 128)
+
+
+def test_the_names_of_the_last_blocks_are_kept() -> None:
+    seen, names = SeenBlocks(4), [bytes([n]) for n in range(6)]
+    seen.add(names[:4])
+    assert seen.num_leading(names) == 4
+    seen.add(names[:2])
+    seen.add(names[4:])
+    assert [seen.num_leading(names[first:]) for first in (0, 2, 4)] == [2, 0, 2], "those that were not seen again are forgotten"
 
 
 def test_prompts_stop_seldom() -> None:

@@ -23,9 +23,9 @@ LAYOUTS = {
 }
 
 
-INTERPRETED_TOO = ("qwen3.5", "granite-hybrid")
-SHARED_TOO = ("kimi-linear", "falcon-h1")
-"""Beside latents, and beside attention in the same layer. What ranks keep in a folder does not depend on more of a family."""
+INTERPRETED_TOO = ("qwen3.5", "granite-hybrid", "falcon-mamba")
+SHARED_TOO = ("kimi-linear", "falcon-h1", "falcon-mamba")
+"""Beside latents, beside attention in the same layer, and alone. What ranks keep in a folder depends on no more of a family."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,11 @@ class Answer:
 
 
 @pytest.fixture(
-    scope="module", params=["qwen3-next", "qwen3.5", "lfm2", "kimi-linear", "granite-hybrid", "nemotron-h", "falcon-h1"]
+    scope="module",
+    params=[
+        *("qwen3-next", "qwen3.5", "lfm2", "kimi-linear", "granite-hybrid", "nemotron-h", "falcon-h1", "jamba"),
+        *("falcon-mamba", "mamba2"),
+    ],
 )
 def answer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Answer:
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -74,11 +78,13 @@ def test_a_prompt_is_found_where_its_snapshot_is_and_so_is_the_next_turn(answer:
 @pytest.mark.parametrize("has_tiers", [False, True])
 def test_many_at_once_under_pressure(has_tiers: bool, answer: Answer, tmp_path: Path) -> None:
     tiers = folder_tiers(tmp_path) if has_tiers else None
-    with core_for(answer.folder, kv_blocks=130, budget=64, max_model_len=512, tiers=tiers) as core:
+    attends = load_model_config(answer.folder).attends
+    with core_for(answer.folder, kv_blocks=130 if attends else 45, budget=64, max_model_len=512, tiers=tiers) as core:
         results = run(core, [answer.request(str(i), cache_salt=str(i % 2)) for i in range(4)])
-        assert core.scheduler.stats.preemptions_total > 0
+        assert attends == (core.scheduler.stats.preemptions_total > 0), "what is admitted with a state alone never grows"
         assert all(found == (answer.tokens, None) for found in results.values())
-        assert not has_tiers or core.scheduler.snapshot().tiers["cpu"].loaded_bytes_total
+        # Two states alone leave no room for a snapshot.
+        assert not (has_tiers and attends) or core.scheduler.snapshot().tiers["cpu"].loaded_bytes_total
         core.scheduler.check_integrity()
 
 

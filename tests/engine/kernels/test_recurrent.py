@@ -20,6 +20,7 @@ from tests.engine.recurrent_steps import (
     check_gated_rms_norm,
     check_grouped_norm,
     check_ranks,
+    check_selective_scan,
     check_short_convolution,
     check_ssd_scan,
 )
@@ -78,6 +79,11 @@ def test_a_scan(
     check_ssd_scan(recurrent, device, heads=heads, dims=dims, dtype=dtype, dt_limits=dt_limits)
 
 
+@pytest.mark.parametrize(("channels", "size", "dtype"), [(48, 16, BF16), (20, 3, FP32)])
+def test_a_selective_scan(device: torch.device, channels: int, size: int, dtype: torch.dtype) -> None:
+    check_selective_scan(recurrent, device, channels=channels, size=size, dtype=dtype)
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_a_norm_of_groups(device: torch.device, dtype: torch.dtype) -> None:
     check_grouped_norm(recurrent, device, dim=24, dtype=dtype)
@@ -128,6 +134,11 @@ def launch(kernel: str, first: int = 0, sequences: int = 8) -> None:
         steps = empty(tokens, heads, dtype=BF16)
         scanned = (v.view(tokens, heads, head_dim), q[:, :1], k[:, :1], steps, *(empty(heads) for _ in range(3)))
         recurrent.ssd_scan(*scanned, state, meta)
+    elif kernel == "selective scan":
+        size, wide = 16, x[:, : values * dim]
+        state = StateRows(empty(99, size * values * dim), 0, size, 0, size, (values * dim,))
+        b, c, vector = gates[:, :size], gates[:, size:], empty(values * dim)
+        recurrent.selective_scan(wide, wide, wide, b, c, empty(size, values * dim), vector, vector, state, meta)
     elif kernel == "norm of groups":
         recurrent.gated_rms_norm(v, v, empty(values, dim), 1e-6, gate_first=True)
     else:
@@ -135,27 +146,31 @@ def launch(kernel: str, first: int = 0, sequences: int = 8) -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", ["short convolution", "gated delta rule", "decays of rows", "gated norm", "scan", "norm of groups"]
+    "kernel",
+    ["short convolution", "gated delta rule", "decays of rows", "gated norm", "scan", "selective scan", "norm of groups"],
 )
 def test_compiles_without_spills(kernel: str) -> None:
     (made,) = compiled(launch, kernel)
     assert made.stack == 0
 
 
-@pytest.mark.parametrize(("kernel", "name"), [("gated delta rule", "_gated_delta_rule"), ("scan", "_ssd_scan")])
+@pytest.mark.parametrize(
+    ("kernel", "name"), [("gated delta rule", "_gated_delta_rule"), ("scan", "_ssd_scan"), ("selective scan", "_selective_scan")]
+)
 def test_a_grid_has_room_for_all_heads_of_all_sequences(kernel: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA takes 65,535 programs on all axes but the first: fewer than 128 heads of 512 sequences, of Nemotron Nano 2."""
     kernels = mock.MagicMock()
     monkeypatch.setattr(recurrent, name, kernels)
     launch(kernel, sequences=4096)
     ((grid,), _) = kernels.__getitem__.call_args
-    heads = 64 if kernel == "scan" else 32
-    assert math.prod(grid) >= heads * 4096 and all(size < 1 << 16 for size in grid[1:])
+    programs = {"scan": 64, "gated delta rule": 32, "selective scan": 32 * 128 // recurrent.SCAN_CHANNELS}[kernel]
+    assert math.prod(grid) >= programs * 4096 and all(size < 1 << 16 for size in grid[1:])
 
 
 def test_slots_begin_anywhere() -> None:
     """They lie behind those of the KV groups. Another kernel for them would be compiled in service."""
-    assert in_compiler(kernels_of_slots) == {"_short_convolution": 1, "_gated_delta_rule": 1, "_ssd_scan": 1}
+    names = ("_short_convolution", "_gated_delta_rule", "_ssd_scan", "_selective_scan")
+    assert in_compiler(kernels_of_slots) == dict.fromkeys(names, 1)
 
 
 def kernels_of_slots() -> Counter[str]:
@@ -167,7 +182,7 @@ def kernels_of_slots() -> Counter[str]:
     forget_compiled()
 
     def work() -> None:
-        for kernel, first in itertools.product(("short convolution", "gated delta rule", "scan"), (0, 1)):
+        for kernel, first in itertools.product(("short convolution", "gated delta rule", "scan", "selective scan"), (0, 1)):
             launch(kernel, first)
 
     return Counter(kernel.__name__ for kernel, _ in note_launches(work))

@@ -9,9 +9,9 @@ from starling_engine import LLM, EngineArgs
 from starling_engine.errors import ConfigError
 from starling_engine.frontend.resolve import resolve
 from starling_engine.kv_offload.secondary.store.address import parse_address
-from starling_engine.kv_offload.sizes import chunk_bytes, host_memory, host_slots, state_pieces
+from starling_engine.kv_offload.sizes import chunk_bytes, host_memory, host_slots, rank_slab_bytes, state_pieces
 from starling_engine.ledger import HostMemory
-from starling_engine.model_config.config import load_model_config
+from starling_engine.model_config.config import STATE_LENGTH
 
 from tests.engine.checkpoints import FAMILIES, VARIANTS, write_checkpoint
 
@@ -116,15 +116,18 @@ def test_a_state_passes_through_host_memory_too(tmp_path: Path) -> None:
         resolve(EngineArgs(model=str(tmp_path), spec_method="ngram", kv_cpu_bytes="1GiB"))
 
 
-def test_without_attention_no_prefix_is_found_in_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Falcon-H1 has a state in each layer, and yet attends in all of them."""
-    write_checkpoint(tmp_path, FAMILIES["falcon-h1"])
-    model = load_model_config(tmp_path)
-    assert resolve(EngineArgs(model=str(tmp_path), **FOLDER))[2].worker.tiers is not None
-    alone = replace(model, layers=tuple(replace(layer, mixer="mamba2") for layer in model.layers))
-    monkeypatch.setattr("starling_engine.frontend.resolve.load_model_config", lambda *_: alone)
-    with pytest.raises(ConfigError, match="kv_fs_path: is not possible for a model without attention"):
-        resolve(EngineArgs(model=str(tmp_path), **FOLDER))
+def test_a_state_alone_passes_through_slots_of_a_piece(tmp_path: Path) -> None:
+    """Its sequences are as long as the engine likes; what is about keys and values is refused."""
+    write_checkpoint(tmp_path, FAMILIES["falcon-mamba"])
+    _, model, config = resolve(EngineArgs(model=str(tmp_path), **FOLDER))
+    pieces, slab = state_pieces(model, config.worker), rank_slab_bytes(model, config.worker)
+    assert len(pieces) > 2 and chunk_bytes(model, config.worker) == max(pieces) * slab
+    assert 3 * 19 * 96 * 4 <= sum(pieces) * slab < 1.1 * 3 * 19 * 96 * 4, "of three layers with 16 + 3 rows of 96 channels"
+    assert config.scheduler.max_model_len == STATE_LENGTH
+    assert resolve(EngineArgs(model=str(tmp_path), max_model_len=1 << 20))[2].scheduler.max_model_len == 1 << 20
+    for name, value in {"kv_cache_dtype": "fp8", "attention_backend": "torch", "kv_events": "tcp://*:1"}.items():
+        with pytest.raises(ConfigError, match=f"{name}: is not possible for a model without attention"):
+            resolve(EngineArgs(model=str(tmp_path), **{name: value}))
 
 
 @pytest.mark.parametrize(

@@ -438,6 +438,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     has_secondary, secondaries = data.draw(st.booleans()), dict[int, Secondary]()
     fields = {
         "state": state,
+        "groups": [] if state is not None and data.draw(st.booleans()) else None,
         "window": data.draw(st.sampled_from([0, 0, 24, 100])),
         "budget": data.draw(st.sampled_from([24, 128])),
         "depth": data.draw(st.integers(1, 2)),

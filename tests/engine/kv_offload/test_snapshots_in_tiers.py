@@ -36,6 +36,19 @@ def test_a_new_engine_finds_a_prefix_up_to_its_last_snapshot(depth: int, window:
     assert run_one(engine, "continued", prompt + prompt_of(60, 1)) == 256
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_state_alone_is_found_too(depth: int) -> None:
+    """Nothing but pieces of snapshots is stored."""
+    secondary: Secondary = {}
+    prompt = prompt_of(300)
+    assert run_one(hybrid(secondary=secondary, groups=[]), "old", prompt) == 0
+    assert {group for group, _ in secondary} == set(range(5))
+    engine = hybrid(secondary=secondary, groups=[], depth=depth)
+    assert [run_one(engine, name, prompt[:length]) for name, length in (("a", 300), ("b", 300), ("c", 250))] == [256, 256, 192]
+    engine.scheduler.reset_prefix_cache()
+    assert run_one(engine, "continued", prompt + prompt_of(60, 1)) == 256
+
+
 def test_the_next_turn_begins_at_the_last_snapshot_of_the_output() -> None:
     """The last snapshot is the only one of the output that was stored, when the request ended."""
     secondary: Secondary = {}

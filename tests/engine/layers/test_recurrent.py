@@ -15,11 +15,13 @@ from tests.engine.recurrent_steps import (
     FP32,
     Blocks,
     DeltaInputs,
+    MambaInputs,
     ScanInputs,
     check_gated_delta_rule,
     check_gated_rms_norm,
     check_grouped_norm,
     check_ranks,
+    check_selective_scan,
     check_short_convolution,
     check_ssd_scan,
 )
@@ -87,6 +89,34 @@ def test_a_scan(
 
 def test_scans_of_long_prompts_beside_decodes(kernels: RecurrentKernels) -> None:
     check_ssd_scan(kernels, CPU, heads=(1, 2), dims=(32, 24), lengths=([70, 1, 33], [0, 9, 3]))
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "dtype"), [(512, 16, BF16), (48, 16, FP32), (300, 8, BF16), (20, 3, FP32), (5, 130, BF16)]
+)
+def test_a_selective_scan(kernels: RecurrentKernels, channels: int, size: int, dtype: torch.dtype) -> None:
+    check_selective_scan(kernels, CPU, channels=channels, size=size, dtype=dtype)
+
+
+def test_selective_scans_of_long_prompts_beside_decodes(kernels: RecurrentKernels) -> None:
+    check_selective_scan(kernels, CPU, channels=40, size=16, lengths=([70, 1, 33], [0, 9, 3]))
+
+
+@pytest.mark.skipif(load() is None, reason="this machine has no native kernels")
+def test_any_number_of_threads_scans_channels_alike() -> None:
+    torch.manual_seed(0)
+    before, results = torch.get_num_threads(), []
+    blocks = Blocks.of(16, (1100,), [9, 1], [3, 5], CPU)
+    inputs, storage = MambaInputs.of(11, 1100, 16, BF16, CPU), blocks.storage.clone()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            blocks.storage.copy_(storage)
+            results.append((inputs.run(recurrent_ops, blocks)[:-1], blocks.storage.clone().nan_to_num()))
+    finally:
+        torch.set_num_threads(before)
+    for out, state in results[1:]:
+        assert torch.equal(out, results[0][0]) and torch.equal(state, results[0][1])
 
 
 @pytest.mark.skipif(load() is None, reason="this machine has no native kernels")

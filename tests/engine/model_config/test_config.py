@@ -578,6 +578,47 @@ def test_gptq_and_auto_round_may_have_modules_of_their_own() -> None:
     assert schemes(rounded, "lm_head", "layers.0.up", "layers.1.up") == expected
 
 
+def rounding_group(strategy: str, inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """Makes a config of compressed-tensors with weights in FP8."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": strategy, **more}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {**group, "input_activations": inputs}}}
+
+
+FLOATS = {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("config", "rounding"),
+    [
+        (rounding_group("channel", {**FLOATS, "strategy": "token", "dynamic": True}), "token"),
+        (rounding_group("tensor", {**FLOATS, "strategy": "tensor", "dynamic": False}), "static"),
+        (rounding_group("tensor", {**FLOATS, "strategy": "tensor", "dynamic": True}), "token"),
+        (
+            rounding_group(
+                "block", {**FLOATS, "strategy": "group", "group_size": 128, "dynamic": True}, block_structure=[128, 128]
+            ),
+            "group",
+        ),
+        (rounding_group("group", {**FLOATS, "strategy": "group", "group_size": 32, "dynamic": True}, group_size=32), ""),
+        (rounding_group("channel", {**FLOATS, "strategy": "channel", "dynamic": False}), ""),
+        (rounding_group("channel", {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}), ""),
+        (rounding_group("channel", None), ""),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}, "group"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, ""),
+        ({"quant_method": "fp8"}, "token"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "static"),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "token"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "static"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ""),
+        ({"quant_method": "gptq", "bits": 8}, ""),
+    ],
+)
+def test_how_activations_are_rounded_to_fp8(config: dict[str, Any], rounding: str) -> None:
+    found = parse(quantization_config=config).quantization
+    assert found is not None and found.default is not None
+    assert found.default.rounding == rounding
+
+
 def test_a_bad_field_of_a_quantization_config_is_named() -> None:
     for config, message in (
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:[": {}}}, r"dynamic must hold regular expressions \('\['"),

@@ -67,8 +67,6 @@ def test_limits_of_step_sizes(written: Any, limits: tuple[float, float]) -> None
         ({"time_step_limit": [2.0, 1.0]}, ["time_step_limit", "two numbers"]),
         ({"time_step_limit": ["0", 1.0]}, ["time_step_limit", "two numbers"]),
         ({"hidden_act": "gelu"}, ["hidden_act 'gelu'", "silu"]),
-        ({"layer_types": ["mamba"] * 4}, ["layer_types", "must name attention or full_attention"]),
-        ({"layer_types": None}, ["layer_types", "must name attention"]),
         ({"layer_types": ["moe"] * 4}, ["'moe'", "mamba, linear_attention, attention, full_attention"]),
         ({"position_embedding_type": "learned"}, ["position_embedding_type 'learned'", "nope, rope"]),
     ],
@@ -83,8 +81,20 @@ def test_bamba_attends_where_it_says() -> None:
     config = of("BambaForCausalLM", mamba_n_heads=8, attn_layer_indices=[2], rope_theta=1e4)
     assert [layer.attends for layer in config.layers] == [False, False, True, False]
     assert config.ropes[0].rotary_dim(16) == 8
-    with pytest.raises(ModelError, match="attn_layer_indices is missing; it must name one of the 4 layers"):
-        of("BambaForCausalLM", mamba_n_heads=8)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("BambaForCausalLM", {"mamba_n_heads": 8}),
+        ("GraniteMoeHybridForCausalLM", GRANITE),
+        ("GraniteMoeHybridForCausalLM", {**GRANITE, "layer_types": ["mamba"] * 4}),
+    ],
+)
+def test_none_need_attend(architecture: str, fields: dict[str, Any]) -> None:
+    config = of(architecture, **fields, num_attention_heads=None, num_key_value_heads=None)
+    assert not config.attends and len(state_specs(config)) == 4 and kv_specs(config, 16, "bfloat16") == {}
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.ropes) == (0, 0, 0, ())
 
 
 NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 3, "rms_norm_eps": 0.5}
@@ -124,7 +134,6 @@ def test_experts_of_nemotron_h_have_no_gate() -> None:
         ({"hybrid_override_pattern": "M-*E", "moe_latent_size": 8}, ["moe_latent_size"]),
         ({"hybrid_override_pattern": "M-*E", "mlp_hidden_act": "silu"}, ["mlp_hidden_act", "relu2"]),
         ({"hybrid_override_pattern": "M-*X"}, ["hybrid_override_pattern", "'X'"]),
-        ({"hybrid_override_pattern": "M-M-"}, ["hybrid_override_pattern", "at least one of the 4 layers attend"]),
         ({}, ["layer_types is missing"]),
         ({"hybrid_override_pattern": "M-*M", "sliding_window": 8}, ["sliding_window"]),
         ({"hybrid_override_pattern": "M-*M", "attention_bias": True}, ["attention_bias: true"]),

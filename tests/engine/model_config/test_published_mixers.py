@@ -176,7 +176,6 @@ def test_layers_of_kimi_linear_as_transformers_writes_them() -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
-        (LFM2_1_2B, {"full_attn_idxs": []}, ["layer_types", "must name full_attention"]),
         (LFM2_1_2B, {"full_attn_idxs": "all"}, ["full_attn_idxs", "list of integers"]),
         (LFM2_1_2B, {"layer_types": ["mamba"] * 16}, ["'mamba'", "conv, full_attention"]),
         (LFM2_1_2B, {"conv_L_cache": 1}, ["conv_L_cache", "at least 2"]),

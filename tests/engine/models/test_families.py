@@ -50,6 +50,7 @@ WITH_EXPERTS = (
     "kimi-linear",
     "granite-hybrid-experts",
     "nemotron-h-experts",
+    "jamba",
 )
 
 

@@ -1,4 +1,4 @@
-"""Models whose layers have a state of fixed size beside those that attend: what a sequence's state is, and whose."""
+"""Models whose layers have a state of fixed size, beside those that attend or alone: what a sequence's state is, and whose."""
 
 import shutil
 from pathlib import Path
@@ -37,6 +37,11 @@ HYBRIDS = (
     "nemotron-h",
     "falcon-h1",
     "falcon-h1-normed",
+    "jamba",
+    "jamba-without-experts",
+    "mamba",
+    "falcon-mamba",
+    "mamba2",
 )
 
 
@@ -98,6 +103,8 @@ def test_bytes_of_a_gated_delta_net(name: str, reference_of: ReferenceOf) -> Non
         ("qwen3.5", "linear_attn.conv1d"),
         ("lfm2", "conv.in_proj"),
         ("lfm2", "conv.conv"),
+        ("jamba", "mamba.in_proj"),
+        ("jamba", "mamba.x_proj"),
     ],
 )
 def test_a_tensor_of_the_wrong_shape_is_named(name: str, tensor: str, reference_of: ReferenceOf, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_step_with_a_prompt_comes_as_it_is_where_a_long_context_is_split_furth
 
 def test_layers_with_recurrent_state_are_launched_too_and_split_nothing() -> None:
     step, full = prompt_beside_decodes(2, 1 << 17), [KVGroup(FULL, LAYERS[:8])]
-    state = StateGroup(StateSpec(()), LAYERS[8:], 1)
+    state = StateGroup(StateSpec(()), LAYERS[8:], 1, 16)
     args = step, (1 << 17) + 16, 257, 132
     assert device_runner._splitting_pays(pages_of(full), *args)
     assert not device_runner._splitting_pays(pages_of(full, state), *args)

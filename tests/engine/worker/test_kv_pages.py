@@ -1,9 +1,12 @@
 """Slabs: where layers lie in them, and what a copy of a block takes along."""
 
+import random
+
+import pytest
 import torch
 from starling_engine.kv.spec import KVSpec, WindowSpec, group_layers
 from starling_engine.step import BlockCopy, StepPlan
-from starling_engine.worker.host.kv_pages import KVPages
+from starling_engine.worker.host.kv_pages import KVPages, independent
 from starling_engine.worker.memory_plan import allocate
 
 NARROW, WIDE, WINDOW = KVSpec(8, 1, 8, 4), KVSpec(8, 5, 8, 4), WindowSpec(8, 1, 8, 4, 16)
@@ -35,3 +38,34 @@ def test_a_block_is_copied_in_all_layers_of_its_group() -> None:
     assert torch.equal(cache.storage[3, 2 * size :], before[3, 2 * size :])
     assert torch.equal(cache.storage[1, : 5 * size], before[2, : 5 * size])
     assert torch.equal(cache.storage[[0, 2]], before[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([], []),
+        ([(1, 2), (3, 4), (1, 5)], [3]),
+        ([(1, 2), (2, 3)], [1, 1]),  # reads what the one before writes
+        ([(1, 3), (2, 1)], [1, 1]),  # writes what the one before reads
+        ([(1, 3), (2, 3), (4, 5)], [1, 2]),  # writes what the one before writes
+    ],
+)
+def test_copies_that_do_not_wait_for_others_are_made_at_once(pairs: list[tuple[int, int]], expected: list[int]) -> None:
+    copies = [BlockCopy(0, *pair) for pair in pairs]
+    runs = list(independent(copies))
+    assert [len(run) for run in runs] == expected and [copy for run in runs for copy in run] == copies
+
+
+def test_many_copies_do_what_one_after_the_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice, calls, at_once = random.Random(0), [], torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: calls.append(len(to)) or at_once(to, of))
+    cache = allocate(GROUPS, 40, torch.float32, CPU)
+    cache.storage.random_(0, 256)
+    copies = [BlockCopy(dice.randrange(len(GROUPS)), *dice.sample(range(40), 2)) for _ in range(30)]
+    expected = cache.storage.clone()
+    for copy in copies:
+        size = GROUPS[copy.group].block_bytes
+        expected[copy.target, :size] = expected[copy.source, :size]
+    KVPages(cache, GROUPS, lambda: None).copy(StepPlan(0, 0, [], [], [], [], copies=copies))
+    assert torch.equal(cache.storage, expected)
+    assert sum(calls) == 30 and 1 < len(calls) < 30

@@ -121,6 +121,12 @@ def test_no_later_step_needs_another_kernel(shape: str, eager: bool, tmp_path: P
 
 
 @pytest.mark.whole
+def test_no_later_step_of_weights_in_fp8_needs_another_kernel(tmp_path: Path) -> None:
+    known, later = in_compiler(met_later, config_of(tmp_path, "Llama-3-8B", quantization="fp8"))
+    assert known > 15 and later == []
+
+
+@pytest.mark.whole
 def test_a_rank_of_several_is_looked_at_without_the_others(tmp_path: Path) -> None:
     known, later = in_compiler(met_later, config_of(tmp_path, "Llama-3-8B", layout=ParallelLayout(tensor=2)))
     assert known > 15 and later == []

@@ -59,14 +59,6 @@ struct Gates {
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// The same of 16: max(x, 0) + log(1 + e), with e = exp(-|x|). That is 2 atanh(e / (2 + e)), whose argument is at most a third.
-inline Floats softplus(Floats x) {
-  const Floats zero = splat16(0.0f), e = exp(zero - highest(zero - x, x)), s = e / (splat16(2.0f) + e), square = s * s;
-  Floats sum = splat16(2.0f / 15);
-  for (const float odd : {13.0f, 11.0f, 9.0f, 7.0f, 5.0f, 3.0f, 1.0f}) sum = multiply_add(sum, square, splat16(2.0f / odd));
-  return multiply_add(sum, s, highest(zero, x));
-}
-
 // The products of a block of the state with a key and a query.
 struct Products {
   Floats with_key, with_query;

@@ -245,6 +245,14 @@ inline Floats sigmoid(Floats x) { return splat16(1.0f) / (splat16(1.0f) + exp(sp
 
 inline Floats silu(Floats x) { return x / (splat16(1.0f) + exp(splat16(0.0f) - x)); }
 
+// log(1 + exp(x)): max(x, 0) + log(1 + e), with e = exp(-|x|). That is 2 atanh(e / (2 + e)), whose argument is at most a third.
+inline Floats softplus(Floats x) {
+  const Floats zero = splat16(0.0f), e = exp(zero - highest(zero - x, x)), s = e / (splat16(2.0f) + e), square = s * s;
+  Floats sum = splat16(2.0f / 15);
+  for (const float odd : {13.0f, 11.0f, 9.0f, 7.0f, 5.0f, 3.0f, 1.0f}) sum = multiply_add(sum, square, splat16(2.0f / odd));
+  return multiply_add(sum, s, highest(zero, x));
+}
+
 // The first `count` words of 32 bits, zeros in the other lanes.
 inline IReg load_words(const void* p, int64_t count) {
 #ifdef __AVX512F__

@@ -1,6 +1,7 @@
 """Floats in 8 and 4 bits in a checkpoint: FP8, MXFP8, NVFP4, MXFP4."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from starling_engine.weights.quantized.matrix import CodedMatrix, Endings, Read,
 _SCALES = ("weight_scale_inv", "weight_scale")
 """Endings of what FP8 numbers are multiplied by; DeepSeek's means the scale, too, whatever its name says."""
 
+_INPUT_SCALES = ("input_scale", "activation_scale")
+"""Endings of what rows of x are divided by before they are rounded."""
+
 MX_GROUP = 32
 """Columns that share a scale in MXFP4."""
 
@@ -22,7 +26,12 @@ _NOT_A_NUMBER = 0x7F
 
 
 class Float8Matrix(CodedMatrix):
-    """weight [N, K] float8_e4m3fn, with one scale, or one for each row, group of columns, or block of rows and columns."""
+    """weight [N, K] float8_e4m3fn, with one scale, or one for each row, group of columns, or block of rows and columns.
+
+    Where a static scale of x is missing, each token has its own.
+    """
+
+    _input: str | None = None
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme) -> None:
         super().__init__(module, tensors, scheme)
@@ -39,7 +48,15 @@ class Float8Matrix(CodedMatrix):
         self._describe("float8_e4m3fn", (n, k), 8, 0)
         self._width = min(columns, k) if scheme.block is not None else k // scales_in(shape)
         group = next((each for each in GROUPS[:-1] if k % each == 0 and self._width % each == 0), None)
-        self.form = None if group is None else Format(8, group, floats=True)
+        rounding = scheme.rounding
+        if rounding == "static":
+            self._input = next((each for each in _INPUT_SCALES if each in tensors), None)
+            if self._input is None:
+                rounding = "token"
+            elif math.prod(self._shape_of(self._input)) != 1:
+                raise WeightError(f"checkpoint: {module}.{self._input} has the wrong shape (expected one scale)")
+        if group is not None:
+            self.form = Format(8, group, floats=True, by_row=self._width == k, block_rows=rows, rounding=rounding)
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
         assert self.form is not None, "its groups are too small"
@@ -48,7 +65,8 @@ class Float8Matrix(CodedMatrix):
             raise WeightError(f"checkpoint: {self.module}.weight holds what is not a number")
         n, k = codes.shape
         starts = torch.arange(0, k, self.form.group)
-        return GroupQuantized(codes, self._scales(read, rows, n)[:, starts // self._width].contiguous(), self.form)
+        found = GroupQuantized(codes, self._scales(read, rows, n)[:, starts // self._width].contiguous(), self.form)
+        return found if self._input is None else replace(found, input_scale=read(self._input, ()).float().reshape(()))
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         numbers = read("weight", (rows,)).float()

@@ -103,9 +103,9 @@ def _chosen(files: SafetensorsWeights, names: TensorNames, scheme: Scheme) -> se
 
 def _matrices_of(names: TensorNames) -> Callable[[str], bool]:
     attention = (names.q, names.k, names.v, names.fused_qkv, names.o, names.q_a, names.q_b, names.kv_a)
-    delta, mamba, conv = names.delta, names.mamba2, names.short_conv
-    recurrent = (delta.qkvz, delta.q, delta.k, delta.v, delta.fused_qkv, delta.z, delta.out, mamba.inputs, mamba.out)
-    mixers = (*attention, *recurrent, conv.fused_in, conv.out)
+    delta, mamba, mamba2, conv = names.delta, names.mamba, names.mamba2, names.short_conv
+    deltas = (delta.qkvz, delta.q, delta.k, delta.v, delta.fused_qkv, delta.z, delta.out)
+    mixers = (*attention, *deltas, mamba.inputs, mamba.out, mamba2.inputs, mamba2.out, conv.fused_in, conv.out)
     own = (*filter(None, mixers), names.gate, names.up, names.fused_gate_up, names.down, names.fused_shared)
     of_experts = "|".join(map(re.escape, names.expert_projections))
     modules = [*map(re.escape, own), rf"{re.escape(names.experts)}\.\d+\.({of_experts})"]

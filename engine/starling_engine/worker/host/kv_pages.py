@@ -1,6 +1,6 @@
 """The pages of the KV cache, for a runner: copies of blocks, and the context of a forward pass."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -8,7 +8,24 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import KVCache
 from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.models.decoder import ForwardContext
-from starling_engine.step import StepPlan
+from starling_engine.step import BlockCopy, StepPlan
+
+WORD = torch.int64
+
+
+def independent(copies: Sequence[BlockCopy]) -> Iterator[list[BlockCopy]]:
+    """Splits copies, in their order, into runs of which none reads or overwrites what another one of its run has to do with."""
+    run: list[BlockCopy] = []
+    read, written = set[int](), set[int]()
+    for copy in copies:
+        if copy.source in written or copy.target in read or copy.target in written:
+            yield run
+            run, read, written = [], set(), set()
+        run.append(copy)
+        read.add(copy.source)
+        written.add(copy.target)
+    if run:
+        yield run
 
 
 class KVPages:
@@ -40,10 +57,19 @@ class KVPages:
         return len(self._group_of)
 
     def copy(self, plan: StepPlan) -> None:
-        """Copies the plan's blocks, in all layers of their groups."""
-        for copy in plan.copies:
-            slabs = self._kv.storage[:, : self._block_bytes[copy.group]]
-            slabs[copy.target] = slabs[copy.source]
+        """Copies the plan's blocks, in all layers of their groups: those that do not wait for others at once."""
+        if not plan.copies:
+            return
+        # A GPU's kernel for many tensors moves as many bytes at a time as four elements have.
+        wide = all(size % WORD.itemsize == 0 for size in self._block_bytes)
+        slabs, element = (self._kv.storage.view(WORD), WORD.itemsize) if wide else (self._kv.storage, 1)
+        for copies in independent(plan.copies):
+            sizes = [self._block_bytes[copy.group] // element for copy in copies]
+            targets, sources = (
+                [slabs[block, :size] for block, size in zip(blocks, sizes, strict=True)]
+                for blocks in ([copy.target for copy in copies], [copy.source for copy in copies])
+            )
+            torch._foreach_copy_(targets, sources)
 
     def context(self, metadata: Sequence[AttentionMetadata], rows: torch.Tensor | None) -> ForwardContext:
         """Returns the context of a forward pass. `metadata` of each group; `rows` as in ForwardContext."""
