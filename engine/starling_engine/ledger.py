@@ -288,19 +288,26 @@ class MemoryRequest:
     def refuse_blocks(self) -> ConfigError:
         """Returns the error for too little memory for `needed_blocks`, or for what comes before them; it names what works."""
         if self.kv_bytes is not None:
+            # A state takes as much for any length.
+            what, lower = (
+                ("the state of one request", "")
+                if self.state_blocks
+                else ("one request of max_model_len", ", or lower max_model_len")
+            )
             return ConfigError(
-                f"{self.kv_bytes} bytes do not hold one request of max_model_len, which needs {self.needed_bytes}; "
-                f"set it to at least {self.needed_bytes}, or lower max_model_len",
+                f"{self.kv_bytes} bytes do not hold {what}, which needs {self.needed_bytes}; "
+                f"set it to at least {self.needed_bytes}{lower}",
                 "kv_cache_memory_bytes",
             )
         least = self.ranks * (self.fixed + self.needed_bytes + self.device_host) / self.total
-        # Without a cache, only a shorter step takes less.
+        # Without a cache of keys and values, only a shorter step takes less. An encoder's has a whole prompt.
         lower = "lower max_model_len" if self.slab_bytes else "lower max_model_len and max_num_batched_tokens"
+        lower = "lower max_num_batched_tokens or max_num_seqs" if self.state_blocks else lower
         hint = f"set it to at least {least:.2f}, or {lower}" if least <= 1 else lower
         weights, activations, tables = map(format_bytes, (self.weights, self.activations, self._device_tables))
         recordings = f", recordings {format_bytes(self.recordings)}" if self.recordings else ""
         held = f"weights {weights}, activations {activations}{recordings} and tables {tables}"
-        cache = "the KV cache besides " if self.slab_bytes else ""
+        cache = "a state besides " if self.state_blocks else "the KV cache besides " if self.slab_bytes else ""
         return ConfigError(
             f"{self.fraction} leaves too little for {cache}{held} of {format_bytes(self.total)}; {hint}", "gpu_memory_utilization"
         )

@@ -81,6 +81,18 @@ def test_a_state_alone_has_room_for_so_many_sequences() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_bytes": 25}, "kv_cache_memory_bytes: .*the state of one request, .* at least 50$"),
+        ({"fraction": 0.16}, "leaves too little for a state besides .* or lower max_num_batched_tokens or max_num_seqs$"),
+    ],
+)
+def test_shorter_sequences_make_no_room_for_a_state(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan_memory(MemoryRequest(**{**PLAN, "needed_blocks": 5, "state_blocks": 4, **changes}))
+
+
+@pytest.mark.parametrize(
     ("unified", "rows"),
     [
         (True, ["weights", "KV cache", "activations", "tables", "staging", "store", "left", "limit"]),

@@ -37,7 +37,9 @@ def _kv_ledger(engine: AsyncEngine) -> KVLedger | None:
     cores, memory = engine.cores, engine.cores.memory
     if not memory.slab_bytes:
         return None
-    return KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=cores.kv_tokens)
+    # A state has room for any number of tokens, more than JSON's readers can count.
+    longest = cores.longest_request if memory.state_blocks else cores.kv_tokens
+    return KVLedger(num_blocks=memory.num_blocks, block_size=memory.block_size, bytes=memory.kv, max_tokens=longest)
 
 
 def _expert_ranks(engine: AsyncEngine, layout: ParallelLayout) -> int:

@@ -41,7 +41,7 @@ class SequenceBlocks:
     found_blocks: int = 0
     """Leading logical blocks of these that were found; the sequence added the others."""
     last_search: tuple[int, int, CachedPrefix] | None = None
-    """The last search of a prefix: number of tokens, the pool's version, and what was found."""
+    """The last search of a prefix: number of tokens, the version of what is cached or was seen, and what was found."""
     stored_chunks: int = 0
     """Chunks that were offered to the tiers, or come from there."""
     window_starts: list[int] = field(default_factory=list)
@@ -156,7 +156,8 @@ class KVManager:
         """
         if not self.prefix_caching:
             return CachedPrefix([[] for _ in self.groups], 0)
-        if sequence.last_search is not None and sequence.last_search[:2] == (len(tokens), self.pool.version):
+        searched = len(tokens), self.pool.version + self._seen.version
+        if sequence.last_search is not None and sequence.last_search[:2] == searched:
             return sequence.last_search[2]
         sequence.chain.extend(tokens, len(tokens))
         hashes = sequence.chain.hashes[: (len(tokens) - 1) // self.block_size]
@@ -166,7 +167,7 @@ class KVManager:
             sequence.junction = known * self.block_size
             length = self._cut_to_snapshot(sequence, hashes, length)
         found = CachedPrefix([self._hit_table(group, hashes[:length]) for group in range(len(self.groups))], length)
-        sequence.last_search = (len(tokens), self.pool.version, found)
+        sequence.last_search = (*searched, found)
         return found
 
     def _cut_to_snapshot(self, sequence: SequenceBlocks, hashes: list[bytes], limit: int) -> int:

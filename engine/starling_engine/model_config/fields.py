@@ -51,6 +51,10 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
+    def written(self, name: str) -> str:
+        """Returns the file's name of a field."""
+        return self._written.get(name, name)
+
     def get(self, name: str) -> Any:
         """Returns the raw value; None when absent."""
         return self.values.get(name)
@@ -139,7 +143,7 @@ class Fields:
     def error(self, name: str, rule: str) -> ModelError:
         if not self.has(name):
             return ModelError(f"{self.source}: {name} is missing; it {rule}")
-        return ModelError(f"{self.source}: {self._written.get(name, name)} {rule}, got {self.values[name]!r}")
+        return ModelError(f"{self.source}: {self.written(name)} {rule}, got {self.values[name]!r}")
 
     def _value(self, name: str, default: object) -> Any:
         value = self.values.get(name)

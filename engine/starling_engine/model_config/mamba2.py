@@ -114,7 +114,7 @@ def read_mamba2(config: Fields, width: int | None = None) -> Mamba2Config:
         norm_eps=config.number("rms_norm_eps", 1e-6),
     )
     if heads % mamba.groups:
-        raise config.error("mamba_n_groups", f"must divide mamba_n_heads ({heads})")
+        raise config.error("mamba_n_groups", f"must divide {config.written('mamba_n_heads')} ({heads})")
     if mamba.group_width > MAX_CHANNELS:
         raise config.error("mamba_d_state", f"must leave all groups at most {MAX_CHANNELS} elements together")
     activation = config.text("hidden_act", "silu")

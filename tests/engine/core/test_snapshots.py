@@ -101,8 +101,32 @@ def test_the_names_of_the_last_blocks_are_kept() -> None:
     seen.add(names[:4])
     assert seen.num_leading(names) == 4
     seen.add(names[:2])
+    assert seen.version == 4, "nothing was new"
     seen.add(names[4:])
+    assert seen.version == 6
     assert [seen.num_leading(names[first:]) for first in (0, 2, 4)] == [2, 0, 2], "those that were not seen again are forgotten"
+
+
+def test_names_that_are_looked_up_are_kept_the_first_ones_longest() -> None:
+    seen, names = SeenBlocks(4), [bytes([n]) for n in range(8)]
+    seen.add(names[:4])
+    assert seen.num_leading(names[:2]) == 2
+    seen.add(names[4:6])
+    assert seen.num_leading(names[:2]) == 2, "the others were forgotten"
+    seen.add(names[6:])
+    assert seen.num_leading(names[:1]) == 1
+
+
+def test_a_search_is_made_again_when_others_have_computed_the_beginning() -> None:
+    """The first prompt has no snapshot yet, when its first steps let the second one know how much they share."""
+    engine = ToyEngine(state=state_of(3), groups=[], prefix_caching=True)
+    kv, prompt = engine.kv, prompt_of(64)
+    first, second = (kv.new_sequence(b"") for _ in range(2))
+    kv.find_prefix(second, prompt)
+    assert second.junction == 0 and kv.admit(first, [], len(prompt))
+    kv.cache_blocks(first, prompt, 32)
+    kv.find_prefix(second, prompt)
+    assert second.junction == 32
 
 
 def test_prompts_stop_seldom() -> None:
