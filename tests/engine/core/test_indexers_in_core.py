@@ -36,7 +36,7 @@ class Sparse:
         return EngineRequest(id=name, prompt_ids=self.prompt, params=params, **fields)
 
 
-@pytest.fixture(scope="module", params=["deepseek-v3.2", "glm-5.2"])
+@pytest.fixture(scope="module", params=[pytest.param("deepseek-v3.2", marks=pytest.mark.whole), "glm-5.2"])
 def sparse(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sparse:
     folder = tmp_path_factory.mktemp("checkpoint")
     model = write_checkpoint(folder, FAMILIES[request.param])
