@@ -1,4 +1,4 @@
-"""What a step launches, and how long that takes at least: from shapes alone, without a GPU.
+"""Lists what a step launches, and how long that takes at least: from shapes alone, without a GPU.
 
 Every kernel and every matrix product of a step is written down with its bytes and operations. A prediction is the sum of what each
 takes by the device's limits, and of a pause behind each. Kernels do not reach these limits, so that a step takes longer than this.
@@ -49,7 +49,7 @@ class Rates:
 
 
 H200_RATES = Rates(4.3e12, 790e12, 1580e12)
-"""As others have measured such cards. Products in FP8 are taken for twice as fast, as data sheets say."""
+"""Speeds as others have measured them on such cards. Products in FP8 are taken for twice as fast, as data sheets say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one step: seconds at least, launches of all, and those of a layer, in their order."""
+    """Figures of one step: seconds at least, launches of all, and those of a layer, in their order."""
 
     seconds: float
     launches: int

@@ -143,7 +143,7 @@ async def no_template(**_: Any) -> ChatPrompt:
 
 
 def test_a_script_gets_the_scores_of_a_cross_encoder(folder: Path, expected: Any) -> None:
-    """Its one label is a probability, too. Where two texts meet, they are two segments."""
+    """The one label is a probability, too. Where two texts meet, they are two segments."""
     with LLM(str(folder / "cross"), **{name: value for name, value in SETTINGS.items() if name != "kv_cache_memory_bytes"}) as llm:
         same([one.outputs.score for one in llm.score(QUERY, DOCUMENTS)], expected["cross"]["scores"])
         logits = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, use_activation=False)]

@@ -1,4 +1,4 @@
-"""What steps launch, and the table of predicted times in docs/gpu.md. Kernels are not interpreted here, and none is compiled."""
+"""Launches of steps, and the table of predicted times in docs/gpu.md. Kernels are not interpreted here, and none is compiled."""
 
 from pathlib import Path
 

@@ -1,6 +1,8 @@
 """Kernels of recurrent layers in Triton. `layers.recurrent.RecurrentKernels` says what they compute.
 
 The gated delta rule and the scan run token by token, as in decodes; a sequence's tokens are not spread over the device.
+
+The file is long because each kernel stands beside the function that starts it, and Triton has every argument named in both.
 """
 
 import math

@@ -82,6 +82,18 @@ class Mamba2Names:
     out: str = "mamba.out_proj"
 
 
+MIXER = Mamba2Names(
+    inputs="mixer.in_proj",
+    conv="mixer.conv1d",
+    a_log="mixer.A_log",
+    skip="mixer.D",
+    dt_bias="mixer.dt_bias",
+    norm="mixer.norm",
+    out="mixer.out_proj",
+)
+"""The names where a layer's one part is its `mixer`."""
+
+
 def no_mamba2(_config: Fields) -> Mamba2Config | None:
     """Returns None, for a family without such layers."""
     return None

@@ -8,7 +8,7 @@ from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.definition import ModelDefinition, TensorNames, no_ropes
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig
-from starling_engine.model_config.mamba2 import Mamba2Config, Mamba2Names, read_mamba2
+from starling_engine.model_config.mamba2 import MIXER, Mamba2Config, read_mamba2
 from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_num_experts
 from starling_engine.model_config.traits import Traits
 
@@ -32,15 +32,7 @@ NAMES = TensorNames(
     fused_experts=(("mixer.experts.gate_up_proj",), ("mixer.experts.down_proj",)),
     shared_experts="mixer.shared_experts",
     fused_shared="mixer.shared_experts.gate_up_proj",
-    mamba2=Mamba2Names(
-        inputs="mixer.in_proj",
-        conv="mixer.conv1d",
-        a_log="mixer.A_log",
-        skip="mixer.D",
-        dt_bias="mixer.dt_bias",
-        norm="mixer.norm",
-        out="mixer.out_proj",
-    ),
+    mamba2=MIXER,
     left_out=("mtp.",),
 )
 FIELD_NAMES = {

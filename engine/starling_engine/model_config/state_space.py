@@ -7,7 +7,7 @@ from starling_engine.model_config.definition import ModelDefinition, TensorNames
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig, Mixer
 from starling_engine.model_config.mamba import MambaConfig, MambaNames, no_mamba, read_mamba
-from starling_engine.model_config.mamba2 import Mamba2Config, Mamba2Names, read_mamba2
+from starling_engine.model_config.mamba2 import MIXER, Mamba2Config, read_mamba2
 from starling_engine.model_config.traits import Traits
 
 NAMES = TensorNames(
@@ -24,15 +24,7 @@ NAMES = TensorNames(
         skip="mixer.D",
         out="mixer.out_proj",
     ),
-    mamba2=Mamba2Names(
-        inputs="mixer.in_proj",
-        conv="mixer.conv1d",
-        a_log="mixer.A_log",
-        skip="mixer.D",
-        dt_bias="mixer.dt_bias",
-        norm="mixer.norm",
-        out="mixer.out_proj",
-    ),
+    mamba2=MIXER,
 )
 FIELD_NAMES = {
     "mamba_channels": "intermediate_size",

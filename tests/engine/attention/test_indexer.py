@@ -1,4 +1,4 @@
-"""What an indexer chooses, against transformers' indexers; and attention to chosen tokens, in each form, written out in full."""
+"""Choices of an indexer, against those of transformers'; and attention to chosen tokens, in each form, written out in full."""
 
 from dataclasses import replace
 from typing import Any

@@ -56,7 +56,7 @@ def test_the_choice_decides_what_is_answered(sparse: Sparse, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
 def test_many_at_once_under_pressure(has_tiers: bool, sparse: Sparse, tmp_path: Path) -> None:
-    """In chunks, with hits and preemptions: index keys are where their latents are."""
+    """Index keys are where their latents are: in chunks, with hits and preemptions."""
     tiers = TiersConfig(cpu_bytes=16 << 20, fs_path=str(tmp_path / "kv"), fs_bytes=64 << 20) if has_tiers else None
     with core_for(sparse.folder, kv_blocks=64, budget=48, max_model_len=256, tiers=tiers) as core:
         results = run(core, [sparse.request(str(i), cache_salt=str(i % 2)) for i in range(4)])
@@ -95,7 +95,7 @@ def test_drafts_are_checked_by_tokens_of_their_own_choice(sparse: Sparse) -> Non
 
 
 def test_a_device_has_indexers_too(sparse: Sparse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps are planned ahead, and its other kernels are Triton's; attention is torch's."""
+    """Steps are planned ahead, and other kernels are Triton's; attention is torch's."""
     if sparse.name == "deepseek-v3.2":
         pytest.skip("the interpreter takes long; GLM's have all that DeepSeek's have")
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

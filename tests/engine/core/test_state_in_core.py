@@ -127,7 +127,7 @@ def test_ranks_share_a_state(name: str, answer: Answer) -> None:
 
 
 def test_a_device_keeps_states_too(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps are planned ahead, and filled up with sequences that are none: no state is theirs."""
+    """Steps are planned ahead, and filled up with sequences that are none: no state is theirs."""
     if answer.name not in INTERPRETED_TOO:
         pytest.skip("the interpreter takes most of a minute for others")
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

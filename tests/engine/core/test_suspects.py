@@ -99,7 +99,7 @@ def test_a_suspect_that_is_aborted_is_forgotten() -> None:
 
 
 def test_a_suspect_that_was_being_tried_gives_its_blocks_to_one_that_failed_later() -> None:
-    """With steps in flight another step may fail while a suspect is in the midst of its prompt; the pool holds one of them."""
+    """Another step in flight may fail while a suspect is in the midst of its prompt; the pool holds one of them."""
     engine = ToyEngine(num_blocks=10, budget=16)
     prompts = {name: [first, *range(59)] for first, name in enumerate("ab", 1)}
     for name, prompt in prompts.items():
