@@ -210,7 +210,7 @@ class Server:
         (self._folder / f"{pid}.new").rename(self._folder / f"{pid}.fork")
         self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._kill, pid))
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, functools.partial(self._report_exit, pid, connection))
-        with suppress(BrokenPipeError):  # who asked was killed, of which the connection tells next
+        with suppress(ConnectionError):  # who asked was killed, of which the connection tells next
             connection.send(str(pid).encode())
 
     def _kill(self, pid: int, connection: socket.socket) -> None:
@@ -225,7 +225,7 @@ class Server:
             self._selector.unregister(connection)
         (self._folder / f"{pid}.fork").unlink()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with connection, suppress(BrokenPipeError):
+        with connection, suppress(ConnectionError):
             connection.send(str(code).encode())
 
 

@@ -36,7 +36,7 @@ def joined(data: bytes) -> dict[str, Any]:
     """Returns what a stream's events say, however it is cut: texts of each choice or block, and each other thing in order."""
     found: dict[str, Any] = {"order": []}
     for event in data.removesuffix(b"\n\n").split(b"\n\n"):
-        payload = event.rpartition(b"data: ")[2]
+        payload = event.rpartition(b"\n")[2].removeprefix(b"data: ")
         if payload == b"[DONE]":
             found["order"].append("done")
         else:

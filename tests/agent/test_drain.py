@@ -48,7 +48,7 @@ class StreamReader(threading.Thread):
         return self.text
 
     def last_event(self, seconds: float) -> Any:
-        return json.loads(self.result(seconds).rstrip().rsplit("data: ", 1)[1])
+        return json.loads(self.result(seconds).rstrip().rpartition("\n")[2].removeprefix("data: "))
 
 
 def wait_until_unready(server: Any) -> None:

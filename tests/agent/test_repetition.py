@@ -27,7 +27,7 @@ def test_an_output_that_repeats_itself_ends(server, http, path):
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_its_stream_ends_too(http, path):
     body = {**PROMPTS[path], **LOOP, "repetition_detection": DETECTION, "stream": True}
-    events = [line.removeprefix("data: ") for line in http.post(path, json=body).text.splitlines() if line]
+    events = [line.removeprefix("data: ") for line in http.post(path, json=body).text.split("\n") if line]
     assert events[-1] == "[DONE]"
     last = json.loads(events[-2])["choices"][0]
     assert (last["finish_reason"], last["stop_reason"]) == ("repetition", "repetition_detected")

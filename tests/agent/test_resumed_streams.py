@@ -142,7 +142,7 @@ def test_notes_of_responses_count_their_tokens(resuming: LiveServer, background:
     assert answer.status_code == 200 and answer.headers[RESUMABLE] == "counted"
     stream = NotedStream()
     events = stream.take(answer.content)
-    usage = json.loads(events.rpartition(b"data: ")[2])["response"]["usage"]
+    usage = json.loads(events.rpartition(b"\ndata: ")[2])["response"]["usage"]
     assert stream.is_complete and stream.tokens == usage["output_tokens"] > 1
     assert b": note" not in resuming.http.post("/v1/responses", json=body).content
 

@@ -136,7 +136,7 @@ def test_a_request_does_without_drafts_on_every_route(server, path):
 def test_a_stream_has_the_form_too(http, path):
     settings = {**PROMPTS[path], "response_format": FORMAT, "temperature": 0, "max_tokens": MANY}
     whole = http.post(path, json=settings).json()["choices"][0]
-    lines = [line.removeprefix("data: ") for line in http.post(path, json={**settings, "stream": True}).text.splitlines() if line]
+    lines = [line.removeprefix("data: ") for line in http.post(path, json={**settings, "stream": True}).text.split("\n") if line]
     choices = [json.loads(line)["choices"][0] for line in lines if line != "[DONE]"]
     text = "".join(choice["text"] if path == COMPLETION else choice["delta"].get("content", "") for choice in choices)
     assert text == (whole["text"] if path == COMPLETION else whole["message"]["content"])

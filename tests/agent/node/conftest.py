@@ -173,7 +173,7 @@ class StreamReader(threading.Thread):
         return self.text
 
     def last_event(self, seconds: float = 60.0) -> Any:
-        return json.loads(self.result(seconds).rstrip().rsplit("data: ", 1)[1])
+        return json.loads(self.result(seconds).rstrip().rpartition("\n")[2].removeprefix("data: "))
 
 
 def complete(agent: Agent) -> httpx.Response:
