@@ -16,6 +16,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers.processors import TemplateProcessing
+from torch.nn import functional as F
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -84,6 +85,7 @@ def last(folder: Path) -> dict[str, Any]:
     found = {
         "plain": model.encode(TEXTS).tolist(),
         "query": model.encode(TEXTS, prompt_name="query").tolist(),
+        "tokens": [F.normalize(one, dim=1).tolist() for one in model.encode(TEXTS, output_value="token_embeddings")],
         "short": model.encode(TEXTS, truncate_dim=16, normalize_embeddings=True).tolist(),
         "binary": model.encode(TEXTS, prompt_name="query", precision="binary").tolist(),
         "ubinary": model.encode(TEXTS, prompt_name="query", precision="ubinary").tolist(),
@@ -165,9 +167,19 @@ def cross_encoder(folder: Path) -> dict[str, Any]:
     pairs = [(QUERY, document) for document in DOCUMENTS]
     return {
         "logits": model.predict(pairs, activation_fn=torch.nn.Identity()).tolist(),
+        "token logits": [token_logits(model, text) for text in TEXTS],
         "scores": model.predict(pairs).tolist(),
         "ranked": [int(found["corpus_id"]) for found in model.rank(QUERY, DOCUMENTS)],
     }
+
+
+def token_logits(model: CrossEncoder, text: str) -> list[list[float]]:
+    """Returns what the head gives for each token of a text, as if it were the first one."""
+    bert = model.model
+    with torch.inference_mode():
+        states = bert.bert(**model.tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        found: list[list[float]] = bert.classifier(bert.bert.pooler(states[:, None])).tolist()
+    return found
 
 
 def bert(folder: Path, kind: Any, **config: Any) -> None:

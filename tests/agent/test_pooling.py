@@ -1,5 +1,6 @@
 """Vectors, scores and rankings, which are those of sentence-transformers for checkpoints that it wrote itself."""
 
+import base64
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from starling_agent.node.engine_report import report_of_engine
@@ -107,6 +109,55 @@ def test_vectors_of_an_encoder_with_dense_modules(name: str, body: dict[str, Any
     same(vectors(encoder, **body), expected["encoder"][name])
 
 
+def rows(entry: Any) -> list[list[float]]:
+    """Returns the rows of an input, whose numbers came as base64 or as lists."""
+    if isinstance(entry["data"], list):
+        assert "shape" not in entry
+        found: list[list[float]] = entry["data"]
+        return found
+    return np.frombuffer(base64.b64decode(entry["data"]), "<f4").reshape(entry["shape"]).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("form", [{}, {"encoding_format": "base64"}])
+def test_each_token_has_a_vector(form: dict[str, Any], last: LiveServer, expected: Any) -> None:
+    found = answer(last, "/pooling", input=TEXTS, task="token_embed", **form)["data"]
+    for entry, theirs in zip(found, expected["last"]["tokens"], strict=True):
+        same(rows(entry), theirs)
+    short = answer(last, "/pooling", input=TEXTS, task="token_embed", dimensions=16, normalize=False, **form)["data"]
+    assert [len(row) for row in rows(short[0])] == [16] * len(expected["last"]["tokens"][0])
+
+
+def test_each_token_has_the_labels_of_a_head(cross: LiveServer, expected: Any) -> None:
+    logits = expected["cross"]["token logits"]
+    for form in ({}, {"encoding_format": "base64"}):
+        found = answer(cross, "/pooling", input=TEXTS, task="token_classify", use_activation=False, **form)["data"]
+        for entry, theirs in zip(found, logits, strict=True):
+            same(rows(entry), theirs)
+    (probabilities,) = answer(cross, "/pooling", input=TEXTS[0], task="token_classify")["data"]
+    same(rows(probabilities), [[sigmoid(one)] for (one,) in logits[0]])
+    (text,) = answer(cross, "/pooling", input=DOCUMENTS[0], task="classify")["data"]
+    assert text["data"] == answer(cross, "/classify", input=DOCUMENTS[0])["data"][0]["probs"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"task": "token_classify"}, "model", "no classification head"),
+        ({"task": "classify"}, "model", "no classification head"),
+        ({"task": "token_embed", "pooling": "mean"}, "pooling", "numbers of its own"),
+        ({"task": "token_embed", "use_activation": False}, "use_activation", "token_classify"),
+        ({"task": "token_embed", "dimensions": 65}, "dimensions", "16, 32, 64"),
+        ({"task": "token_classify", "normalize": True}, "normalize", "is for vectors"),
+        ({"task": "plugin"}, "task", "token_embed"),
+        ({"task": "token_embed", "input": [[5] * 512] * 2048}, "input", "at most 256 are possible"),
+    ],
+)
+def test_a_task_that_is_not_possible_names_the_field(body: dict[str, Any], param: str, says: str, last: LiveServer) -> None:
+    found = last.http.post("/pooling", json={"input": "a", **body})
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, param) and says in error["message"]
+
+
 def test_an_encoder_gives_vectors_and_scores_alone(encoder: LiveServer, expected: Any) -> None:
     found = answer(encoder, "/score", **PAIRS)
     assert [each["score"] for each in found["data"]] == pytest.approx(expected["encoder"]["scores"], abs=CLOSE)
@@ -153,6 +204,10 @@ def test_a_script_gets_the_scores_of_a_cross_encoder(folder: Path, expected: Any
         labelled = [one.outputs.probs for one in llm.classify(TEXTS)]
         assert [len(probs) for probs in labelled] == [1, 1, 1]
         same([one.outputs.data for one in llm.encode(TEXTS, pooling_task="classify")], labelled)  # packed in other steps, perhaps
+        for one, theirs in zip(llm.reward(TEXTS, use_activation=False), expected["cross"]["token logits"], strict=True):
+            same(one.outputs.data, theirs)
+        whole = llm.encode(TEXTS, pooling_task="token_classify")[0].outputs.data
+        same(whole, [[sigmoid(one)] for (one,) in expected["cross"]["token logits"][0]])
         with pytest.raises(InvalidRequest, match="vectors") as refusal:
             llm.encode(TEXTS, PoolingParams(pooling="cls"), pooling_task="classify")
         assert refusal.value.param == "pooling_params"
@@ -270,7 +325,9 @@ def test_a_script_gets_the_vectors_and_scores_of_a_chat_model_with_a_prompt_of_i
             (lambda: llm.embed("a", prompt_name="passage"), "prompt_name"),
             (lambda: llm.embed([5, 6], prompt_name="query"), "prompt_name"),
             (lambda: llm.encode("a", truncate_prompt_tokens=0), "truncate_prompt_tokens"),
-            (lambda: llm.encode("a", pooling_task="token_embed"), "pooling_task"),
+            (lambda: llm.encode("a", pooling_task="score"), "pooling_task"),  # type: ignore[arg-type]
+            (lambda: llm.embed("a", PoolingParams(task="token_embed")), "pooling_params"),
+            (lambda: llm.reward("a"), "model"),
             (lambda: llm.classify("a"), "model"),
         ]
         for call, param in refused:

@@ -74,6 +74,17 @@ CLASSIFIERS = {
     "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
 }
 
+TOKEN_CLASSIFIERS = {
+    "bert": EncoderVariant("BertForTokenClassification", "BertConfig", {"num_labels": 5}, types=2),
+    "xlm-roberta": EncoderVariant("XLMRobertaForTokenClassification", "XLMRobertaConfig", {"pad_token_id": 1, "num_labels": 5}),
+    "distilbert": EncoderVariant("DistilBertForTokenClassification", "DistilBertConfig", {**DISTILBERT, "num_labels": 5}),
+    "modernbert": EncoderVariant("ModernBertForTokenClassification", "ModernBertConfig", {**MODERNBERT, "num_labels": 5}),
+    "eurobert": EncoderVariant(
+        "EuroBertForTokenClassification", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4, "num_labels": 5}
+    ),
+    "nomic-bert": EncoderVariant("NomicBertForTokenClassification", "NomicBertConfig", {"num_labels": 5}, types=2),
+}
+
 
 def write_tokenizer(folder: Path) -> None:
     """Writes a tokenizer whose tokens are letters, with BERT's around them."""

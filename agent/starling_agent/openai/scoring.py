@@ -74,7 +74,7 @@ async def rerank(request: Request, body: Annotated[RerankRequest, Depends(body_o
 async def classify(request: Request, body: Annotated[ClassifyRequest, Depends(body_of(ClassifyRequest))]) -> Response:
     """Returns the probability of each label for each input."""
     endpoint = endpoint_of(request)
-    model, params = endpoint.model_name(body.model), PoolingParams(classify=True)
+    model, params = endpoint.model_name(body.model), PoolingParams(task="classify")
     endpoint.engine.validate([], params)
     classifier = endpoint.engine.model_config.classifier
     assert classifier is not None, "checked with the parameters"

@@ -1,4 +1,7 @@
-"""The engine for scripts: `LLM("model").generate(prompts)`. Names and order of arguments are vLLM's."""
+"""The engine for scripts: `LLM("model").generate(prompts)`. Names and order of arguments are vLLM's.
+
+It has more than 500 lines since it is one class, as vLLM's is, whose methods and their arguments take most of them.
+"""
 
 import asyncio
 import threading
@@ -7,8 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
+import msgspec
+import numpy as np
 from tqdm import tqdm
 
 from starling_engine.args import EngineArgs
@@ -24,22 +29,24 @@ from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
 from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, cosines
 from starling_engine.frontend.pooled_texts import PooledTexts, truncation_to
+from starling_engine.frontend.pooling import activated_rows
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
 from starling_engine.frontend.tokenizer import Tokenizer
-from starling_engine.model_config.classifier import activated
+from starling_engine.model_config.classifier import LabelActivation, activated
 from starling_engine.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingRequestOutput,
+    PooledNumbers,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
 )
-from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
+from starling_engine.params import BeamSearchParams, PoolingParams, PoolingTask, SamplingParams
 
 T = TypeVar("T")
 
@@ -160,6 +167,8 @@ class LLM:
         """
         parsed = parse_prompts(prompts)
         each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        if any(one.task != "embed" for one in each):
+            raise InvalidRequest("must have the task embed; LLM.encode does the others", "pooling_params")
         checked = self._thread.run(self._pooled(parsed, each, prompt_name, truncate_prompt_tokens))
         return self._embed(checked, each, use_tqdm)
 
@@ -169,27 +178,33 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
         *,
-        pooling_task: str = "embed",
+        pooling_task: PoolingTask | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Returns the vectors of `embed`, or the probabilities of `classify`, each as `outputs.data`.
+        """Returns what `pooling_task` makes of each prompt, as `outputs.data`; by default the parameters' task, which is "embed".
 
-        Raises InvalidRequest for any other `pooling_task`, and where labels are asked for with an argument of vectors.
+        These are the vectors of `embed`, the probabilities of `classify`, those of `reward` ("token_classify"), or a vector of each
+        token ("token_embed"), as an array [T, size]. Raises InvalidRequest for any other task, and where labels are asked for with
+        an argument of vectors.
         """
-        if pooling_task == "classify":
+        if pooling_task not in (None, *get_args(PoolingTask)):
+            possible = f"possible: {', '.join(get_args(PoolingTask))}; scores are those of LLM.score"
+            raise InvalidRequest(f"{possible}, got {pooling_task!r}", "pooling_task")
+        if pooling_task in ("classify", "token_classify"):
             for name, given in (("pooling_params", pooling_params), ("prompt_name", prompt_name)):
                 if given is not None:
                     raise InvalidRequest("is for vectors; labels have none", name)
+            if pooling_task == "token_classify":
+                return self.reward(prompts, use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
             labelled = self.classify(prompts, use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
             return [_pooling_output(one, one.outputs.probs) for one in labelled]
-        if pooling_task != "embed":
-            possible = "possible: 'embed', 'classify'; scores are those of LLM.score"
-            raise InvalidRequest(f"{possible}, got {pooling_task!r}", "pooling_task")
-        found = self.embed(
-            prompts, pooling_params, use_tqdm, prompt_name=prompt_name, truncate_prompt_tokens=truncate_prompt_tokens
-        )
-        return [_pooling_output(one, one.outputs.embedding) for one in found]
+        parsed = parse_prompts(prompts)
+        each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        if pooling_task is not None:
+            each = [msgspec.structs.replace(one, task=pooling_task) for one in each]
+        checked = self._thread.run(self._pooled(parsed, each, prompt_name, truncate_prompt_tokens))
+        return self._encode(checked, each, use_tqdm)
 
     def classify(
         self,
@@ -203,14 +218,8 @@ class LLM:
 
         Texts are read as they are, and cut as by `embed`. Raises InvalidRequest for a model without such a head.
         """
-        parsed, params = parse_prompts(prompts), PoolingParams(classify=True)
-        each = [params] * len(parsed)
-        self.engine.validate([], params)
-        form = self._form(True, "", truncate_prompt_tokens)
-        found = self._embed(self._thread.run(self._token_ids(parsed, each, form, self._encoder.text)), each, use_tqdm)
-        classifier = self.engine.model_config.classifier
-        assert classifier is not None, "checked with the parameters"
-        activation = "identity" if use_activation is False else classifier.label_activation
+        found = self._embed(*self._read_plain(prompts, PoolingParams(task="classify"), truncate_prompt_tokens), use_tqdm)
+        activation = self._label_activation(use_activation)
         return [
             ClassificationRequestOutput(
                 one.request_id,
@@ -220,6 +229,22 @@ class LLM:
             )
             for one in found
         ]
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Returns the probability of each label for each token, as `outputs.data` [T, labels]; with `use_activation` False logits.
+
+        The name is vLLM's, for models whose head rates each token. See `classify`.
+        """
+        found = self._encode(*self._read_plain(prompts, PoolingParams(task="token_classify"), truncate_prompt_tokens), use_tqdm)
+        activation = self._label_activation(use_activation)
+        return [_pooling_output(one, activated_rows(activation, np.asarray(one.outputs.data))) for one in found]
 
     def score(
         self,
@@ -292,6 +317,21 @@ class LLM:
         """Renders here: a script trusts its checkpoint, and nobody waits behind it."""
         return self.get_tokenizer().renderer.render(**job)
 
+    def _read_plain(
+        self, prompts: Prompt | Sequence[Prompt], params: PoolingParams, truncate: int | None
+    ) -> tuple[list[list[int]], list[PoolingParams]]:
+        """Returns token ids and parameters of prompts that a head labels: texts are read as they are."""
+        parsed = parse_prompts(prompts)
+        each = [params] * len(parsed)
+        self.engine.validate([], params)
+        form = self._form(True, "", truncate)
+        return self._thread.run(self._token_ids(parsed, each, form, self._encoder.text)), each
+
+    def _label_activation(self, use_activation: bool | None) -> LabelActivation:
+        classifier = self.engine.model_config.classifier
+        assert classifier is not None, "checked with the parameters"
+        return "identity" if use_activation is False else classifier.label_activation
+
     def _form(self, special: bool, prefix: str, truncate: int | None) -> PromptForm:
         least = self.get_tokenizer().num_around(special) + 1
         truncation = truncation_to(truncate, None, least, self.engine.cores.longest_request)
@@ -352,6 +392,10 @@ class LLM:
 
     def _embed(self, prompts: list[list[int]], params: Sequence[PoolingParams], use_tqdm: bool) -> list[EmbeddingRequestOutput]:
         calls = [partial(self.engine.embed, ids, each) for ids, each in zip(prompts, params, strict=True)]
+        return self._run_all(calls, 1, max(map(len, prompts), default=1), use_tqdm)
+
+    def _encode(self, prompts: list[list[int]], params: Sequence[PoolingParams], use_tqdm: bool) -> list[PoolingRequestOutput]:
+        calls = [partial(self.engine.encode, ids, each) for ids, each in zip(prompts, params, strict=True)]
         return self._run_all(calls, 1, max(map(len, prompts), default=1), use_tqdm)
 
     # ---- one request ----
@@ -453,7 +497,7 @@ def _listed(texts: str | Sequence[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-def _pooling_output(one: EmbeddingRequestOutput | ClassificationRequestOutput, data: list[float]) -> PoolingRequestOutput:
+def _pooling_output(one: ClassificationRequestOutput | PoolingRequestOutput, data: PooledNumbers) -> PoolingRequestOutput:
     return PoolingRequestOutput(one.request_id, one.prompt_token_ids, PoolingOutput(data), num_cached_tokens=one.num_cached_tokens)
 
 

@@ -57,6 +57,7 @@ BERT = ModelDefinition(
     ropes=no_ropes,
     causal=False,
     head=fixed_head(HeadShape(dense="pooler.dense")),
+    token_head=fixed_head(HeadShape()),
     activation="gelu",
     eps_field="layer_norm_eps",
     rms_eps=1e-12,

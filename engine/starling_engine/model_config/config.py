@@ -234,7 +234,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     length = config.integer(length_field, None if heads.count else MAX_LENGTH)
     ropes = heads.ropes
     max_position = _within_one_chunk(config, layers, min((rope.max_position(length) for rope in ropes), default=length))
-    traits, classifier = definition.traits(config), read_classifier(config, definition.head)
+    traits, classifier = definition.traits(config), read_classifier(config, definition.head, definition.token_head)
     tied = config.boolean("tie_word_embeddings", definition.tie_word_embeddings)
     max_position -= traits.positions_from or 0
     has_state = any(layer.has_state for layer in layers)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starling_engine.errors import UnsupportedModel
-from starling_engine.model_config.classifier import ReadHead, decoder_head
+from starling_engine.model_config.classifier import ReadHead, decoder_head, decoder_token_head
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import DeltaNames, GatedDeltaConfig, no_gated_delta
 from starling_engine.model_config.layer import LayerConfig, Norms, with_windows
@@ -173,6 +173,7 @@ class ModelDefinition:
                   `mamba2` and gated short convolutions by `short_conv`
     mlp_size      the width of a plain MLP, from what the config's field says
     head          of its checkpoints for classification, or of those that score pairs; None: these are not supported
+    token_head    of its checkpoints that label tokens
     causal        False for an encoder, whose tokens see each other in both directions
 
     Others are defaults for configs without the field. Without any head_dim it is hidden size / heads. `eps_field` is the field's
@@ -196,6 +197,7 @@ class ModelDefinition:
     mlp_size: Callable[[Fields, int], int] = written_size
     causal: bool = True
     head: ReadHead | None = decoder_head
+    token_head: ReadHead | None = decoder_token_head
     head_dim: int | None = None
     rope_theta: float = DEFAULT_THETA
     rms_eps: float = 1e-6

@@ -54,6 +54,7 @@ MODERNBERT = ModelDefinition(
     ropes=_ropes,
     causal=False,
     head=_head,
+    token_head=_head,
     activation="gelu",
     eps_field="norm_eps",
     rms_eps=1e-5,

@@ -12,7 +12,7 @@ from starling_engine.model_config.apertus import APERTUS
 from starling_engine.model_config.arcee import ARCEE
 from starling_engine.model_config.bamba import BAMBA
 from starling_engine.model_config.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
-from starling_engine.model_config.classifier import ENDING
+from starling_engine.model_config.classifier import ENDING, TOKEN_ENDING
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_2
 from starling_engine.model_config.definition import ModelDefinition
@@ -108,11 +108,16 @@ OTHER_NAMES = {
     **{
         f"{name.removesuffix('Model')}{ending}": name
         for name, each in DEFINITIONS.items()
-        for ending in ("ForMaskedLM", ENDING)
+        for ending in ("ForMaskedLM", ENDING, TOKEN_ENDING)
         if not each.causal and (ending != ENDING or each.head is not None)
     },
-    **{f"{name.removesuffix('ForCausalLM')}{ENDING}": name for name in DEFINITIONS if name.endswith("ForCausalLM")},
-    **{f"Gte{ending}": GTE.architecture for ending in ("Model", "ForMaskedLM", ENDING)},
+    **{
+        f"{name.removesuffix('ForCausalLM')}{ending}": name
+        for name in DEFINITIONS
+        if name.endswith("ForCausalLM")
+        for ending in (ENDING, TOKEN_ENDING)
+    },
+    **{f"Gte{ending}": GTE.architecture for ending in ("Model", "ForMaskedLM", ENDING, TOKEN_ENDING)},
 }
 """Architectures that are one of `DEFINITIONS` but for their name and their head."""
 

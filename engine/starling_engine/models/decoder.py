@@ -191,14 +191,14 @@ class Decoder:
         logits = self._vocabulary.gather(self._lm_head.forward(hidden, dtype))
         return self._finished(logits if out is None else out.copy_(logits))
 
-    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
-        """pooled [N, hidden_size] -> [N, labels] fp32, in the last stage of a model with such a head."""
+    def classify(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden_size], pooled or not -> [N, labels] fp32, in the last stage of a model with such a head."""
         assert self._head is not None, "this stage has no head"
-        return self._head.forward(pooled)
+        return self._head.forward(hidden)
 
-    def project(self, vector: torch.Tensor) -> torch.Tensor:
-        """Takes a pooled state [hidden_size] fp32 through the dense modules of sentence-transformers that the model has."""
-        return self.projections.forward(vector)
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Takes states [..., hidden_size] fp32, pooled or not, through the model's dense modules of sentence-transformers."""
+        return self.projections.forward(hidden)
 
     def _finished(self, logits: torch.Tensor) -> torch.Tensor:
         """Divides and caps logits, in place, where the model does."""

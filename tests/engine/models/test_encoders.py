@@ -15,7 +15,7 @@ from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.params import PoolingParams
 from starling_engine.step import NewRequest, StepPlan
-from starling_engine.token_packing import pack_tokens
+from starling_engine.token_packing import pack_tokens, unpack_floats
 from starling_engine.weights.loader import load_weights
 from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.host.encoder_runner import EncoderRunner
@@ -23,7 +23,7 @@ from starling_engine.worker.stage import StageLink
 from transformers import PreTrainedModel
 
 from tests.engine.checkpoints import edit_json
-from tests.engine.encoder_checkpoints import CLASSIFIERS, ENCODERS, VOCAB, EncoderVariant, write_encoder
+from tests.engine.encoder_checkpoints import CLASSIFIERS, ENCODERS, TOKEN_CLASSIFIERS, VOCAB, EncoderVariant, write_encoder
 from tests.engine.parallel.threads import on_ranks
 
 CPU, FP32 = torch.device("cpu"), torch.float32
@@ -52,7 +52,10 @@ def answers(folder: Path, params: list[PoolingParams], tensor: Communicator = AL
     slots = list(range(len(each)))
     with torch.inference_mode():
         result = runner.launch(StepPlan(0, 0, slots, [0] * len(slots), LENGTHS, [True] * len(slots), new)).finish()
-    return [result.extras_of(row).pooled for row in slots] if stages.shard.last else [None] * len(slots)
+    if not stages.shard.last:
+        return [None] * len(slots)
+    packed = [result.extras_of(row).pooled for row in slots]
+    return [unpack_floats(one) for one in packed if one is not None]
 
 
 def expected(model: PreTrainedModel, variant: EncoderVariant) -> list[torch.Tensor]:
@@ -100,11 +103,36 @@ def test_a_head_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> N
     assert classifier is not None
     pooling = classifier.head.pooling
     wanted = [
-        PoolingParams(pooling=pooling, normalize=False, classify=True, second_from=second_from(variant, length))
+        PoolingParams(task="classify", pooling=pooling, normalize=False, second_from=second_from(variant, length))
         for length in LENGTHS
     ]
     found = torch.tensor(answers(tmp_path, wanted))
     torch.testing.assert_close(found, torch.stack(logits), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", TOKEN_CLASSIFIERS)
+def test_a_head_gives_each_token_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    variant = TOKEN_CLASSIFIERS[name]
+    logits = expected(write_encoder(tmp_path, variant), variant)
+    classifier = load_model_config(tmp_path).classifier
+    assert classifier is not None and classifier.of_tokens and len(classifier.labels) == 5
+    wanted = [PoolingParams(task="token_classify", second_from=second_from(variant, length)) for length in LENGTHS]
+    for found, theirs in zip(answers(tmp_path, wanted), logits, strict=True):
+        torch.testing.assert_close(torch.tensor(found).view(-1, 5), theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("split", ["two ranks", "two stages"])
+def test_each_token_has_a_vector_of_its_own(split: str, tmp_path: Path) -> None:
+    variant = ENCODERS["roberta"]
+    states = expected(write_encoder(tmp_path, variant), variant)
+    wanted = [PoolingParams(task="token_embed", normalize=True, dimensions=dimensions) for dimensions in (64, 3, 8, 1)]
+
+    def work(ranks: Communicator) -> list[Any]:
+        return answers(tmp_path, wanted, **{"tensor" if split == "two ranks" else "stages": ranks})
+
+    for found, theirs, one in zip(on_ranks(2, "gloo", work)[-1], states, wanted, strict=True):
+        vectors = torch.nn.functional.normalize(theirs[:, : one.dimensions], dim=1)
+        torch.testing.assert_close(torch.tensor(found).view(len(theirs), -1), vectors, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,12 @@ class Embedding(msgspec.Struct, kw_only=True):
 
 
 class PooledData(msgspec.Struct, kw_only=True):
+    """Numbers of an input; `shape` says how those in base64 lie, where each token has some."""
+
     index: int
     object: Literal["pooling"] = "pooling"
-    data: list[float] | str
+    data: list[float] | str | msgspec.Raw
+    shape: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class VectorsByType(msgspec.Struct, omit_defaults=True, rename={"float_": "float"}):

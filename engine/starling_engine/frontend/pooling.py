@@ -1,0 +1,63 @@
+"""What a request for vectors asks of a model: its checks, its defaults, and the numbers that come back."""
+
+import msgspec
+import numpy as np
+
+from starling_engine.errors import InvalidRequest
+from starling_engine.model_config.classifier import LabelActivation
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.outputs import PooledNumbers, TokenRows
+from starling_engine.params import OF_TOKENS, PoolingParams
+from starling_engine.token_packing import unpack_floats
+
+
+def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
+    """Raises InvalidRequest for parameters that are wrong, or that the model cannot have."""
+    params.validate(model.vector_size, model.vocab_size, model.pooler.dimensions, model.traits.token_types)
+    if params.task in ("classify", "token_classify"):
+        if model.classifier is None:
+            raise InvalidRequest("this model has no classification head", "model")
+        if model.classifier.of_tokens and params.task == "classify":
+            raise InvalidRequest("this model's head labels tokens, and no text: POST /pooling with task token_classify", "model")
+        return
+    if params.logit_token_ids is None and model.pooler.fault is not None:
+        raise InvalidRequest(f"this model makes no vectors here: {model.pooler.fault}", "model")
+    if params.logit_token_ids is not None:
+        check_gives_tokens(model)
+
+
+def check_gives_tokens(model: ModelConfig) -> None:
+    """Raises InvalidRequest for a model that has no logits."""
+    if not model.has_lm_head:
+        raise InvalidRequest("this model makes vectors alone: its checkpoint has no head that gives tokens", "model")
+
+
+def resolved(params: PoolingParams, model: ModelConfig) -> PoolingParams:
+    """Returns the parameters with the model's defaults. Logits are those behind the last token, whatever its vectors are."""
+    if params.logit_token_ids is not None:
+        return PoolingParams(pooling="last", normalize=False, logit_token_ids=params.logit_token_ids)
+    if params.task in ("classify", "token_classify"):
+        assert model.classifier is not None, "checked with the parameters"
+        pooling = model.classifier.head.pooling
+        return PoolingParams(task=params.task, pooling=pooling, normalize=False, second_from=params.second_from)
+    pooler = model.pooler
+    normalize = pooler.normalize if params.normalize is None else params.normalize
+    return msgspec.structs.replace(params, pooling=params.pooling or pooler.pooling, normalize=normalize)
+
+
+def numbers_of(packed: bytes, params: PoolingParams, num_tokens: int) -> PooledNumbers:
+    """Returns a prompt's vector, or [num_tokens, width] of a task with numbers of each token."""
+    if params.task in OF_TOKENS:
+        return np.frombuffer(packed, "<f4").reshape(num_tokens, -1)
+    return unpack_floats(packed)
+
+
+def activated_rows(activation: LabelActivation, logits: TokenRows) -> TokenRows:
+    """Does the same to each row as `activated` to one text's numbers."""
+    match activation:
+        case "identity":
+            return logits
+        case "sigmoid":
+            return np.exp(-np.logaddexp(np.float32(0), -logits))
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
