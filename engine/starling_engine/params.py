@@ -218,7 +218,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `pooling` and `normalize` None are as the checkpoint's authors mean it. A vector is cut to its first `dimensions` numbers before
     it is normalized. With `logit_token_ids` the vector is the logits of these tokens behind the prompt, and nothing else counts.
-    From token `second_from` on the prompt is the second text of a pair, which some encoders tell from the first.
+    From token `second_from` on the prompt is the second text of a pair, which some encoders tell from the first. From token
+    `unseen_from` on no token of an encoder is seen by any, though it sees the others.
     """
 
     task: PoolingTask = "embed"
@@ -227,6 +228,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dimensions: int | None = None
     logit_token_ids: list[int] | None = None
     second_from: int | None = None
+    unseen_from: int | None = None
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -250,6 +252,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             _within("second_from", self.second_from, 0, math.inf)
             if segments < 2:
                 raise InvalidRequest("this model does not tell the second text of a pair from the first", "second_from")
+        if self.unseen_from is not None:
+            _within("unseen_from", self.unseen_from, 1, math.inf)
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

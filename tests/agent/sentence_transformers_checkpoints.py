@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F
@@ -69,6 +70,7 @@ A vector to {{ purpose }} with:{% endif %}"""
 def main(target: Path) -> None:
     torch.manual_seed(0)
     made = {"last": last, "mean": mean, "messages": messages, "reranker": reranker, "encoder": encoder, "cross": cross_encoder}
+    made |= {"colbert": colbert, "colbert decoder": colbert_decoder}
     expected = {name: make(target / name) for name, make in made.items()}
     refused(target / "mean", target)
     original(target / "reranker", target / "original")
@@ -170,6 +172,38 @@ def cross_encoder(folder: Path) -> dict[str, Any]:
         "token logits": [token_logits(model, text) for text in TEXTS],
         "scores": model.predict(pairs).tolist(),
         "ranked": [int(found["corpus_id"]) for found in model.rank(QUERY, DOCUMENTS)],
+    }
+
+
+def colbert(folder: Path) -> dict[str, Any]:
+    """Writes a model with a vector for each token, whose short queries end with tokens that nobody sees."""
+    bert(folder, BertModel)
+    expansion: Any = {"strategy": "fixed", "length": 24, "attend": False}
+    first = Transformer(str(folder), document_length=30, query_expansion=expansion)
+    mask = MultiVectorMask(skiplist_words=["##e", "no such token"])
+    return multi_vector(folder, [first, *token_projection(), mask], {"query": "[q] ", "document": "[d] "})
+
+
+def colbert_decoder(folder: Path) -> dict[str, Any]:
+    """Writes a decoder that does the same: its long queries stay whole, and scores are means."""
+    first = transformer(folder, Qwen3Model)
+    first.query_length, first.query_expansion = 40, {"strategy": "min", "length": 12, "attend": True}
+    return multi_vector(folder, [first, *token_projection(), MultiVectorMask()], None, similarity_fn_name="meanmaxsim")
+
+
+def token_projection() -> list[Any]:
+    dense = Dense(64, 24, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
+    return [dense, Normalize(module_input_name="token_embeddings")]
+
+
+def multi_vector(folder: Path, modules: list[Any], prompts: Any, **settings: Any) -> dict[str, Any]:
+    model = MultiVectorEncoder(modules=modules, prompts=prompts, **settings)
+    model.save_pretrained(str(folder), create_model_card=False)
+    queries, documents = model.encode_query([QUERY, *TEXTS]), model.encode_document(DOCUMENTS)
+    return {
+        "queries": [one.tolist() for one in queries],
+        "documents": [one.tolist() for one in documents],
+        "scores": model.similarity(queries[:1], documents)[0].tolist(),
     }
 
 

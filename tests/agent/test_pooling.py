@@ -80,6 +80,11 @@ def cross(folder: Path, start_server: StartServer) -> LiveServer:
     return start_server("--max-num-seqs=8", model=str(folder / "cross"))
 
 
+@pytest.fixture(scope="module")
+def colbert(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server("--max-num-seqs=8", model=str(folder / "colbert"))
+
+
 @functools.cache
 def model_of(server: LiveServer) -> Any:
     return server.http.get("/v1/models").json()["data"][0]["id"]
@@ -156,6 +161,39 @@ def test_a_task_that_is_not_possible_names_the_field(body: dict[str, Any], param
     found = last.http.post("/pooling", json={"input": "a", **body})
     error = found.json()["error"]
     assert (found.status_code, error["param"]) == (400, param) and says in error["message"]
+
+
+def test_a_model_with_a_vector_for_each_token(colbert: LiveServer, expected: Any) -> None:
+    """Its task need not be named. Its queries are expanded and cut to one length, and some tokens of documents have no vector."""
+    theirs = expected["colbert"]
+    queries = answer(colbert, "/pooling", input=[QUERY, *TEXTS], prompt_name="query", encoding_format="base64")["data"]
+    documents = answer(colbert, "/pooling", input=DOCUMENTS, prompt_name="document", task="token_embed")["data"]
+    for found, wanted in ((queries, theirs["queries"]), (documents, theirs["documents"])):
+        for entry, vectors_ in zip(found, wanted, strict=True):
+            same(rows(entry), vectors_)
+    assert [len(rows(one)) for one in queries] == [24] * 4 and len(rows(documents[0])) < 30
+    scores = [each["score"] for each in answer(colbert, "/score", **PAIRS)["data"]]
+    assert scores == pytest.approx(theirs["scores"], abs=1e-2)
+    each = answer(colbert, "/score", text_1=[QUERY] * len(DOCUMENTS), text_2=DOCUMENTS)["data"]
+    assert [one["score"] for one in each] == pytest.approx(scores, abs=1e-4)
+    ranked = answer(colbert, "/rerank", query=QUERY, documents=DOCUMENTS)["results"]
+    assert [one["index"] for one in ranked] == sorted(range(len(scores)), key=lambda i: -scores[i])
+    for path, body in (("/v1/embeddings", {}), ("/pooling", {"task": "embed"})):
+        refused = colbert.http.post(path, json={"model": model_of(colbert), "input": "a", **body})
+        assert refused.status_code == 400 and "a vector for each token, and none for a text" in refused.text
+
+
+def test_a_decoder_with_a_vector_for_each_token(folder: Path, expected: Any) -> None:
+    theirs = expected["colbert decoder"]
+    with LLM(str(folder / "colbert decoder"), **SETTINGS) as llm:
+        for name, texts in (("query", [QUERY, *TEXTS]), ("document", DOCUMENTS)):
+            found = llm.encode(texts, use_tqdm=False, prompt_name=name)
+            for one, wanted in zip(found, theirs["queries" if name == "query" else "documents"], strict=True):
+                same(one.outputs.data, wanted)
+        same([[one.outputs.score for one in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]], [theirs["scores"]])
+        with pytest.raises(InvalidRequest, match="a vector for each token") as refusal:
+            llm.embed("a")
+        assert refusal.value.param == "model"
 
 
 def test_an_encoder_gives_vectors_and_scores_alone(encoder: LiveServer, expected: Any) -> None:

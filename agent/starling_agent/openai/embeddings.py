@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.pooled_texts import role_of
 from starling_engine.outputs import PooledNumbers
 
 from starling_agent.openai.answering import json_response
@@ -50,6 +53,8 @@ async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends
 async def pooling(request: Request, body: Annotated[PoolingRequest, Depends(body_of(PoolingRequest))]) -> Response:
     """Returns the same vectors in vLLM's form, or what another of its tasks makes of each input."""
     endpoint, params = endpoint_of(request), body.params
+    if body.task is None:
+        params = msgspec.structs.replace(params, task=endpoint.engine.model_config.pooler.task)
     classifier, labels = endpoint.engine.model_config.classifier, params.task in ("classify", "token_classify")
     activation = classifier.label_activation if classifier and labels and body.use_activation is not False else "identity"
     as_text = body.encoding_format == "base64"
@@ -139,7 +144,12 @@ async def _answer(
     field, prompts = await _prompts(endpoint, body, caller_of(request).request_id, of_labels=of_labels)
     check_answer_size(prompts, field, params, endpoint.engine.model_config, body.encoding_format == "base64")
     answer_id = caller_of(request).answer_id(kind, body.request_id)
-    pooled = await pool(request, endpoint, {field: prompts}, params, answer_id)
+    late, role = endpoint.pooled_texts.late, role_of(body.prompt_name)
+    asked = [late.prompt(ids, params, role) for ids in prompts]
+    pooled = await pool(request, endpoint, {field: [ids for ids, _ in asked]}, [one for _, one in asked], answer_id)
+    if params.task == "token_embed":
+        each = zip(asked, pooled.rows, strict=True)
+        pooled = replace(pooled, numbers=[late.vectors(ids, rows, role) for (ids, _), rows in each])
     data = [await made(i, numbers) for i, numbers in enumerate(pooled.numbers)]
     return json_response(NumberedAnswers(id=answer_id, created=int(time.time()), model=model, data=data, usage=pooled.usage))
 
@@ -164,7 +174,7 @@ async def _prompts(
         raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
     special = texts.special_tokens if body.add_special_tokens is None else body.add_special_tokens
     form = prompt_form(endpoint, body, add_special_tokens=special, prefix=prefix)
-    return "input", await endpoint.prompts.read(body.input, "input", form, texts.ids)
+    return "input", await endpoint.prompts.read(body.input, "input", form, texts.reader(role_of(body.prompt_name)))
 
 
 def _are_texts(value: object) -> bool:

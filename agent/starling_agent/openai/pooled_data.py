@@ -30,7 +30,8 @@ def check_answer_size(prompts: Sequence[list[int]], field: str, params: PoolingP
     size = int(tokens * width * (BASE64_CHARACTERS if as_text else FLOAT_CHARACTERS))
     if size > MAX_ANSWER_BYTES:
         hint = "send fewer" if as_text else "send fewer, or ask for base64 by encoding_format"
-        why = f"{tokens} tokens with {width} numbers each would take {size >> 20} MiB, and at most {MAX_ANSWER_BYTES >> 20} are possible"
+        numbers = f"{tokens} tokens with {width} numbers each"
+        why = f"{numbers} would take {size >> 20} MiB, and at most {MAX_ANSWER_BYTES >> 20} are possible"
         raise InvalidRequest(f"{why}; {hint}", field)
 
 

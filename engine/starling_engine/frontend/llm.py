@@ -28,12 +28,13 @@ from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
 from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, cosines
-from starling_engine.frontend.pooled_texts import PooledTexts, truncation_to
+from starling_engine.frontend.pooled_texts import PooledTexts, role_of, truncation_to
 from starling_engine.frontend.pooling import activated_rows
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.model_config.classifier import LabelActivation, activated
+from starling_engine.model_config.multi_vector import ROLES, TextRole
 from starling_engine.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -49,6 +50,7 @@ from starling_engine.outputs import (
 from starling_engine.params import BeamSearchParams, PoolingParams, PoolingTask, SamplingParams
 
 T = TypeVar("T")
+Pooled = EmbeddingRequestOutput | PoolingRequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +184,11 @@ class LLM:
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Returns what `pooling_task` makes of each prompt, as `outputs.data`; by default the parameters' task, which is "embed".
+        """Returns what `pooling_task` makes of each prompt, as `outputs.data`; by default the parameters' task.
 
         These are the vectors of `embed`, the probabilities of `classify`, those of `reward` ("token_classify"), or a vector of each
-        token ("token_embed"), as an array [T, size]. Raises InvalidRequest for any other task, and where labels are asked for with
-        an argument of vectors.
+        token ("token_embed"), as an array [T, size]. Without parameters the task is "embed", or "token_embed" of a model that has
+        no other vectors. Raises InvalidRequest for any other task, and where labels are asked for with an argument of vectors.
         """
         if pooling_task not in (None, *get_args(PoolingTask)):
             possible = f"possible: {', '.join(get_args(PoolingTask))}; scores are those of LLM.score"
@@ -201,10 +203,11 @@ class LLM:
             return [_pooling_output(one, one.outputs.probs) for one in labelled]
         parsed = parse_prompts(prompts)
         each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
-        if pooling_task is not None:
-            each = [msgspec.structs.replace(one, task=pooling_task) for one in each]
+        task = pooling_task or (None if pooling_params else self.engine.model_config.pooler.task)
+        if task is not None:
+            each = [msgspec.structs.replace(one, task=task) for one in each]
         checked = self._thread.run(self._pooled(parsed, each, prompt_name, truncate_prompt_tokens))
-        return self._encode(checked, each, use_tqdm)
+        return self._interacting(checked, each, role_of(prompt_name), use_tqdm)
 
     def classify(
         self,
@@ -260,13 +263,16 @@ class LLM:
 
         A reranker's score is the probability of "yes" in [0, 1], or with `use_activation` False the difference of the logits; that
         of a model with a head for one label is what its authors make of it, or with `use_activation` False its logit. The score
-        of any other model is the cosine in [-1, 1] of the vectors that `embed` has. A reranker's prompt is cut at its document's
+        of any other model is the cosine in [-1, 1] of the vectors that `embed` has, or, where each token has a vector, the sum of
+        the best cosines that the query's tokens have with the document's. A reranker's prompt is cut at its document's
         end. Raises InvalidRequest or PromptTooLong, naming the argument.
         """
         first, second = Side("queries", _listed(queries)), Side("documents", _listed(documents))
         check_sides(first, second)
         if self._scorer is None:
             check_compared(instruction, use_activation)
+            if self.engine.model_config.pooler.multi_vector is not None:
+                return self._compare_tokens(first, second, truncate_prompt_tokens, use_tqdm)
             return self._compare(first, second, truncate_prompt_tokens, use_tqdm)
         prompts = self._thread.run(self._pairs(self._scorer, first, second, instruction, truncate_prompt_tokens))
         found = self._embed([prompt.ids for prompt in prompts], [prompt.params for prompt in prompts], use_tqdm)
@@ -344,7 +350,7 @@ class LLM:
         form = self._form(self._texts.special_tokens, self._texts.prompt(prompt_name), truncate)
         if prompt_name is not None and any(prompt.ids is not None for prompt in prompts):
             raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
-        return await self._token_ids(prompts, params, form, self._texts.ids)
+        return await self._token_ids(prompts, params, form, self._texts.reader(role_of(prompt_name)))
 
     async def _token_ids(
         self,
@@ -389,6 +395,31 @@ class LLM:
         scores = cosines([one.outputs.embedding for one in queries], [one.outputs.embedding for one in documents])
         each = queries if count == len(documents) else queries * len(documents)
         return [_scored(*row) for row in zip(scores, documents, each, strict=True)]
+
+    def _compare_tokens(self, first: Side, second: Side, truncate: int | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
+        """Scores by the vectors of tokens. A query that is for all documents is computed once."""
+        params = PoolingParams(task="token_embed")
+        found = []
+        for role, side in zip(ROLES, (first, second), strict=True):
+            texts = [ParsedPrompt(text) for text in side.texts]
+            prompts = self._thread.run(self._pooled(texts, [params] * len(texts), role, truncate))
+            found.append(self._interacting(prompts, [params] * len(texts), role, use_tqdm))
+        queries, documents = ([np.asarray(one.outputs.data) for one in outputs] for outputs in found)
+        scores = self._texts.late.scores(queries, documents)
+        each = found[0] if len(queries) == len(documents) else found[0] * len(documents)
+        return [_scored(*row) for row in zip(scores, found[1], each, strict=True)]
+
+    def _interacting(
+        self, prompts: list[list[int]], params: Sequence[PoolingParams], role: TextRole, use_tqdm: bool
+    ) -> list[PoolingRequestOutput]:
+        """Returns what `_encode` does, of texts of a role: where each token has a vector, some have none."""
+        late = self._texts.late
+        asked = [late.prompt(ids, one, role) for ids, one in zip(prompts, params, strict=True)]
+        found = self._encode([ids for ids, _ in asked], [one for _, one in asked], use_tqdm)
+        for output, one in zip(found, params, strict=True):
+            if one.task == "token_embed":
+                output.outputs.data = late.vectors(output.prompt_token_ids, np.asarray(output.outputs.data), role)
+        return found
 
     def _embed(self, prompts: list[list[int]], params: Sequence[PoolingParams], use_tqdm: bool) -> list[EmbeddingRequestOutput]:
         calls = [partial(self.engine.embed, ids, each) for ids, each in zip(prompts, params, strict=True)]
@@ -501,7 +532,7 @@ def _pooling_output(one: ClassificationRequestOutput | PoolingRequestOutput, dat
     return PoolingRequestOutput(one.request_id, one.prompt_token_ids, PoolingOutput(data), num_cached_tokens=one.num_cached_tokens)
 
 
-def _scored(score: float, document: EmbeddingRequestOutput, query: EmbeddingRequestOutput | None = None) -> ScoringRequestOutput:
+def _scored(score: float, document: Pooled, query: Pooled | None = None) -> ScoringRequestOutput:
     ids = [*query.prompt_token_ids, *document.prompt_token_ids] if query else document.prompt_token_ids
     cached = document.num_cached_tokens + (query.num_cached_tokens if query else 0)
     return ScoringRequestOutput(document.request_id, ids, ScoringOutput(score), num_cached_tokens=cached)

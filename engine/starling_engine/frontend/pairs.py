@@ -74,9 +74,9 @@ def check_sides(first: Side, second: Side) -> None:
 def check_compared(instruction: str | None, use_activation: bool | None) -> None:
     """Raises InvalidRequest for what a reranker alone has a use for."""
     if instruction is not None:
-        raise InvalidRequest("this model is no reranker that takes one; its scores are cosines of two vectors", "instruction")
+        raise InvalidRequest("this model is no reranker that takes one; its scores are products of vectors", "instruction")
     if use_activation is False:
-        raise InvalidRequest("this model's scores are cosines, which have none", "use_activation")
+        raise InvalidRequest("this model's scores are cosines or sums of them, which have none", "use_activation")
 
 
 def answer_scores(logits: Sequence[Vector], use_activation: bool | None) -> list[float]:

@@ -14,6 +14,8 @@ from starling_engine.token_packing import unpack_floats
 def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
     """Raises InvalidRequest for parameters that are wrong, or that the model cannot have."""
     params.validate(model.vector_size, model.vocab_size, model.pooler.dimensions, model.traits.token_types)
+    if params.unseen_from is not None and model.causal:
+        raise InvalidRequest("is for encoders", "unseen_from")
     if params.task in ("classify", "token_classify"):
         if model.classifier is None:
             raise InvalidRequest("this model has no classification head", "model")
@@ -22,6 +24,8 @@ def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
         return
     if params.logit_token_ids is None and model.pooler.fault is not None:
         raise InvalidRequest(f"this model makes no vectors here: {model.pooler.fault}", "model")
+    if params.logit_token_ids is None and params.task == "embed" and model.pooler.multi_vector is not None:
+        raise InvalidRequest("this model has a vector for each token, and none for a text: POST /pooling, or /score", "model")
     if params.logit_token_ids is not None:
         check_gives_tokens(model)
 

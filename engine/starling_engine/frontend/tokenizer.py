@@ -55,6 +55,7 @@ class Tokenizer:
         self._last_plain_id = max((id_ for id_ in listed if id_ not in added), default=-1)
         self.bos_token_id = self._id_of(named_tokens.get("bos_token"))
         self.eos_token_id = self._id_of(named_tokens.get("eos_token"))
+        self.mask_token_id = self._id_of(named_tokens.get("mask_token"))
         special = frozenset(token.content for token in added.values() if token.special)
         others = frozenset(token.content for token in added.values()) - special
         control = ControlTokens.of(special | templates.turn_markers(others))

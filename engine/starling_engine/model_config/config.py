@@ -179,6 +179,7 @@ def load_model_config(path: Path, tokenizer: Path | None = None) -> ModelConfig:
     extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)
     model = replace(parse_model_config(config, extra), pooler=read_pooler(path, config))
     _check_projections(model)
+    model = replace(model, pooler=_possible(model))
     model = replace(model, max_position=within_training(path, model.ropes, model.max_position))
     model = _with_end(model, end_of_tokenizer(tokenizer or path))
     if not model.has_lm_head:
@@ -197,6 +198,17 @@ def _check_projections(model: ModelConfig) -> None:
                 f"{one.folder}/config.json: in_features must be {width}, as what comes before it, got {one.in_features}"
             )
         width = one.out_features
+
+
+def _possible(model: ModelConfig) -> PoolerConfig:
+    """Returns the pooler, with a fault where the layers cannot leave a query's expansion unseen."""
+    multi = model.pooler.multi_vector
+    if multi is None or multi.expansion is None or multi.expansion.seen:
+        return model.pooler
+    if model.causal or any(0 < window < multi.expansion.length for window in model.windows):
+        why = "its query_expansion has attend: false, which is not supported in a decoder, or beyond a window"
+        return replace(model.pooler, fault=why)
+    return model.pooler
 
 
 def _with_end(model: ModelConfig, token: int | None) -> ModelConfig:

@@ -1,7 +1,7 @@
 """Reads how a checkpoint's authors make vectors and scores: sentence-transformers' files beside the config. Imports no torch."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,14 @@ from typing import Any
 from starling_engine.errors import ModelError
 from starling_engine.model_config.classifier import LabelActivation, PoolingType, read_activation
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.multi_vector import KEY, ROLES, MultiVectorConfig, read_multi_vector
 from starling_engine.model_config.projection import ProjectionConfig, read_projection
+from starling_engine.params import PoolingTask
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 TRANSFORMER = "sentence_bert_config.json"
+MASK = "MultiVectorMask"
 _MODES: Mapping[str, PoolingType] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}
 _OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -59,6 +62,7 @@ class PoolerConfig:
     classifier_tokens    tokens whose logits give a score: that of "yes", and that of "no", which some models lack
     messages             how texts are rendered before they are pooled; None: they are read as they are
     template_variables   what the chat template gets when it renders a text, or the pair that is scored
+    multi_vector         how texts are compared by vectors of their tokens, of a model that has those alone
     """
 
     pooling: PoolingType = "mean"
@@ -73,6 +77,12 @@ class PoolerConfig:
     classifier_tokens: tuple[int, ...] = ()
     messages: TextMessages | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    multi_vector: MultiVectorConfig | None = None
+
+    @property
+    def task(self) -> PoolingTask:
+        """The task of a request for vectors that names none."""
+        return "embed" if self.multi_vector is None else "token_embed"
 
     @property
     def rendering(self) -> dict[str, Any]:
@@ -94,6 +104,9 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
         return PoolerConfig(dimensions=dimensions)
     listed = _modules(folder)
     modules = dict(listed)
+    saved = _fields(folder / PROMPTS)
+    if saved.get("model_type") == "MultiVectorEncoder":
+        return PoolerConfig(dimensions=dimensions, **_prompts(saved, ROLES), **_multi_vector(folder, listed, saved))
     found: dict[str, Any] = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
     for name, read in _READERS.items():
         if name in modules:
@@ -107,24 +120,40 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
         found["lower_case"] = texts.boolean("do_lower_case", False)
         found["messages"] = _messages(texts.child("modality_config"), template)
     found["template_variables"] = _variables(template)
-    found |= _projections(folder, listed)
+    found |= _projections(folder, listed, "Pooling", "sentence_embedding")
     if unknown := [name for name in modules if name not in ("Transformer", "Normalize", "Dense", *_READERS)]:
         found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
-    saved = _fields(folder / PROMPTS)
     if "LogitScore" not in modules:
         found["score_activation"] = read_activation(saved, "activation_fn")
     return PoolerConfig(dimensions=dimensions, **_prompts(saved), **found)
 
 
-def _projections(folder: Path, modules: list[tuple[str, str]]) -> dict[str, Any]:
-    """Reads the dense modules, which come behind the pooling, and before vectors are normalized."""
+def _multi_vector(folder: Path, modules: list[tuple[str, str]], saved: Fields) -> dict[str, Any]:
+    """Reads a checkpoint with a vector for each token."""
+    paths = dict(modules)
+    texts = _fields(folder / TRANSFORMER)
+    mask = _fields(folder / Path(paths[MASK]).name / "config.json") if MASK in paths else Fields({}, MASK)
+    found = {"normalize": "Normalize" in paths, "multi_vector": read_multi_vector(texts, mask, saved)}
+    found |= _reading(texts, expands=True)
+    found |= _projections(folder, modules, "Transformer", KEY)
+    if "Normalize" in paths and _fields(folder / Path(paths["Normalize"]).name / "config.json").get("module_input_name") != KEY:
+        found["fault"] = f"its Normalize module has another module_input_name than {KEY!r}"
+    if texts.child("modality_config").has("message"):
+        found["fault"] = f"{TRANSFORMER} sends texts of a model with a vector for each token through a chat template"
+    if unknown := [name for name in paths if name not in ("Transformer", "Normalize", "Dense", MASK)]:
+        found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
+    return found
+
+
+def _projections(folder: Path, modules: list[tuple[str, str]], first: str, features: str) -> dict[str, Any]:
+    """Reads the dense modules, which come behind the module `first`, and before vectors are normalized."""
     names = [name for name, _ in modules]
     if "Dense" not in names:
         return {}
     last = len(names) - 1 - names[::-1].index("Dense")
-    if "Pooling" not in names[: names.index("Dense")] or "Normalize" in names[:last]:
-        return {"fault": f"its {MODULES} has Dense where it is not supported, before Pooling or behind Normalize"}
-    found = [read_projection(folder / Path(path).name) for name, path in modules if name == "Dense"]
+    if first not in names[: names.index("Dense")] or "Normalize" in names[:last]:
+        return {"fault": f"its {MODULES} has Dense where it is not supported, before {first} or behind Normalize"}
+    found = [read_projection(folder / Path(path).name, features) for name, path in modules if name == "Dense"]
     why = next((one for one in found if isinstance(one, str)), None)
     if why is not None:
         return {"fault": f"its Dense module has {why}, which is not supported"}
@@ -181,9 +210,9 @@ def _variables(template: Fields) -> dict[str, Any]:
     return {name: value for name, value in template.values.items() if name not in (*_LENGTH_NAMES, "restore_suffix")}
 
 
-def _reading(texts: Fields) -> dict[str, Any]:
-    """Returns the fault of a way to read texts that is not ours, if there is one."""
-    why = next(_ways_of_reading(texts), None)
+def _reading(texts: Fields, *, expands: bool = False) -> dict[str, Any]:
+    """Returns the fault of a way to read texts that is not ours, if there is one. `expands`: queries may be expanded."""
+    why = next((way for way in _ways_of_reading(texts) if not (expands and way == "query_expansion")), None)
     return {} if why is None else {"fault": f"{TRANSFORMER} asks for {why}, which is not supported"}
 
 
@@ -208,9 +237,10 @@ _READERS = {"Pooling": _pooling, "LogitScore": _classifier}
 """Readers of modules' configs, by the module's class."""
 
 
-def _prompts(config: Fields) -> dict[str, Any]:
+def _prompts(config: Fields, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads the prompts; those of `names` are there in any case."""
     prompts = config.child("prompts")
-    texts = {name: prompts.text(name) for name in prompts.names()}
+    texts = {**dict.fromkeys(names, ""), **{name: prompts.text(name) for name in prompts.names()}}
     default = config.text("default_prompt_name") if config.has("default_prompt_name") else None
     if default is not None and default not in texts:
         raise config.error("default_prompt_name", f"must be one of {', '.join(texts)}")

@@ -86,7 +86,7 @@ class PoolingRequest(EmbeddingFields):
         if self.task not in ("classify", "token_classify"):
             if self.use_activation is not None:
                 raise InvalidRequest("is for the tasks classify and token_classify", "use_activation")
-            return msgspec.structs.replace(super().params, task=self.task or "embed")
+            return super().params if self.task is None else msgspec.structs.replace(super().params, task=self.task)
         for name in ("prompt_name", "pooling", "normalize", "dimensions"):
             if getattr(self, name) is not None:
                 raise InvalidRequest(f"is for vectors, and not for the task {self.task}", name)
