@@ -84,8 +84,18 @@ class EmbeddingRequestOutput:
 
 TokenRows: TypeAlias = npt.NDArray[np.float32]
 """A row of numbers for each token: [T, width]."""
-PooledNumbers: TypeAlias = list[float] | TokenRows
-"""A vector, or a row for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """Token ids, ascending, and the weight of each; all other tokens have none."""
+
+    indices: list[int]
+    values: list[float]
+
+
+PooledNumbers: TypeAlias = list[float] | TokenRows | SparseVector
+"""A vector, a row for each token, or a sparse vector."""
 
 
 @dataclass(slots=True)

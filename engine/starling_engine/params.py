@@ -21,7 +21,7 @@ MAX_FORM_CHARACTERS = 100_000
 """Characters of a form: those of its texts, and one for each entry of an object or a list."""
 MAX_FORM_NESTING = 200
 """Objects and lists in each other, in a form."""
-PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "sparse_embed"]
 OF_TOKENS: tuple[PoolingTask, ...] = ("token_embed", "token_classify")
 """Tasks with numbers of each token."""
 
@@ -209,12 +209,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for vectors of the last hidden states instead of tokens. Names of tasks are vLLM's.
+    """Asks for vectors of the last hidden states instead of tokens. Tasks have vLLM's names.
 
     embed           one vector of their mean, or of the last or first token's
     classify        what the model's head for classification makes of that one
     token_embed     a vector of each token's
     token_classify  what the head makes of each token's
+    sparse_embed    a weight for some tokens of the vocabulary; the name is ours
 
     `pooling` and `normalize` None are as the checkpoint's authors mean it. A vector is cut to its first `dimensions` numbers before
     it is normalized. With `logit_token_ids` the vector is the logits of these tokens behind the prompt, and nothing else counts.
@@ -233,7 +234,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def reads_prefix_cache(self) -> bool:
         """False where the hidden states of the whole prompt are needed. `pooling` is known."""
-        return self.pooling == "last" and self.task not in OF_TOKENS
+        return self.pooling == "last" and self.task in ("embed", "classify")
 
     def validate(self, vector_size: int, vocab_size: int, possible: Sequence[int] = (), segments: int = 0) -> None:
         """Raises InvalidRequest naming the field that is wrong. `possible` has the model's `dimensions`; empty: any.
@@ -243,6 +244,10 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         check_types(self)
         if self.pooling is not None and self.task in OF_TOKENS:
             raise InvalidRequest(f"with task {self.task} each token has numbers of its own", "pooling")
+        if self.task == "sparse_embed":
+            for name in ("pooling", "normalize", "dimensions"):
+                if getattr(self, name) is not None:
+                    raise InvalidRequest("is not for sparse vectors", name)
         if self.dimensions is not None:
             if possible and self.dimensions not in possible:
                 raise InvalidRequest(f"this model has {', '.join(map(str, possible))}, got {self.dimensions}", "dimensions")

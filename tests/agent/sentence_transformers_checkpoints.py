@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F
 from transformers import (
     AutoTokenizer,
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
     BertTokenizer,
@@ -70,7 +72,7 @@ A vector to {{ purpose }} with:{% endif %}"""
 def main(target: Path) -> None:
     torch.manual_seed(0)
     made = {"last": last, "mean": mean, "messages": messages, "reranker": reranker, "encoder": encoder, "cross": cross_encoder}
-    made |= {"colbert": colbert, "colbert decoder": colbert_decoder}
+    made |= {"colbert": colbert, "colbert decoder": colbert_decoder, "splade": splade}
     expected = {name: make(target / name) for name, make in made.items()}
     refused(target / "mean", target)
     original(target / "reranker", target / "original")
@@ -189,6 +191,19 @@ def colbert_decoder(folder: Path) -> dict[str, Any]:
     first = transformer(folder, Qwen3Model)
     first.query_length, first.query_expansion = 40, {"strategy": "min", "length": 12, "attend": True}
     return multi_vector(folder, [first, *token_projection(), MultiVectorMask()], None, similarity_fn_name="meanmaxsim")
+
+
+def splade(folder: Path) -> dict[str, Any]:
+    """Writes a masked language model with a weight for each token of the vocabulary."""
+    bert(folder, BertForMaskedLM)
+    modules = [Transformer(str(folder), transformer_task="fill-mask"), SpladePooling("max")]
+    model = SparseEncoder(modules=modules, prompts={"query": "[q] ", "document": ""})
+    model.save_pretrained(str(folder), create_model_card=False)
+    return {
+        "plain": model.encode(TEXTS).to_dense().tolist(),
+        "query": model.encode_query(TEXTS).to_dense().tolist(),
+        "scores": model.similarity(model.encode([QUERY]), model.encode(DOCUMENTS))[0].tolist(),
+    }
 
 
 def token_projection() -> list[Any]:

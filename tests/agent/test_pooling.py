@@ -85,6 +85,11 @@ def colbert(folder: Path, start_server: StartServer) -> LiveServer:
     return start_server("--max-num-seqs=8", model=str(folder / "colbert"))
 
 
+@pytest.fixture(scope="module")
+def splade(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server("--max-num-seqs=8", model=str(folder / "splade"))
+
+
 @functools.cache
 def model_of(server: LiveServer) -> Any:
     return server.http.get("/v1/models").json()["data"][0]["id"]
@@ -154,6 +159,7 @@ def test_each_token_has_the_labels_of_a_head(cross: LiveServer, expected: Any) -
         ({"task": "token_embed", "dimensions": 65}, "dimensions", "16, 32, 64"),
         ({"task": "token_classify", "normalize": True}, "normalize", "is for vectors"),
         ({"task": "plugin"}, "task", "token_embed"),
+        ({"task": "sparse_embed"}, "model", "are not sparse"),
         ({"task": "token_embed", "input": [[5] * 512] * 2048}, "input", "at most 256 are possible"),
     ],
 )
@@ -194,6 +200,37 @@ def test_a_decoder_with_a_vector_for_each_token(folder: Path, expected: Any) -> 
         with pytest.raises(InvalidRequest, match="a vector for each token") as refusal:
             llm.embed("a")
         assert refusal.value.param == "model"
+
+
+def dense(entry: Any, size: int) -> list[float]:
+    """Returns all numbers of a sparse vector."""
+    indices, values = entry["data"]["indices"], entry["data"]["values"]
+    assert indices == sorted(set(indices)) and all(values)
+    weights = dict(zip(indices, values, strict=True))
+    return [weights.get(token, 0.0) for token in range(size)]
+
+
+@pytest.mark.parametrize(("name", "body"), [("plain", {}), ("query", {"prompt_name": "query", "task": "sparse_embed"})])
+def test_sparse_vectors(name: str, body: dict[str, Any], splade: LiveServer, expected: Any) -> None:
+    theirs = expected["splade"][name]
+    found = answer(splade, "/pooling", input=TEXTS, **body)["data"]
+    same([dense(entry, len(theirs[0])) for entry in found], theirs)
+    assert 0 < len(found[0]["data"]["indices"]) < len(theirs[0])
+
+
+def test_scores_of_sparse_vectors_are_their_products(splade: LiveServer, expected: Any) -> None:
+    scores = [each["score"] for each in answer(splade, "/score", **PAIRS)["data"]]
+    assert scores == pytest.approx(expected["splade"]["scores"], rel=1e-3)
+    ranked = answer(splade, "/rerank", query=QUERY, documents=DOCUMENTS)["results"]
+    assert [one["index"] for one in ranked] == sorted(range(len(scores)), key=lambda i: -scores[i])
+    for path, body, param in (
+        ("/v1/embeddings", {}, "model"),
+        ("/pooling", {"encoding_format": "base64"}, "encoding_format"),
+        ("/pooling", {"dimensions": 8}, "dimensions"),
+        ("/pooling", {"normalize": True}, "normalize"),
+    ):
+        refused = splade.http.post(path, json={"model": model_of(splade), "input": "a", **body})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
 
 
 def test_an_encoder_gives_vectors_and_scores_alone(encoder: LiveServer, expected: Any) -> None:

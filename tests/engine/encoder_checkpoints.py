@@ -1,5 +1,6 @@
 """Small synthetic encoders, written by transformers, with and without heads for classification."""
 
+import json
 import string
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,24 @@ TOKEN_CLASSIFIERS = {
     ),
     "nomic-bert": EncoderVariant("NomicBertForTokenClassification", "NomicBertConfig", {"num_labels": 5}, types=2),
 }
+
+MASKED = {
+    "bert": EncoderVariant("BertForMaskedLM", "BertConfig"),
+    "xlm-roberta": EncoderVariant("XLMRobertaForMaskedLM", "XLMRobertaConfig", {"pad_token_id": 1}),
+    "distilbert": EncoderVariant("DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT),
+    "modernbert": EncoderVariant("ModernBertForMaskedLM", "ModernBertConfig", MODERNBERT),
+}
+
+
+def write_splade(folder: Path, **pooling: str) -> None:
+    """Writes the files by which sentence-transformers makes sparse vectors of a masked language model."""
+    modules = [
+        {"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
+        {"path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    (folder / "1_SpladePooling/config.json").write_text(json.dumps(pooling))
 
 
 def write_tokenizer(folder: Path) -> None:

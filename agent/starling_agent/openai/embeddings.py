@@ -58,6 +58,8 @@ async def pooling(request: Request, body: Annotated[PoolingRequest, Depends(body
     classifier, labels = endpoint.engine.model_config.classifier, params.task in ("classify", "token_classify")
     activation = classifier.label_activation if classifier and labels and body.use_activation is not False else "identity"
     as_text = body.encoding_format == "base64"
+    if as_text and params.task == "sparse_embed":
+        raise InvalidRequest("a sparse vector has lists; possible: float", "encoding_format")
     return await _answer(request, body, params, "pool", lambda i, numbers: pooled_data(i, numbers, activation, as_text))
 
 

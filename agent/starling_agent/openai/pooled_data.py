@@ -9,10 +9,10 @@ from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.pooling import activated_rows
 from starling_engine.model_config.classifier import LabelActivation, activated
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.outputs import PooledNumbers, TokenRows
+from starling_engine.outputs import PooledNumbers, SparseVector, TokenRows
 from starling_engine.params import OF_TOKENS, PoolingParams
 
-from starling_agent.openai.protocol.answers import PooledData
+from starling_agent.openai.protocol.answers import PooledData, SparseData
 from starling_agent.openai.vector_types import as_base64
 
 MAX_ANSWER_BYTES = 256 << 20
@@ -41,6 +41,8 @@ def _num_labels(model: ModelConfig) -> int:
 
 async def pooled_data(index: int, numbers: PooledNumbers, activation: LabelActivation, as_text: bool) -> PooledData:
     """Returns the entry of one input. Rows are written in a thread, one after the other: others run between them."""
+    if isinstance(numbers, SparseVector):
+        return PooledData(index=index, data=SparseData(numbers.indices, numbers.values))
     if isinstance(numbers, list):
         vector = activated(activation, numbers)
         return PooledData(index=index, data=as_base64(vector) if as_text else vector)

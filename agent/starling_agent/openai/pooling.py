@@ -11,7 +11,7 @@ from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.pooled_texts import truncation_to
 from starling_engine.frontend.prompt_encoder import PromptForm
 from starling_engine.frontend.tokenizer import Truncation
-from starling_engine.outputs import PooledNumbers, PoolingRequestOutput, TokenRows
+from starling_engine.outputs import PooledNumbers, PoolingRequestOutput, SparseVector, TokenRows
 
 from starling_agent.openai.endpoint import Endpoint, caller_of
 from starling_agent.openai.field_names import errors_named
@@ -37,7 +37,7 @@ class PooledPrompts:
     @property
     def rows(self) -> list[TokenRows]:
         """The numbers, of a task that gives some for each token."""
-        return [numbers for numbers in self.numbers if not isinstance(numbers, list)]
+        return [numbers for numbers in self.numbers if not isinstance(numbers, list | SparseVector)]
 
 
 async def pool(

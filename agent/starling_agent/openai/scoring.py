@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, cosines
+from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, similarities
 from starling_engine.model_config.classifier import activated
 from starling_engine.model_config.multi_vector import ROLES
 
@@ -141,14 +141,16 @@ async def _judge(
 
 
 async def _compare(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
-    """Scores by the cosine of the vectors that /v1/embeddings has for the two texts."""
+    """Scores by the cosine of the vectors that /v1/embeddings has for the two texts, or by the product of sparse ones."""
     endpoint = endpoint_of(request)
     texts = endpoint.pooled_texts
     form = prompt_form(endpoint, body, add_special_tokens=texts.special_tokens, prefix=texts.prompt(None))
     prompts = {side.field: await endpoint.prompts.read(side.sent, side.field, form, texts.ids) for side in (first, second)}
-    pooled = await pool(request, endpoint, prompts, PoolingParams(normalize=True), answer_id)
+    is_sparse = endpoint.engine.model_config.pooler.splade is not None
+    params = PoolingParams(task="sparse_embed") if is_sparse else PoolingParams(normalize=True)
+    pooled = await pool(request, endpoint, prompts, params, answer_id)
     split = len(first.texts)
-    return ScoredPairs(cosines(pooled.vectors[:split], pooled.vectors[split:]), pooled.usage)
+    return ScoredPairs(similarities(pooled.numbers[:split], pooled.numbers[split:]), pooled.usage)
 
 
 async def _compare_tokens(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:

@@ -27,7 +27,7 @@ from starling_engine.frontend.cross_encoder import pair_scorer
 from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
-from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, cosines
+from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, similarities
 from starling_engine.frontend.pooled_texts import PooledTexts, role_of, truncation_to
 from starling_engine.frontend.pooling import activated_rows
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
@@ -386,13 +386,14 @@ class LLM:
         return prompts
 
     def _compare(self, first: Side, second: Side, truncate: int | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
-        """Scores by cosines. A query that is for all documents is computed once."""
-        params, count = PoolingParams(normalize=True), len(first.texts)
+        """Scores by cosines, or by products of sparse vectors. A query that is for all documents is computed once."""
+        is_sparse, count = self.engine.model_config.pooler.splade is not None, len(first.texts)
+        params = PoolingParams(task="sparse_embed") if is_sparse else PoolingParams(normalize=True)
         texts = [ParsedPrompt(text) for text in (*first.texts, *second.texts)]
         prompts = self._thread.run(self._pooled(texts, [params] * len(texts), None, truncate))
-        found = self._embed(prompts, [params] * len(prompts), use_tqdm)
+        found = self._encode(prompts, [params] * len(prompts), use_tqdm)
         queries, documents = found[:count], found[count:]
-        scores = cosines([one.outputs.embedding for one in queries], [one.outputs.embedding for one in documents])
+        scores = similarities([one.outputs.data for one in queries], [one.outputs.data for one in documents])
         each = queries if count == len(documents) else queries * len(documents)
         return [_scored(*row) for row in zip(scores, documents, each, strict=True)]
 

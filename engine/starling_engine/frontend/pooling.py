@@ -6,9 +6,9 @@ import numpy as np
 from starling_engine.errors import InvalidRequest
 from starling_engine.model_config.classifier import LabelActivation
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.outputs import PooledNumbers, TokenRows
+from starling_engine.outputs import PooledNumbers, SparseVector, TokenRows
 from starling_engine.params import OF_TOKENS, PoolingParams
-from starling_engine.token_packing import unpack_floats
+from starling_engine.token_packing import unpack_floats, unpack_tokens
 
 
 def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
@@ -24,6 +24,11 @@ def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
         return
     if params.logit_token_ids is None and model.pooler.fault is not None:
         raise InvalidRequest(f"this model makes no vectors here: {model.pooler.fault}", "model")
+    has_none = f"this model's vectors are not sparse: possible is the task {model.pooler.task}"
+    if params.task == "sparse_embed" and model.pooler.splade is None:
+        raise InvalidRequest(has_none, "model")
+    if params.logit_token_ids is None and params.task == "embed" and model.pooler.splade is not None:
+        raise InvalidRequest("this model's vectors are sparse: POST /pooling with task sparse_embed, or /score", "model")
     if params.logit_token_ids is None and params.task == "embed" and model.pooler.multi_vector is not None:
         raise InvalidRequest("this model has a vector for each token, and none for a text: POST /pooling, or /score", "model")
     if params.logit_token_ids is not None:
@@ -44,13 +49,18 @@ def resolved(params: PoolingParams, model: ModelConfig) -> PoolingParams:
         assert model.classifier is not None, "checked with the parameters"
         pooling = model.classifier.head.pooling
         return PoolingParams(task=params.task, pooling=pooling, normalize=False, second_from=params.second_from)
+    if params.task == "sparse_embed":
+        return params
     pooler = model.pooler
     normalize = pooler.normalize if params.normalize is None else params.normalize
     return msgspec.structs.replace(params, pooling=params.pooling or pooler.pooling, normalize=normalize)
 
 
 def numbers_of(packed: bytes, params: PoolingParams, num_tokens: int) -> PooledNumbers:
-    """Returns a prompt's vector, or [num_tokens, width] of a task with numbers of each token."""
+    """Returns a prompt's vector, in the form that the task has."""
+    if params.task == "sparse_embed":
+        half = len(packed) // 2
+        return SparseVector(list(unpack_tokens(packed[:half])), unpack_floats(packed[half:]))
     if params.task in OF_TOKENS:
         return np.frombuffer(packed, "<f4").reshape(num_tokens, -1)
     return unpack_floats(packed)

@@ -39,6 +39,12 @@ def sum_norms(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     return (LayerConfig(rope=None, norms="sum"),) * num_layers
 
 
+def _masked_head(config: Fields) -> HeadShape:
+    of = "cls.predictions"
+    activation = config.text("hidden_act", "gelu")
+    return HeadShape(out=of, dense=f"{of}.transform.dense", activation=activation, norm=f"{of}.transform.LayerNorm")
+
+
 def _bert_traits(config: Fields) -> Traits:
     config.only("is_decoder", False)
     config.one_of("position_embedding_type", "absolute")
@@ -58,6 +64,7 @@ BERT = ModelDefinition(
     causal=False,
     head=fixed_head(HeadShape(dense="pooler.dense")),
     token_head=fixed_head(HeadShape()),
+    masked_head=_masked_head,
     activation="gelu",
     eps_field="layer_norm_eps",
     rms_eps=1e-12,
@@ -69,6 +76,7 @@ ROBERTA = replace(
     architecture="RobertaModel",
     traits=_roberta_traits,
     head=fixed_head(HeadShape(dense="classifier.dense", out="classifier.out_proj")),
+    masked_head=fixed_head(HeadShape(out="lm_head", dense="lm_head.dense", activation="gelu", norm="lm_head.layer_norm")),
 )
 XLM_ROBERTA = replace(ROBERTA, architecture="XLMRobertaModel")
 CAMEMBERT = replace(ROBERTA, architecture="CamembertModel")

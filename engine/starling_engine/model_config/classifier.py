@@ -10,6 +10,7 @@ from starling_engine.model_config.fields import Fields
 
 ENDING = "ForSequenceClassification"
 TOKEN_ENDING = "ForTokenClassification"
+MASKED_ENDING = "ForMaskedLM"
 PoolingType = Literal["mean", "last", "cls"]
 LabelActivation = Literal["sigmoid", "softmax", "identity"]
 MAX_LABELS = 100_000

@@ -10,7 +10,7 @@ from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
 from starling_engine.model_config.base_model import is_base_model
-from starling_engine.model_config.classifier import ClassifierConfig, read_classifier
+from starling_engine.model_config.classifier import MASKED_ENDING, ClassifierConfig, HeadShape, read_classifier
 from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
@@ -90,6 +90,8 @@ class ModelConfig:
     has_lm_head: bool = True
     classifier: ClassifierConfig | None = None
     """The head for classification; such a model gives no tokens."""
+    masked_head: HeadShape | None = None
+    """The head for masked tokens, of a model that makes sparse vectors by it."""
     gated_delta: GatedDeltaConfig | None = None
     mamba: MambaConfig | None = None
     mamba2: Mamba2Config | None = None
@@ -180,6 +182,8 @@ def load_model_config(path: Path, tokenizer: Path | None = None) -> ModelConfig:
     model = replace(parse_model_config(config, extra), pooler=read_pooler(path, config))
     _check_projections(model)
     model = replace(model, pooler=_possible(model))
+    if model.pooler.splade is None:
+        model = replace(model, masked_head=None)
     model = replace(model, max_position=within_training(path, model.ropes, model.max_position))
     model = _with_end(model, end_of_tokenizer(tokenizer or path))
     if not model.has_lm_head:
@@ -201,7 +205,10 @@ def _check_projections(model: ModelConfig) -> None:
 
 
 def _possible(model: ModelConfig) -> PoolerConfig:
-    """Returns the pooler, with a fault where the layers cannot leave a query's expansion unseen."""
+    """Returns the pooler, with a fault where the layers cannot leave a query's expansion unseen, or a head is not there."""
+    if model.pooler.splade is not None and (model.masked_head is None or not model.tie_word_embeddings):
+        why = f"its SpladePooling needs a head for masked tokens, tied to the embedding, and {model.architecture} has none here"
+        return replace(model.pooler, fault=why)
     multi = model.pooler.multi_vector
     if multi is None or multi.expansion is None or multi.expansion.seen:
         return model.pooler
@@ -286,12 +293,18 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         generation_defaults=_read_generation_defaults(generation),
         has_lm_head=causal and classifier is None,
         classifier=classifier,
+        masked_head=_masked_head(config, definition),
         gated_delta=gated_delta,
         mamba=mamba,
         mamba2=mamba2,
         short_conv=short_conv,
         causal=causal,
     )
+
+
+def _masked_head(config: Fields, definition: ModelDefinition) -> HeadShape | None:
+    is_there = any(name.endswith(MASKED_ENDING) for name in config.texts("architectures"))
+    return definition.masked_head(config) if is_there and definition.masked_head else None
 
 
 def _within_one_chunk(config: Fields, layers: tuple[LayerConfig, ...], max_position: int) -> int:

@@ -174,6 +174,7 @@ class ModelDefinition:
     mlp_size      the width of a plain MLP, from what the config's field says
     head          of its checkpoints for classification, or of those that score pairs; None: these are not supported
     token_head    of its checkpoints that label tokens
+    masked_head   of its checkpoints for masked tokens, by which vectors are sparse; `out` has the bias; None: none is supported
     causal        False for an encoder, whose tokens see each other in both directions
 
     Others are defaults for configs without the field. Without any head_dim it is hidden size / heads. `eps_field` is the field's
@@ -198,6 +199,7 @@ class ModelDefinition:
     causal: bool = True
     head: ReadHead | None = decoder_head
     token_head: ReadHead | None = decoder_token_head
+    masked_head: ReadHead | None = None
     head_dim: int | None = None
     rope_theta: float = DEFAULT_THETA
     rms_eps: float = 1e-6

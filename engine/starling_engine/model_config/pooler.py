@@ -11,12 +11,13 @@ from starling_engine.model_config.classifier import LabelActivation, PoolingType
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.multi_vector import KEY, ROLES, MultiVectorConfig, read_multi_vector
 from starling_engine.model_config.projection import ProjectionConfig, read_projection
+from starling_engine.model_config.splade import SpladeConfig, read_splade
 from starling_engine.params import PoolingTask
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 TRANSFORMER = "sentence_bert_config.json"
-MASK = "MultiVectorMask"
+MASK, SPLADE = "MultiVectorMask", "SpladePooling"
 _MODES: Mapping[str, PoolingType] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}
 _OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -63,6 +64,7 @@ class PoolerConfig:
     messages             how texts are rendered before they are pooled; None: they are read as they are
     template_variables   what the chat template gets when it renders a text, or the pair that is scored
     multi_vector         how texts are compared by vectors of their tokens, of a model that has those alone
+    splade               how a text's sparse vector is made, of a model that has those alone
     """
 
     pooling: PoolingType = "mean"
@@ -78,10 +80,13 @@ class PoolerConfig:
     messages: TextMessages | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     multi_vector: MultiVectorConfig | None = None
+    splade: SpladeConfig | None = None
 
     @property
     def task(self) -> PoolingTask:
         """The task of a request for vectors that names none."""
+        if self.splade is not None:
+            return "sparse_embed"
         return "embed" if self.multi_vector is None else "token_embed"
 
     @property
@@ -105,6 +110,8 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     listed = _modules(folder)
     modules = dict(listed)
     saved = _fields(folder / PROMPTS)
+    if SPLADE in modules:
+        return PoolerConfig(dimensions=dimensions, **_prompts(saved), **_sparse(folder, listed))
     if saved.get("model_type") == "MultiVectorEncoder":
         return PoolerConfig(dimensions=dimensions, **_prompts(saved, ROLES), **_multi_vector(folder, listed, saved))
     found: dict[str, Any] = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
@@ -126,6 +133,16 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     if "LogitScore" not in modules:
         found["score_activation"] = read_activation(saved, "activation_fn")
     return PoolerConfig(dimensions=dimensions, **_prompts(saved), **found)
+
+
+def _sparse(folder: Path, modules: list[tuple[str, str]]) -> dict[str, Any]:
+    """Reads a checkpoint with a weight for each token of the vocabulary."""
+    paths = dict(modules)
+    found: dict[str, Any] = {"splade": read_splade(Fields.read(folder / Path(paths[SPLADE]).name / "config.json"))}
+    found |= _reading(_fields(folder / TRANSFORMER), output="logits")
+    if unknown := [name for name in paths if name not in ("Transformer", "MLMTransformer", SPLADE)]:
+        found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
+    return found
 
 
 def _multi_vector(folder: Path, modules: list[tuple[str, str]], saved: Fields) -> dict[str, Any]:
@@ -210,19 +227,19 @@ def _variables(template: Fields) -> dict[str, Any]:
     return {name: value for name, value in template.values.items() if name not in (*_LENGTH_NAMES, "restore_suffix")}
 
 
-def _reading(texts: Fields, *, expands: bool = False) -> dict[str, Any]:
+def _reading(texts: Fields, *, expands: bool = False, output: str = "last_hidden_state") -> dict[str, Any]:
     """Returns the fault of a way to read texts that is not ours, if there is one. `expands`: queries may be expanded."""
-    why = next((way for way in _ways_of_reading(texts) if not (expands and way == "query_expansion")), None)
+    why = next((way for way in _ways_of_reading(texts, output) if not (expands and way == "query_expansion")), None)
     return {} if why is None else {"fault": f"{TRANSFORMER} asks for {why}, which is not supported"}
 
 
-def _ways_of_reading(texts: Fields) -> Iterator[str]:
+def _ways_of_reading(texts: Fields, output: str) -> Iterator[str]:
     """Yields what a file asks of its texts that is not done here, by the field's name."""
     if texts.has("query_expansion"):
         yield "query_expansion"
     modalities = texts.child("modality_config")
     used = "message" if modalities.has("message") else "text"
-    for name, ours in (("method", "forward"), ("method_output_name", "last_hidden_state")):
+    for name, ours in (("method", "forward"), ("method_output_name", output)):
         if (value := modalities.child(used).get(name)) not in (None, ours):
             yield f"modality_config.{used}.{name} {value!r}"
     for group in ("processor_kwargs", "tokenizer_args"):

@@ -12,7 +12,7 @@ from starling_engine.model_config.apertus import APERTUS
 from starling_engine.model_config.arcee import ARCEE
 from starling_engine.model_config.bamba import BAMBA
 from starling_engine.model_config.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
-from starling_engine.model_config.classifier import ENDING, TOKEN_ENDING
+from starling_engine.model_config.classifier import ENDING, MASKED_ENDING, TOKEN_ENDING
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_2
 from starling_engine.model_config.definition import ModelDefinition
@@ -108,7 +108,7 @@ OTHER_NAMES = {
     **{
         f"{name.removesuffix('Model')}{ending}": name
         for name, each in DEFINITIONS.items()
-        for ending in ("ForMaskedLM", ENDING, TOKEN_ENDING)
+        for ending in (MASKED_ENDING, ENDING, TOKEN_ENDING)
         if not each.causal and (ending != ENDING or each.head is not None)
     },
     **{
@@ -117,7 +117,7 @@ OTHER_NAMES = {
         if name.endswith("ForCausalLM")
         for ending in (ENDING, TOKEN_ENDING)
     },
-    **{f"Gte{ending}": GTE.architecture for ending in ("Model", "ForMaskedLM", ENDING, TOKEN_ENDING)},
+    **{f"Gte{ending}": GTE.architecture for ending in ("Model", MASKED_ENDING, ENDING, TOKEN_ENDING)},
 }
 """Architectures that are one of `DEFINITIONS` but for their name and their head."""
 

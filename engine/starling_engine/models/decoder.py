@@ -22,10 +22,11 @@ from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.registry import definition_of
 from starling_engine.models.added_embeddings import AddedEmbeddings
 from starling_engine.models.build_context import BuildContext
-from starling_engine.models.classification_head import ClassificationHead
+from starling_engine.models.classification_head import ClassificationHead, MaskedHead
 from starling_engine.models.decoder_layer import Attention, DecoderLayer
 from starling_engine.models.distance_bias import DistanceBias
 from starling_engine.models.projections import Projections
+from starling_engine.models.splade import add_tokens
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.cache_scales import ENDINGS
@@ -187,6 +188,9 @@ class Decoder:
         """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank; written to `out`, if given."""
         # A GPU's product has the model's dtype: one copy widens it and writes it to `out`.
         assert self._lm_head is not None, "an encoder gives no tokens"
+        if self._masked_head is not None:
+            states = self._masked_head.forward(hidden)
+            return self._masked_head.add_bias(self._vocabulary.gather(self._lm_head.forward(states, torch.float32)))
         dtype = None if out is not None and out.is_cuda else torch.float32
         logits = self._vocabulary.gather(self._lm_head.forward(hidden, dtype))
         return self._finished(logits if out is None else out.copy_(logits))
@@ -195,6 +199,11 @@ class Decoder:
         """hidden [N, hidden_size], pooled or not -> [N, labels] fp32, in the last stage of a model with such a head."""
         assert self._head is not None, "this stage has no head"
         return self._head.forward(hidden)
+
+    def add_lexical(self, hidden: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+        """hidden [N, hidden_size] -> weights [vocab_size] fp32 of these tokens and those `before`, of a model that has some."""
+        assert self.config.pooler.splade is not None, "checked with the parameters"
+        return add_tokens(self.config.pooler.splade, self.logits(hidden), before)
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Takes states [..., hidden_size] fp32, pooled or not, through the model's dense modules of sentence-transformers."""
@@ -253,7 +262,7 @@ class Decoder:
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
         rows, traits = self._vocabulary.share, config.traits
         self._lm_head: Linear | None = None
-        if config.causal:
+        if config.causal or config.masked_head:
             head, other = (names.embedding, names.lm_head) if tied else (names.lm_head, names.other_lm_head)
             shape = stacked([head], [rows], config.hidden_size, traits.head_bias, lookup=tied, fused=other)
             self._lm_head = build.linear(shape)
@@ -266,5 +275,8 @@ class Decoder:
         first: tuple[HasWeightSlots | None, ...] = (table, self._added_embeddings) if self.stage.first else ()
         first = (*first, self._distance_bias)
         self._head = ClassificationHead(build, config.classifier) if config.classifier and self.stage.last else None
-        last: tuple[HasWeightSlots | None, ...] = (self._norm, self._lm_head, self._head) if self.stage.last else ()
+        self._masked_head = MaskedHead(build, config.masked_head) if config.masked_head and self.stage.last else None
+        last: tuple[HasWeightSlots | None, ...] = (
+            (self._norm, self._lm_head, self._head, self._masked_head) if self.stage.last else ()
+        )
         self._parts: tuple[HasWeightSlots, ...] = tuple(part for part in (*first, *self._layers, *last) if part is not None)

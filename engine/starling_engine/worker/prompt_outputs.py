@@ -24,6 +24,7 @@ class RunnableModel(Protocol):
     forward  ids [T] int64 -> [T, hidden]; `arrived` [T, hidden] comes from the stage before, or from `embed`, in place of ids
     logits   hidden [R, hidden] -> [R, vocab] fp32, in `out` if given
     classify hidden [N, hidden] -> [N, labels] fp32
+    add_lexical  hidden [N, hidden] and weights [vocab] fp32 of tokens before, if any -> those of all
     project  hidden [..., hidden] fp32 -> the vectors that it gives
     """
 
@@ -35,6 +36,8 @@ class RunnableModel(Protocol):
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
+    def add_lexical(self, hidden: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor: ...
+
     def project(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
@@ -44,7 +47,7 @@ class NoModel:
     def forward(self, *_: object) -> NoReturn:
         raise AssertionError("no step is planned for a core that sleeps")
 
-    embed = logits = classify = project = forward
+    embed = logits = classify = add_lexical = project = forward
 
 
 class PromptOutputs:
@@ -71,6 +74,11 @@ class PromptOutputs:
                 yield from self._prompt_logprobs(state, row_hidden, slot, plan.starts[r], result.extras_of(r))
             elif state.pooling.task in OF_TOKENS:
                 yield from self._token_rows(state, row_hidden, result.extras_of(r) if plan.sample[r] else None)
+            elif state.pooling.task == "sparse_embed":
+                for at in range(0, len(row_hidden), LOGPROB_ROWS):
+                    state.pooled = self._model.add_lexical(row_hidden[at : at + LOGPROB_ROWS], state.pooled)
+                if plan.sample[r] and state.pooled is not None:
+                    yield DeviceValues(state.pooled.view(torch.int32), partial(_take_sparse, result.extras_of(r)))
             elif (vector := self._pool(state, row_hidden, plan.starts[r], done=plan.sample[r])) is not None:
                 yield DeviceValues(vector.view(torch.int32), partial(_take_vector, result.extras_of(r)))
 
@@ -119,6 +127,12 @@ def _take_prompt_logprobs(extras: RowExtras, most: int, found: torch.Tensor) -> 
 
 def _take_vector(extras: RowExtras, found: torch.Tensor) -> None:
     extras.pooled = _packed(found)
+
+
+def _take_sparse(extras: RowExtras, found: torch.Tensor) -> None:
+    """Takes the ids of the tokens that have a weight, and the weights behind these."""
+    ids = found.view(torch.float32).nonzero().flatten()
+    extras.pooled = _packed(ids.int()) + _packed(found[ids])
 
 
 def _take_rows(state: SlotState, extras: RowExtras | None, found: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from starling_engine.args import EngineArgs
 from starling_engine.attention.bidirectional import BidirectionalAttention
 from starling_engine.errors import ConfigError, ModelError, UnsupportedModel
+from starling_engine.frontend.pooling import numbers_of
 from starling_engine.frontend.resolve import resolve
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
@@ -15,7 +16,7 @@ from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.params import PoolingParams
 from starling_engine.step import NewRequest, StepPlan
-from starling_engine.token_packing import pack_tokens, unpack_floats
+from starling_engine.token_packing import pack_tokens
 from starling_engine.weights.loader import load_weights
 from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.host.encoder_runner import EncoderRunner
@@ -23,7 +24,16 @@ from starling_engine.worker.stage import StageLink
 from transformers import PreTrainedModel
 
 from tests.engine.checkpoints import edit_json
-from tests.engine.encoder_checkpoints import CLASSIFIERS, ENCODERS, TOKEN_CLASSIFIERS, VOCAB, EncoderVariant, write_encoder
+from tests.engine.encoder_checkpoints import (
+    CLASSIFIERS,
+    ENCODERS,
+    MASKED,
+    TOKEN_CLASSIFIERS,
+    VOCAB,
+    EncoderVariant,
+    write_encoder,
+    write_splade,
+)
 from tests.engine.parallel.threads import on_ranks
 
 CPU, FP32 = torch.device("cpu"), torch.float32
@@ -54,8 +64,8 @@ def answers(folder: Path, params: list[PoolingParams], tensor: Communicator = AL
         result = runner.launch(StepPlan(0, 0, slots, [0] * len(slots), LENGTHS, [True] * len(slots), new)).finish()
     if not stages.shard.last:
         return [None] * len(slots)
-    packed = [result.extras_of(row).pooled for row in slots]
-    return [unpack_floats(one) for one in packed if one is not None]
+    packed = [result.extras_of(row).pooled or b"" for row in slots]
+    return [numbers_of(one, wanted, length) for one, wanted, length in zip(packed, params, LENGTHS, strict=True)]
 
 
 def expected(model: PreTrainedModel, variant: EncoderVariant) -> list[torch.Tensor]:
@@ -118,7 +128,43 @@ def test_a_head_gives_each_token_the_logits_of_transformers(name: str, tmp_path:
     assert classifier is not None and classifier.of_tokens and len(classifier.labels) == 5
     wanted = [PoolingParams(task="token_classify", second_from=second_from(variant, length)) for length in LENGTHS]
     for found, theirs in zip(answers(tmp_path, wanted), logits, strict=True):
-        torch.testing.assert_close(torch.tensor(found).view(-1, 5), theirs, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(torch.tensor(found), theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("split", ["alone", "two ranks", "two stages"])
+@pytest.mark.matrix
+def test_a_head_for_masked_tokens_makes_sparse_vectors(name: str, split: str, tmp_path: Path) -> None:
+    variant = MASKED[name]
+    model = write_encoder(tmp_path, variant)
+    write_splade(tmp_path, pooling_strategy="max" if name == "bert" else "sum", activation_function="log1p_relu")
+    wanted = [PoolingParams(task="sparse_embed")] * len(LENGTHS)
+
+    def work(ranks: Communicator) -> list[Any]:
+        return answers(tmp_path, wanted, **{"tensor" if split == "two ranks" else "stages": ranks})
+
+    found = answers(tmp_path, wanted) if split == "alone" else on_ranks(2, "gloo", work)[-1]
+    for vector, ids in zip(found, prompts(), strict=True):
+        weights = torch.zeros(VOCAB)
+        weights[vector.indices] = torch.tensor(vector.values)
+        with torch.inference_mode():
+            each = model(torch.tensor([ids])).logits[0].relu().log1p().log1p()
+        theirs = each.amax(0) if name == "bert" else each.sum(0)
+        torch.testing.assert_close(weights, theirs, atol=TOLERANCE, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mpnet", "modernbert"])
+def test_tokens_that_none_sees_see_the_others(name: str, tmp_path: Path) -> None:
+    """Keys are fewer than queries then, also with biases by distance and in windows."""
+    variant = ENCODERS[name]
+    model = write_encoder(tmp_path, variant)
+    seen = [max(1, length - 3) for length in LENGTHS]
+    wanted = [PoolingParams(task="token_embed", normalize=False, unseen_from=count) for count in seen]
+    for found, ids, count in zip(answers(tmp_path, wanted), prompts(), seen, strict=True):
+        mask = (torch.arange(len(ids)) < count).long()[None]
+        with torch.inference_mode():
+            states = model(torch.tensor([ids]), attention_mask=mask).last_hidden_state[0]
+        torch.testing.assert_close(torch.tensor(found), states, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("split", ["two ranks", "two stages"])
@@ -132,7 +178,7 @@ def test_each_token_has_a_vector_of_its_own(split: str, tmp_path: Path) -> None:
 
     for found, theirs, one in zip(on_ranks(2, "gloo", work)[-1], states, wanted, strict=True):
         vectors = torch.nn.functional.normalize(theirs[:, : one.dimensions], dim=1)
-        torch.testing.assert_close(torch.tensor(found).view(len(theirs), -1), vectors, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(torch.tensor(found), vectors, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(
