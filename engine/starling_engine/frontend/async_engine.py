@@ -5,6 +5,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
@@ -30,6 +31,7 @@ from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.kv.changes import CoreChanges
 from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.retrieval_heads import RetrievalHeads
 from starling_engine.outputs import (
     EarlierOutput,
     EarlierRun,
@@ -94,6 +96,9 @@ class AsyncEngine:
         tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
         tokenizer.check_fits(model_config.vocab_size)
         model_config = with_classifier(model_config, classifier_of(args), tokenizer)
+        if model_config.pooler.retrieval is not None and args.load_format == "auto":
+            pooler = replace(model_config.pooler, retrieval=RetrievalHeads(readable=False))
+            model_config = replace(model_config, pooler=pooler)
         return cls(tokenizer, model_config, config, node.host if node is not None else None)
 
     async def _start_first_epoch(self, data: int) -> None:
@@ -241,8 +246,9 @@ class AsyncEngine:
             raise RequestFailed("the engine was put to sleep before the prompt was read")
         assert delta.pooled is not None
         cached = delta.cached_tokens or 0
-        numbers = PoolingOutput(numbers_of(delta.pooled, pooling, len(ids)))
-        return PoolingRequestOutput(request_id, ids, numbers, num_cached_tokens=cached)
+        special = self.tokenizer.special_ids if self.model_config.pooler.retrieval is not None else ()
+        numbers = numbers_of(delta.pooled, pooling, len(ids), left_out=special)
+        return PoolingRequestOutput(request_id, ids, PoolingOutput(numbers), num_cached_tokens=cached)
 
     async def _pool(self, request: EngineRequest, cacheable: list[int]) -> Delta:
         """Returns the last delta of a request without output tokens, by the core that may have `cacheable`. Raises EngineDead."""

@@ -51,6 +51,7 @@ class LateInteraction:
         """Returns the rows of tokens that have a vector, of all rows [T, size] of a text."""
         tokens = np.asarray(ids)
         kept = np.ones(len(tokens), np.bool_)
+        kept[:1] &= not self._config.skips_first
         if role in self._config.skipped_of:
             kept &= ~np.isin(tokens, self._skipped)
         if role == "document" and self._config.kept_tokens:

@@ -11,7 +11,7 @@ from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.late_interaction import LateInteraction
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.tokenizer import Truncation
-from starling_engine.model_config.multi_vector import MultiVectorConfig, TextRole
+from starling_engine.model_config.multi_vector import TextRole
 from starling_engine.model_config.pooler import PoolerConfig
 
 Render = Callable[..., Awaitable[ChatPrompt]]
@@ -28,7 +28,7 @@ class PooledTexts:
         self._render = render
         self._pooler = pooler
         self._rendering = pooler.rendering
-        self.late = LateInteraction(encoder.tokenizer, pooler.multi_vector or MultiVectorConfig())
+        self.late = LateInteraction(encoder.tokenizer, pooler.late)
         self._tails: dict[tuple[str, bool], list[int]] = {}
 
     @property

@@ -1,11 +1,14 @@
 """What a request for vectors asks of a model: its checks, its defaults, and the numbers that come back."""
 
+from collections.abc import Collection
+
 import msgspec
 import numpy as np
 
 from starling_engine.errors import InvalidRequest
 from starling_engine.model_config.classifier import LabelActivation
 from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.retrieval_heads import COLBERT, LEXICAL
 from starling_engine.outputs import PooledNumbers, SparseVector, TokenRows
 from starling_engine.params import OF_TOKENS, PoolingParams
 from starling_engine.token_packing import unpack_floats, unpack_tokens
@@ -24,9 +27,11 @@ def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
         return
     if params.logit_token_ids is None and model.pooler.fault is not None:
         raise InvalidRequest(f"this model makes no vectors here: {model.pooler.fault}", "model")
-    has_none = f"this model's vectors are not sparse: possible is the task {model.pooler.task}"
-    if params.task == "sparse_embed" and model.pooler.splade is None:
-        raise InvalidRequest(has_none, "model")
+    heads = model.pooler.retrieval
+    if params.task in ("token_embed", "sparse_embed") and heads is not None and not heads.readable:
+        raise InvalidRequest(f"its {COLBERT} and {LEXICAL} are pickles, which are read with --load-format pt alone", "model")
+    if params.task == "sparse_embed" and not model.pooler.has_sparse:
+        raise InvalidRequest(f"this model's vectors are not sparse: possible is the task {model.pooler.task}", "model")
     if params.logit_token_ids is None and params.task == "embed" and model.pooler.splade is not None:
         raise InvalidRequest("this model's vectors are sparse: POST /pooling with task sparse_embed, or /score", "model")
     if params.logit_token_ids is None and params.task == "embed" and model.pooler.multi_vector is not None:
@@ -56,11 +61,13 @@ def resolved(params: PoolingParams, model: ModelConfig) -> PoolingParams:
     return msgspec.structs.replace(params, pooling=params.pooling or pooler.pooling, normalize=normalize)
 
 
-def numbers_of(packed: bytes, params: PoolingParams, num_tokens: int) -> PooledNumbers:
-    """Returns a prompt's vector, in the form that the task has."""
+def numbers_of(packed: bytes, params: PoolingParams, num_tokens: int, left_out: Collection[int] = ()) -> PooledNumbers:
+    """Returns a prompt's numbers in the form that the task has. A sparse vector has no weights of the tokens `left_out`."""
     if params.task == "sparse_embed":
         half = len(packed) // 2
-        return SparseVector(list(unpack_tokens(packed[:half])), unpack_floats(packed[half:]))
+        weights = zip(unpack_tokens(packed[:half]), unpack_floats(packed[half:]), strict=True)
+        kept = {token: weight for token, weight in weights if token not in left_out}
+        return SparseVector([*kept], [*kept.values()])
     if params.task in OF_TOKENS:
         return np.frombuffer(packed, "<f4").reshape(num_tokens, -1)
     return unpack_floats(packed)

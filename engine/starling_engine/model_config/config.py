@@ -122,6 +122,8 @@ class ModelConfig:
     @property
     def usual_length(self) -> int:
         """The longest sequence, in tokens, of an engine whose arguments do not say."""
+        if self.pooler.max_length is not None and not self.has_lm_head:
+            return min(self.max_position, self.pooler.max_length)
         return STATE_LENGTH if not self.attends and self.max_position == MAX_LENGTH else self.max_position
 
     @property

@@ -36,6 +36,7 @@ class MultiVectorConfig:
     lengths         the most tokens of a text of that role; none: as many as the model takes
     skipped_words   tokens without a vector, in texts of `skipped_of`
     kept_tokens     the tokens of documents that have one; None: all
+    skips_first     the first token has no vector
     mean            a score is divided by the number of the query's vectors
     """
 
@@ -44,6 +45,7 @@ class MultiVectorConfig:
     skipped_words: tuple[str, ...] = ()
     skipped_of: tuple[str, ...] = ("document",)
     kept_tokens: tuple[int, ...] | None = None
+    skips_first: bool = False
     mean: bool = False
 
 

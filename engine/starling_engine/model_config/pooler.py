@@ -11,6 +11,7 @@ from starling_engine.model_config.classifier import LabelActivation, PoolingType
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.multi_vector import KEY, ROLES, MultiVectorConfig, read_multi_vector
 from starling_engine.model_config.projection import ProjectionConfig, read_projection
+from starling_engine.model_config.retrieval_heads import RetrievalHeads, read_retrieval_heads
 from starling_engine.model_config.splade import SpladeConfig, read_splade
 from starling_engine.params import PoolingTask
 
@@ -64,7 +65,9 @@ class PoolerConfig:
     messages             how texts are rendered before they are pooled; None: they are read as they are
     template_variables   what the chat template gets when it renders a text, or the pair that is scored
     multi_vector         how texts are compared by vectors of their tokens, of a model that has those alone
+    max_length           the longest text that the authors mean, in tokens; None: as long as the model takes
     splade               how a text's sparse vector is made, of a model that has those alone
+    retrieval            other heads, which make vectors of tokens and sparse vectors beside those of a text
     """
 
     pooling: PoolingType = "mean"
@@ -80,7 +83,19 @@ class PoolerConfig:
     messages: TextMessages | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     multi_vector: MultiVectorConfig | None = None
+    max_length: int | None = None
     splade: SpladeConfig | None = None
+    retrieval: RetrievalHeads | None = None
+
+    @property
+    def has_sparse(self) -> bool:
+        """Says if the model makes sparse vectors."""
+        return self.splade is not None or self.retrieval is not None
+
+    @property
+    def late(self) -> MultiVectorConfig:
+        """How queries and documents become vectors of their tokens, of any model."""
+        return self.multi_vector or MultiVectorConfig(skips_first=self.retrieval is not None)
 
     @property
     def task(self) -> PoolingTask:
@@ -104,23 +119,24 @@ def pooler_of(kind: PoolingType | None) -> PoolerConfig:
 
 def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     """Reads the files in a checkpoint's folder, of which none has to be there. Raises ModelError naming a wrong field."""
-    dimensions = config.integers("matryoshka_dimensions")
+    dimensions, retrieval = config.integers("matryoshka_dimensions"), read_retrieval_heads(folder)
     if not (folder / MODULES).exists():
-        return PoolerConfig(dimensions=dimensions)
+        return PoolerConfig(dimensions=dimensions, retrieval=retrieval)
     listed = _modules(folder)
     modules = dict(listed)
-    saved = _fields(folder / PROMPTS)
+    saved, texts = _fields(folder / PROMPTS), _fields(folder / TRANSFORMER)
+    length = texts.integer("max_seq_length") if texts.has("max_seq_length") else None
+    alike: dict[str, Any] = {"dimensions": dimensions, "max_length": length}
     if SPLADE in modules:
-        return PoolerConfig(dimensions=dimensions, **_prompts(saved), **_sparse(folder, listed))
+        return PoolerConfig(**alike, **_prompts(saved), **_sparse(folder, listed, texts))
     if saved.get("model_type") == "MultiVectorEncoder":
-        return PoolerConfig(dimensions=dimensions, **_prompts(saved, ROLES), **_multi_vector(folder, listed, saved))
+        return PoolerConfig(**alike, **_prompts(saved, ROLES), **_multi_vector(folder, listed, saved, texts))
     found: dict[str, Any] = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
     for name, read in _READERS.items():
         if name in modules:
             # A name only: the file must not lead out of its folder.
             path = folder / Path(modules[name]).name / "config.json"
             found |= read(Fields.read(path)) if path.exists() else {"fault": f"{path.parent.name}/{path.name} is missing"}
-    texts = _fields(folder / TRANSFORMER)
     template = texts.child("processing_kwargs").child("chat_template")
     if "Pooling" in modules:
         found |= _reading(texts)
@@ -132,23 +148,22 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
         found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
     if "LogitScore" not in modules:
         found["score_activation"] = read_activation(saved, "activation_fn")
-    return PoolerConfig(dimensions=dimensions, **_prompts(saved), **found)
+    return PoolerConfig(**alike, retrieval=retrieval, **_prompts(saved), **found)
 
 
-def _sparse(folder: Path, modules: list[tuple[str, str]]) -> dict[str, Any]:
+def _sparse(folder: Path, modules: list[tuple[str, str]], texts: Fields) -> dict[str, Any]:
     """Reads a checkpoint with a weight for each token of the vocabulary."""
     paths = dict(modules)
     found: dict[str, Any] = {"splade": read_splade(Fields.read(folder / Path(paths[SPLADE]).name / "config.json"))}
-    found |= _reading(_fields(folder / TRANSFORMER), output="logits")
+    found |= _reading(texts, output="logits")
     if unknown := [name for name in paths if name not in ("Transformer", "MLMTransformer", SPLADE)]:
         found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
     return found
 
 
-def _multi_vector(folder: Path, modules: list[tuple[str, str]], saved: Fields) -> dict[str, Any]:
+def _multi_vector(folder: Path, modules: list[tuple[str, str]], saved: Fields, texts: Fields) -> dict[str, Any]:
     """Reads a checkpoint with a vector for each token."""
     paths = dict(modules)
-    texts = _fields(folder / TRANSFORMER)
     mask = _fields(folder / Path(paths[MASK]).name / "config.json") if MASK in paths else Fields({}, MASK)
     found = {"normalize": "Normalize" in paths, "multi_vector": read_multi_vector(texts, mask, saved)}
     found |= _reading(texts, expands=True)

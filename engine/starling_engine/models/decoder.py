@@ -27,6 +27,7 @@ from starling_engine.models.decoder_layer import Attention, DecoderLayer
 from starling_engine.models.distance_bias import DistanceBias
 from starling_engine.models.projections import Projections
 from starling_engine.models.splade import add_tokens
+from starling_engine.models.token_heads import TokenHeads, add_weights
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.cache_scales import ENDINGS
@@ -108,6 +109,8 @@ class Decoder:
         self._embedding_scale = torch.tensor(config.traits.embedding_scale, dtype=dtype).item()
         self._elsewhere = self._held_elsewhere(build)
         self.projections = Projections(config.pooler.projections if stage.last else (), device)
+        has_heads = config.pooler.retrieval is not None and stage.last
+        self.token_heads = TokenHeads(config.hidden_size, device) if has_heads else None
         self._layers = [DecoderLayer(build, index) for index in self.layers]
         self._norm = build.norm(self._names.norm) if config.traits.final_norm else None
         self._build_ends(build)
@@ -200,14 +203,21 @@ class Decoder:
         assert self._head is not None, "this stage has no head"
         return self._head.forward(hidden)
 
-    def add_lexical(self, hidden: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
-        """hidden [N, hidden_size] -> weights [vocab_size] fp32 of these tokens and those `before`, of a model that has some."""
+    def add_lexical(self, hidden: torch.Tensor, ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+        """hidden [N, hidden_size], ids [N] -> weights [vocab_size] fp32 of these tokens and those `before`."""
+        if self.token_heads is not None:
+            so_far = hidden.new_zeros(self.config.vocab_size, dtype=torch.float32) if before is None else before
+            return add_weights(ids, self.token_heads.weights(hidden.float()), so_far)
         assert self.config.pooler.splade is not None, "checked with the parameters"
         return add_tokens(self.config.pooler.splade, self.logits(hidden), before)
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Takes states [..., hidden_size] fp32, pooled or not, through the model's dense modules of sentence-transformers."""
         return self.projections.forward(hidden)
+
+    def project_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Makes the vectors of tokens of their states [N, hidden_size] fp32."""
+        return self.project(hidden) if self.token_heads is None else self.token_heads.vectors(hidden)
 
     def _finished(self, logits: torch.Tensor) -> torch.Tensor:
         """Divides and caps logits, in place, where the model does."""

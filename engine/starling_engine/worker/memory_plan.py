@@ -29,6 +29,7 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
     # First, for it also takes what torch does not count: modules, libraries' workspaces, communicators.
     activations, recordings = _working_memory(factory, dtype)
     held = sum(slot.held_bytes(dtype.itemsize) for slot in model.weight_slots().values()) + model.projections.held_bytes
+    held += 0 if model.token_heads is None else model.token_heads.held_bytes
     in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
     state, state_blocks = factory.state, factory.state.num_blocks if factory.state is not None else 0
     per_request = peak_blocks(groups, config.max_model_len, in_flight) + state_blocks

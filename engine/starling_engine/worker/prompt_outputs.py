@@ -24,8 +24,8 @@ class RunnableModel(Protocol):
     forward  ids [T] int64 -> [T, hidden]; `arrived` [T, hidden] comes from the stage before, or from `embed`, in place of ids
     logits   hidden [R, hidden] -> [R, vocab] fp32, in `out` if given
     classify hidden [N, hidden] -> [N, labels] fp32
-    add_lexical  hidden [N, hidden] and weights [vocab] fp32 of tokens before, if any -> those of all
-    project  hidden [..., hidden] fp32 -> the vectors that it gives
+    add_lexical  hidden [N, hidden], ids [N] and weights [vocab] fp32 of tokens before, if any -> those of all
+    project  hidden [..., hidden] fp32 -> the vectors that it gives; `project_tokens` those of tokens
     """
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
@@ -36,9 +36,11 @@ class RunnableModel(Protocol):
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
-    def add_lexical(self, hidden: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor: ...
+    def add_lexical(self, hidden: torch.Tensor, ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor: ...
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def project_tokens(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class NoModel:
@@ -47,7 +49,7 @@ class NoModel:
     def forward(self, *_: object) -> NoReturn:
         raise AssertionError("no step is planned for a core that sleeps")
 
-    embed = logits = classify = add_lexical = project = forward
+    embed = logits = classify = add_lexical = project = project_tokens = forward
 
 
 class PromptOutputs:
@@ -75,8 +77,7 @@ class PromptOutputs:
             elif state.pooling.task in OF_TOKENS:
                 yield from self._token_rows(state, row_hidden, result.extras_of(r) if plan.sample[r] else None)
             elif state.pooling.task == "sparse_embed":
-                for at in range(0, len(row_hidden), LOGPROB_ROWS):
-                    state.pooled = self._model.add_lexical(row_hidden[at : at + LOGPROB_ROWS], state.pooled)
+                self._add_lexical(state, row_hidden, slot, plan.starts[r])
                 if plan.sample[r] and state.pooled is not None:
                     yield DeviceValues(state.pooled.view(torch.int32), partial(_take_sparse, result.extras_of(r)))
             elif (vector := self._pool(state, row_hidden, plan.starts[r], done=plan.sample[r])) is not None:
@@ -91,6 +92,13 @@ class PromptOutputs:
             return None if pooled is None else self._numbers(state.pooling, pooled[None])[0]
         return self._model.logits(hidden[-1:])[0, tokens] if done else None
 
+    def _add_lexical(self, state: SlotState, hidden: torch.Tensor, slot: int, start: int) -> None:
+        """Adds a row's tokens, which begin at position `start`, to the weights that lie in `state.pooled`."""
+        ids = self._send(self._batch.tokens[slot, start : start + len(hidden)].astype(np.int64))
+        for at in range(0, len(hidden), LOGPROB_ROWS):
+            part = slice(at, at + LOGPROB_ROWS)
+            state.pooled = self._model.add_lexical(hidden[part], ids[part], state.pooled)
+
     def _token_rows(self, state: SlotState, hidden: torch.Tensor, extras: RowExtras | None) -> Iterator[DeviceValues]:
         """Yields the numbers of the tokens of a row; `extras` gets those of all steps, and is set in the last one."""
         assert state.pooling is not None
@@ -103,7 +111,8 @@ class PromptOutputs:
         """hidden [N, hidden_size] -> [N, labels] or [N, dimensions] fp32."""
         if pooling.task in ("classify", "token_classify"):
             return self._model.classify(hidden)
-        vectors = self._model.project(hidden.float())[:, : pooling.dimensions]
+        project = self._model.project_tokens if pooling.task == "token_embed" else self._model.project
+        vectors = project(hidden.float())[:, : pooling.dimensions]
         return torch.nn.functional.normalize(vectors, dim=1) if pooling.normalize else vectors.contiguous()
 
     def _prompt_logprobs(

@@ -106,10 +106,14 @@ class RankSetup:
             if self.config.load_format == "dummy":
                 load_dummy(model, self.config.seed, self.platform.device)
                 model.projections.fill()
+                if model.token_heads is not None:
+                    model.token_heads.fill()
                 return
             folder, pickles = Path(self.config.model_path), self.config.load_format == "pt"
             load_weights(model, folder, on_progress, pickles=pickles)
             model.projections.load(folder, pickles=pickles)
+            if model.token_heads is not None and pickles:
+                model.token_heads.load(folder)
             if self.config.kv_cache == "fp8":
                 load_kv_scales(model.kv_scaled, folder, pickles=pickles)
 

@@ -215,6 +215,14 @@ def test_an_encoders_settings_know_no_cache_and_no_streams(tmp_path: Path) -> No
             resolve(EngineArgs(model=str(tmp_path), **{name: value}))
 
 
+def test_the_longest_text_is_the_one_that_the_authors_mean(tmp_path: Path) -> None:
+    write_encoder(tmp_path, ENCODERS["bert"])
+    write_splade(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 48}')
+    lengths = [resolve(EngineArgs(model=str(tmp_path), max_model_len=given))[2].scheduler.max_model_len for given in (None, 100)]
+    assert lengths == [48, 100]
+
+
 def test_names_of_the_first_checkpoints_are_known(tmp_path: Path) -> None:
     """BERT's first files have the names of TensorFlow."""
     from safetensors.torch import load_file, save_file
