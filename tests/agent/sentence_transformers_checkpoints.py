@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -72,7 +73,7 @@ A vector to {{ purpose }} with:{% endif %}"""
 def main(target: Path) -> None:
     torch.manual_seed(0)
     made = {"last": last, "mean": mean, "messages": messages, "reranker": reranker, "encoder": encoder, "cross": cross_encoder}
-    made |= {"colbert": colbert, "colbert decoder": colbert_decoder, "splade": splade}
+    made |= {"colbert": colbert, "colbert decoder": colbert_decoder, "splade": splade, "pylate": pylate, "stanford": stanford}
     expected = {name: make(target / name) for name, make in made.items()}
     refused(target / "mean", target)
     original(target / "reranker", target / "original")
@@ -211,9 +212,48 @@ def token_projection() -> list[Any]:
     return [dense, Normalize(module_input_name="token_embeddings")]
 
 
+def pylate(folder: Path) -> dict[str, Any]:
+    """Writes a checkpoint as PyLate did, whose markers are tokens and which says nothing of punctuation."""
+    bert(folder, BertModel)
+    dense = Dense(64, 24, bias=False, activation_function=torch.nn.Identity())
+    (folder / "1_Dense").mkdir()
+    dense.save(str(folder / "1_Dense"))
+    edit_json(folder / "1_Dense/config.json", {"module_input_name": None, "module_output_name": None})
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    saved = {
+        "model_type": "ColBERT",
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": "[unused0] ",
+        "document_prefix": "[unused1] ",
+        "query_length": 20,
+        "document_length": 30,
+        "attend_to_expansion_tokens": False,
+    }
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(saved))
+    return scored(MultiVectorEncoder(str(folder)))
+
+
+def stanford(folder: Path) -> dict[str, Any]:
+    """Writes a checkpoint as ColBERT's authors did: the projection lies beside the encoder."""
+    bert(folder, BertModel)
+    path = folder / "model.safetensors"
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file({**tensors, "linear.weight": torch.randn(24, 64)}, path, metadata={"format": "pt"})
+    edit_json(folder / "config.json", {"architectures": ["HF_ColBERT"]})
+    metadata = {"query_maxlen": 24, "doc_maxlen": 30, "dim": 24, "mask_punctuation": True, "attend_to_mask_tokens": True}
+    (folder / "artifact.metadata").write_text(json.dumps(metadata))
+    return scored(MultiVectorEncoder(str(folder)))
+
+
 def multi_vector(folder: Path, modules: list[Any], prompts: Any, **settings: Any) -> dict[str, Any]:
     model = MultiVectorEncoder(modules=modules, prompts=prompts, **settings)
     model.save_pretrained(str(folder), create_model_card=False)
+    return scored(model)
+
+
+def scored(model: MultiVectorEncoder) -> dict[str, Any]:
     queries, documents = model.encode_query([QUERY, *TEXTS]), model.encode_document(DOCUMENTS)
     return {
         "queries": [one.tolist() for one in queries],
@@ -235,7 +275,17 @@ def bert(folder: Path, kind: Any, **config: Any) -> None:
     """Writes a random BERT in float32, whose tokens are characters in lower case."""
     folder.mkdir()
     letters = string.ascii_lowercase + string.digits + string.punctuation
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "[unused0]",
+        "[unused1]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+    ]
     (folder / "vocab.txt").write_text("\n".join(words))
     BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False).save_pretrained(folder)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}

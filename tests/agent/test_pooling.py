@@ -189,14 +189,17 @@ def test_a_model_with_a_vector_for_each_token(colbert: LiveServer, expected: Any
         assert refused.status_code == 400 and "a vector for each token, and none for a text" in refused.text
 
 
-def test_a_decoder_with_a_vector_for_each_token(folder: Path, expected: Any) -> None:
-    theirs = expected["colbert decoder"]
-    with LLM(str(folder / "colbert decoder"), **SETTINGS) as llm:
-        for name, texts in (("query", [QUERY, *TEXTS]), ("document", DOCUMENTS)):
-            found = llm.encode(texts, use_tqdm=False, prompt_name=name)
-            for one, wanted in zip(found, theirs["queries" if name == "query" else "documents"], strict=True):
-                same(one.outputs.data, wanted)
-        same([[one.outputs.score for one in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]], [theirs["scores"]])
+@pytest.mark.parametrize("name", ["colbert decoder", "pylate", pytest.param("stanford", marks=pytest.mark.whole)])
+def test_a_script_gets_the_vectors_of_tokens(name: str, folder: Path, expected: Any) -> None:
+    theirs, settings = expected[name], dict(SETTINGS)
+    if name != "colbert decoder":
+        del settings["kv_cache_memory_bytes"]
+    with LLM(str(folder / name), **settings) as llm:
+        for role, texts, wanted in (("query", [QUERY, *TEXTS], theirs["queries"]), ("document", DOCUMENTS, theirs["documents"])):
+            for one, vectors_ in zip(llm.encode(texts, use_tqdm=False, prompt_name=role), wanted, strict=True):
+                same(one.outputs.data, vectors_)
+        scores = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
+        assert scores == pytest.approx(theirs["scores"], abs=1e-2)
         with pytest.raises(InvalidRequest, match="a vector for each token") as refusal:
             llm.embed("a")
         assert refusal.value.param == "model"

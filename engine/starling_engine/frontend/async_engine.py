@@ -93,7 +93,7 @@ class AsyncEngine:
     async def _without_cores(cls, args: EngineArgs, node: NodePlacement | None = None) -> "AsyncEngine":
         """Reads configs and tokenizer. Raises ConfigError or ModelError."""
         folder, model_config, config = await asyncio.to_thread(resolve, args, node)
-        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
+        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder), model_config.pooler.markers)
         tokenizer.check_fits(model_config.vocab_size)
         model_config = with_classifier(model_config, classifier_of(args), tokenizer)
         if model_config.pooler.retrieval is not None and args.load_format == "auto":

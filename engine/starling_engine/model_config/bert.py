@@ -20,7 +20,7 @@ NAMES = TensorNames(
     down="output.dense",
     mlp_out_norm="output.LayerNorm",
     ignored=("embeddings.position_ids", "embeddings.token_type_ids"),
-    left_out=("pooler.", "cls.", "lm_head.", "classifier."),
+    left_out=("pooler.", "cls.", "lm_head.", "classifier.", "linear."),
 )
 TRAITS = Traits(
     qkv_bias=True,

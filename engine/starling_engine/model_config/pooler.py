@@ -8,6 +8,17 @@ from typing import Any
 
 from starling_engine.errors import ModelError
 from starling_engine.model_config.classifier import LabelActivation, PoolingType, read_activation
+from starling_engine.model_config.colbert import (
+    METADATA,
+    PYLATE,
+    STANFORD,
+    markers_of,
+    pylate_mask,
+    pylate_texts,
+    stanford_files,
+    stanford_projection,
+    with_markers,
+)
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.multi_vector import KEY, ROLES, MultiVectorConfig, read_multi_vector
 from starling_engine.model_config.projection import ProjectionConfig, read_projection
@@ -31,6 +42,8 @@ _OLD_MODES = {
 """Names of modes before release 5.4, each of which is true or false."""
 
 
+_ALIASES = {"pylate.models.Dense.Dense": "Dense"}
+"""Classes of others that do what those of sentence-transformers do."""
 _LENGTH_NAMES = frozenset({"padding", "padding_side", "pad_to_multiple_of", "truncation", "max_length", "return_tensors"})
 """Arguments of processors that change no token but those that they cut. A request says what is cut."""
 _RENDER_NAMES = frozenset(
@@ -65,6 +78,7 @@ class PoolerConfig:
     messages             how texts are rendered before they are pooled; None: they are read as they are
     template_variables   what the chat template gets when it renders a text, or the pair that is scored
     multi_vector         how texts are compared by vectors of their tokens, of a model that has those alone
+    markers              beginnings of prompts that are one token each, where the tokenizer knows them
     max_length           the longest text that the authors mean, in tokens; None: as long as the model takes
     splade               how a text's sparse vector is made, of a model that has those alone
     retrieval            other heads, which make vectors of tokens and sparse vectors beside those of a text
@@ -83,6 +97,7 @@ class PoolerConfig:
     messages: TextMessages | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     multi_vector: MultiVectorConfig | None = None
+    markers: tuple[str, ...] = ()
     max_length: int | None = None
     splade: SpladeConfig | None = None
     retrieval: RetrievalHeads | None = None
@@ -121,6 +136,8 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     """Reads the files in a checkpoint's folder, of which none has to be there. Raises ModelError naming a wrong field."""
     dimensions, retrieval = config.integers("matryoshka_dimensions"), read_retrieval_heads(folder)
     if not (folder / MODULES).exists():
+        if STANFORD in config.texts("architectures"):
+            return _stanford(folder, config)
         return PoolerConfig(dimensions=dimensions, retrieval=retrieval)
     listed = _modules(folder)
     modules = dict(listed)
@@ -129,9 +146,13 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     alike: dict[str, Any] = {"dimensions": dimensions, "max_length": length}
     if SPLADE in modules:
         return PoolerConfig(**alike, **_prompts(saved), **_sparse(folder, listed, texts))
+    if saved.get("model_type") == PYLATE:
+        found = _multi_vector(folder, listed, pylate_mask(saved), Fields({}, PROMPTS), pylate_texts(saved, texts))
+        return PoolerConfig(**alike, **_prompts(with_markers(saved), ROLES), **found | _marked(saved))
     if saved.get("model_type") == "MultiVectorEncoder":
-        return PoolerConfig(**alike, **_prompts(saved, ROLES), **_multi_vector(folder, listed, saved, texts))
-    found: dict[str, Any] = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
+        mask = _fields(folder / Path(modules.get(MASK, MASK)).name / "config.json")
+        return PoolerConfig(**alike, **_prompts(saved, ROLES), **_multi_vector(folder, listed, mask, saved, texts))
+    found = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
     for name, read in _READERS.items():
         if name in modules:
             # A name only: the file must not lead out of its folder.
@@ -155,17 +176,31 @@ def _sparse(folder: Path, modules: list[tuple[str, str]], texts: Fields) -> dict
     """Reads a checkpoint with a weight for each token of the vocabulary."""
     paths = dict(modules)
     found: dict[str, Any] = {"splade": read_splade(Fields.read(folder / Path(paths[SPLADE]).name / "config.json"))}
+    found["lower_case"] = texts.boolean("do_lower_case", False)
     found |= _reading(texts, output="logits")
     if unknown := [name for name in paths if name not in ("Transformer", "MLMTransformer", SPLADE)]:
         found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
     return found
 
 
-def _multi_vector(folder: Path, modules: list[tuple[str, str]], saved: Fields, texts: Fields) -> dict[str, Any]:
-    """Reads a checkpoint with a vector for each token."""
+def _stanford(folder: Path, config: Fields) -> PoolerConfig:
+    """Reads a checkpoint of ColBERT's authors, without files of sentence-transformers."""
+    saved, texts = stanford_files(folder)
+    found = _multi_vector(folder, [], pylate_mask(saved), Fields({}, METADATA), pylate_texts(saved, texts))
+    found["projections"] = (stanford_projection(folder, config),)
+    return PoolerConfig(**_prompts(with_markers(saved), ROLES), **found | _marked(saved))
+
+
+def _marked(saved: Fields) -> dict[str, Any]:
+    """Returns what PyLate's models do besides what their modules say."""
+    return {"normalize": True, "markers": tuple(filter(None, markers_of(saved).values()))}
+
+
+def _multi_vector(folder: Path, modules: list[tuple[str, str]], mask: Fields, saved: Fields, texts: Fields) -> dict[str, Any]:
+    """Reads a checkpoint with a vector for each token; `mask` is the config of the module of that name."""
     paths = dict(modules)
-    mask = _fields(folder / Path(paths[MASK]).name / "config.json") if MASK in paths else Fields({}, MASK)
     found = {"normalize": "Normalize" in paths, "multi_vector": read_multi_vector(texts, mask, saved)}
+    found["lower_case"] = texts.boolean("do_lower_case", False)
     found |= _reading(texts, expands=True)
     found |= _projections(folder, modules, "Transformer", KEY)
     if "Normalize" in paths and _fields(folder / Path(paths["Normalize"]).name / "config.json").get("module_input_name") != KEY:
@@ -207,7 +242,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _class_of(name: str) -> str:
-    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
+    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else _ALIASES.get(name, name)
 
 
 def _pooling(config: Fields) -> dict[str, Any]:
