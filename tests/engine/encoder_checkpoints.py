@@ -84,6 +84,14 @@ TOKEN_CLASSIFIERS = {
         "EuroBertForTokenClassification", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4, "num_labels": 5}
     ),
     "nomic-bert": EncoderVariant("NomicBertForTokenClassification", "NomicBertConfig", {"num_labels": 5}, types=2),
+    "mpnet": EncoderVariant(
+        "MPNetForTokenClassification", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514, "num_labels": 5}
+    ),
+    "gte": EncoderVariant("GteForTokenClassification", "GteConfig", {"num_labels": 5}),
+    "jina-v3": EncoderVariant("JinaEmbeddingsV3ForTokenClassification", "JinaEmbeddingsV3Config", {"num_labels": 5}),
+    "qwen2": EncoderVariant(
+        "Qwen2ForTokenClassification", "Qwen2Config", {"is_causal": False, "num_key_value_heads": 2, "num_labels": 5}
+    ),
 }
 
 MASKED = {
@@ -91,6 +99,7 @@ MASKED = {
     "xlm-roberta": EncoderVariant("XLMRobertaForMaskedLM", "XLMRobertaConfig", {"pad_token_id": 1}),
     "distilbert": EncoderVariant("DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT),
     "modernbert": EncoderVariant("ModernBertForMaskedLM", "ModernBertConfig", MODERNBERT),
+    "mpnet": EncoderVariant("MPNetForMaskedLM", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514}),
 }
 
 

@@ -17,7 +17,7 @@ from starling_agent.openai.vector_types import as_base64
 
 MAX_ANSWER_BYTES = 256 << 20
 FLOAT_CHARACTERS = 21
-"""Of a number in JSON, with what is between two."""
+"""Characters of a number in JSON, with what is between two."""
 BASE64_CHARACTERS = 16 / 3
 
 

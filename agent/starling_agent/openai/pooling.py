@@ -24,7 +24,7 @@ OPEN_INPUTS = 64
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompts:
-    """What the engine made of each prompt, and the tokens of all of them."""
+    """Numbers that the engine made of each prompt, and the tokens of all of them."""
 
     numbers: list[PooledNumbers]
     usage: Usage

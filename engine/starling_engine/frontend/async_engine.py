@@ -5,7 +5,6 @@ import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
@@ -31,7 +30,6 @@ from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.kv.changes import CoreChanges
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.model_config.retrieval_heads import RetrievalHeads
 from starling_engine.outputs import (
     EarlierOutput,
     EarlierRun,
@@ -96,9 +94,6 @@ class AsyncEngine:
         tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder), model_config.pooler.markers)
         tokenizer.check_fits(model_config.vocab_size)
         model_config = with_classifier(model_config, classifier_of(args), tokenizer)
-        if model_config.pooler.retrieval is not None and args.load_format == "auto":
-            pooler = replace(model_config.pooler, retrieval=RetrievalHeads(readable=False))
-            model_config = replace(model_config, pooler=pooler)
         return cls(tokenizer, model_config, config, node.host if node is not None else None)
 
     async def _start_first_epoch(self, data: int) -> None:

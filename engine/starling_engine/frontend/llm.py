@@ -186,9 +186,10 @@ class LLM:
     ) -> list[PoolingRequestOutput]:
         """Returns what `pooling_task` makes of each prompt, as `outputs.data`; by default the parameters' task.
 
-        These are the vectors of `embed`, the probabilities of `classify`, those of `reward` ("token_classify"), or a vector of each
-        token ("token_embed"), as an array [T, size]. Without parameters the task is "embed", or "token_embed" of a model that has
-        no other vectors. Raises InvalidRequest for any other task, and where labels are asked for with an argument of vectors.
+        These are the vectors of `embed`, the probabilities of `classify`, and those of `reward` ("token_classify"). A vector of
+        each token ("token_embed") comes in an array [T, size], a sparse one ("sparse_embed") as a SparseVector. Without
+        parameters the task is "embed", or that of a model which makes no vector of a text. Raises InvalidRequest for any other
+        task, and where labels are asked for with an argument of vectors.
         """
         if pooling_task not in (None, *get_args(PoolingTask)):
             possible = f"possible: {', '.join(get_args(PoolingTask))}; scores are those of LLM.score"
@@ -263,9 +264,9 @@ class LLM:
 
         A reranker's score is the probability of "yes" in [0, 1], or with `use_activation` False the difference of the logits; that
         of a model with a head for one label is what its authors make of it, or with `use_activation` False its logit. The score
-        of any other model is the cosine in [-1, 1] of the vectors that `embed` has, or, where each token has a vector, the sum of
-        the best cosines that the query's tokens have with the document's. A reranker's prompt is cut at its document's
-        end. Raises InvalidRequest or PromptTooLong, naming the argument.
+        of any other model is the cosine in [-1, 1] of the vectors that `embed` has. Where each token has a vector, it is the sum
+        of the best cosines of the query's tokens; of sparse vectors it is the product. A reranker's prompt is cut at its
+        document's end. Raises InvalidRequest or PromptTooLong, naming the argument.
         """
         first, second = Side("queries", _listed(queries)), Side("documents", _listed(documents))
         check_sides(first, second)

@@ -102,6 +102,7 @@ def _similarity(one: PooledNumbers, other: PooledNumbers) -> float:
     if isinstance(one, SparseVector) and isinstance(other, SparseVector):
         weights = dict(zip(one.indices, one.values, strict=True))
         return sum(weights.get(token, 0.0) * weight for token, weight in zip(other.indices, other.values, strict=True))
+    assert isinstance(one, list) and isinstance(other, list), "a task gives vectors of one kind"
     # Rounding may bring a cosine past 1.
     product: float = sum(map(operator.mul, one, other))
     return max(-1.0, min(1.0, product))

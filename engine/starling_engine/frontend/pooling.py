@@ -1,4 +1,4 @@
-"""What a request for vectors asks of a model: its checks, its defaults, and the numbers that come back."""
+"""Checks and defaults of what a request for vectors asks of a model, and the numbers that come back."""
 
 from collections.abc import Collection
 
@@ -81,4 +81,5 @@ def activated_rows(activation: LabelActivation, logits: TokenRows) -> TokenRows:
         case "sigmoid":
             return np.exp(-np.logaddexp(np.float32(0), -logits))
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return shares / shares.sum(axis=1, keepdims=True)
+    found: TokenRows = shares / shares.sum(axis=1, keepdims=True)
+    return found

@@ -19,6 +19,7 @@ from starling_engine.errors import ConfigError
 from starling_engine.gguf.reader import is_gguf
 from starling_engine.kv_offload.sizes import host_slots, staging_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
+from starling_engine.model_config.retrieval_heads import RetrievalHeads
 from starling_engine.model_config.split import check_split
 from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.sleep import SLEEP_EXCLUDES_DP_SYNC
@@ -38,6 +39,8 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
     folder = resolve_model(args.model, args.revision)
     tokenizer = resolve_tokenizer(args, folder)
     model = load_model_config(folder, tokenizer)
+    if model.pooler.retrieval is not None and args.load_format == "auto":
+        model = replace(model, pooler=replace(model.pooler, retrieval=RetrievalHeads(readable=False)))
     max_model_len = args.max_model_len or model.usual_length
     if max_model_len > model.max_position:
         raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")

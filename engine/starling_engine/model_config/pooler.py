@@ -109,7 +109,7 @@ class PoolerConfig:
 
     @property
     def late(self) -> MultiVectorConfig:
-        """How queries and documents become vectors of their tokens, of any model."""
+        """Returns how queries and documents become vectors of their tokens, of any model."""
         return self.multi_vector or MultiVectorConfig(skips_first=self.retrieval is not None)
 
     @property

@@ -206,8 +206,8 @@ class Decoder:
     def add_lexical(self, hidden: torch.Tensor, ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
         """hidden [N, hidden_size], ids [N] -> weights [vocab_size] fp32 of these tokens and those `before`."""
         if self.token_heads is not None:
-            so_far = hidden.new_zeros(self.config.vocab_size, dtype=torch.float32) if before is None else before
-            return add_weights(ids, self.token_heads.weights(hidden.float()), so_far)
+            weights = hidden.new_zeros(self.config.vocab_size, dtype=torch.float32) if before is None else before
+            return add_weights(ids, self.token_heads.weights(hidden.float()), weights)
         assert self.config.pooler.splade is not None, "checked with the parameters"
         return add_tokens(self.config.pooler.splade, self.logits(hidden), before)
 

@@ -7,7 +7,8 @@ import torch
 from starling_engine import LLM
 from starling_engine.args import EngineArgs
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.async_engine import AsyncEngine
+from starling_engine.frontend.pooling import check_pooling
+from starling_engine.frontend.resolve import resolve
 from starling_engine.outputs import SparseVector
 from starling_engine.params import PoolingParams
 from transformers import AutoTokenizer
@@ -53,14 +54,13 @@ def test_vectors_and_weights_of_tokens(tmp_path: Path) -> None:
         assert len(found.indices) > 1
 
 
-async def test_without_pickles_the_heads_are_refused_by_their_names(tmp_path: Path) -> None:
+def test_without_pickles_the_heads_are_refused_by_their_names(tmp_path: Path) -> None:
     write_encoder(tmp_path, ENCODERS["xlm-roberta"])
-    write_tokenizer(tmp_path)
     for name in ("colbert_linear.pt", "sparse_linear.pt"):
         torch.save(torch.nn.Linear(64, 64).state_dict(), tmp_path / name)
-    engine = await AsyncEngine._without_cores(EngineArgs(model=str(tmp_path)))
-    engine.validate([], PoolingParams())
+    model = resolve(EngineArgs(model=str(tmp_path)))[1]
+    check_pooling(PoolingParams(), model)
     for task in ("token_embed", "sparse_embed"):
         with pytest.raises(InvalidRequest, match=r"colbert_linear.pt and sparse_linear.pt .* --load-format pt") as refusal:
-            engine.validate([], PoolingParams(task=task))  # type: ignore[arg-type]
+            check_pooling(PoolingParams(task=task), model)  # type: ignore[arg-type]
         assert refusal.value.param == "model"

@@ -53,7 +53,7 @@ class EmbeddingFields(PooledRequest, ChatTemplateFields):
 
     @property
     def params(self) -> PoolingParams:
-        """What the engine is asked to make of the prompts."""
+        """Returns what the engine is asked to make of the prompts."""
         return PoolingParams(pooling=self.pooling, normalize=self.normalize, dimensions=self.dimensions)
 
     def check_source(self) -> None:
