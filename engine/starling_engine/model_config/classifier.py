@@ -11,6 +11,8 @@ from starling_engine.model_config.fields import Fields
 ENDING = "ForSequenceClassification"
 TOKEN_ENDING = "ForTokenClassification"
 MASKED_ENDING = "ForMaskedLM"
+REWARDS = {"Qwen2ForRewardModel": 1, "Qwen2ForProcessRewardModel": 2}
+"""Architectures of Qwen's own code whose head rates each token, and how many numbers it has by default."""
 PoolingType = Literal["mean", "last", "cls"]
 LabelActivation = Literal["sigmoid", "softmax", "identity"]
 MAX_LABELS = 100_000
@@ -48,6 +50,9 @@ decoder_head = fixed_head(HeadShape(out="score", bias=False, pooling="last"))
 
 
 def decoder_token_head(config: Fields) -> HeadShape:
+    """Returns the head of `transformers`, or the one of two layers that reward models have."""
+    if not REWARDS.keys().isdisjoint(config.texts("architectures")):
+        return HeadShape(out="score.2", dense="score.0", activation="relu", pooling="last")
     return HeadShape(out="score", bias=config.boolean("token_classification_bias", True), pooling="last")
 
 
@@ -71,19 +76,20 @@ class ClassifierConfig:
 def read_classifier(config: Fields, head: ReadHead | None, token_head: ReadHead | None) -> ClassifierConfig | None:
     """Reads labels and activations, as transformers and sentence-transformers write them; None for a model without a head."""
     names = config.texts("architectures")
-    of_tokens = any(name.endswith(TOKEN_ENDING) for name in names)
+    rewards = next((REWARDS[name] for name in names if name in REWARDS), None)
+    of_tokens = rewards is not None or any(name.endswith(TOKEN_ENDING) for name in names)
     read_head = token_head if of_tokens else head
-    if read_head is None or not any(name.endswith((ENDING, TOKEN_ENDING)) for name in names):
+    if read_head is None or not (of_tokens or any(name.endswith(ENDING) for name in names)):
         return None
     named = config.child("id2label")
     if named.values and sorted(named.values, key=_number) != [str(at) for at in range(len(named.values))]:
         raise config.error("id2label", "must name the labels 0, 1 and so on")
-    count = len(named.values) or config.integer("num_labels", 2, high=MAX_LABELS)
+    count = len(named.values) or config.integer("num_labels", rewards or 2, high=MAX_LABELS)
     labels = tuple(named.text(str(at), f"LABEL_{at}") for at in range(count))
     problem = config.text("problem_type") if config.has("problem_type") else None
     if problem is not None and problem not in _PROBLEMS:
         raise config.error("problem_type", f"must be one of {', '.join(_PROBLEMS)}")
-    activation = _PROBLEMS[problem or "single_label_classification"]
+    activation = _PROBLEMS[problem or ("regression" if rewards == 1 else "single_label_classification")]
     return ClassifierConfig(
         head=read_head(config),
         labels=labels,

@@ -12,7 +12,7 @@ from starling_engine.model_config.apertus import APERTUS
 from starling_engine.model_config.arcee import ARCEE
 from starling_engine.model_config.bamba import BAMBA
 from starling_engine.model_config.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
-from starling_engine.model_config.classifier import ENDING, MASKED_ENDING, TOKEN_ENDING
+from starling_engine.model_config.classifier import ENDING, MASKED_ENDING, REWARDS, TOKEN_ENDING
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.colbert import STANFORD
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_2
@@ -104,6 +104,7 @@ OTHER_NAMES = {
     "Ernie4_5_ForCausalLM": ERNIE4_5.architecture,
     "BertForPreTraining": BERT.architecture,
     STANFORD: BERT.architecture,
+    **dict.fromkeys(REWARDS, QWEN2.architecture),
     "Qwen3_5ForConditionalGeneration": QWEN3_5.architecture,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE.architecture,
     f"Qwen3_5Text{ENDING}": QWEN3_5.architecture,

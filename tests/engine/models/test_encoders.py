@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from starling_engine.args import EngineArgs
 from starling_engine.attention.bidirectional import BidirectionalAttention
 from starling_engine.errors import ConfigError, ModelError, UnsupportedModel
@@ -131,6 +132,24 @@ def test_a_head_gives_each_token_the_logits_of_transformers(name: str, tmp_path:
         torch.testing.assert_close(torch.tensor(found), theirs, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize(("name", "labels"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)])
+def test_a_reward_model_rates_each_token(name: str, labels: int, tmp_path: Path) -> None:
+    """Its head is the authors' own, of two layers."""
+    variant = ENCODERS["qwen2"]
+    states = expected(write_encoder(tmp_path, variant), variant)
+    head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, labels))
+    path = tmp_path / "model.safetensors"
+    tensors = {f"model.{tensor}": values for tensor, values in load_file(path).items()}
+    save_file({**tensors, **{f"score.{tensor}": values for tensor, values in head.state_dict().items()}}, path)
+    edit_json(tmp_path / "config.json", {"architectures": [name], "id2label": None, "label2id": None})
+    classifier = load_model_config(tmp_path).classifier
+    assert classifier is not None and classifier.label_activation == ("identity" if labels == 1 else "softmax")
+    wanted = [PoolingParams(task="token_classify")] * len(LENGTHS)
+    for found, theirs in zip(answers(tmp_path, wanted), states, strict=True):
+        with torch.inference_mode():
+            torch.testing.assert_close(torch.tensor(found), head(theirs), atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("split", ["alone", "two ranks", "two stages"])
 @pytest.mark.matrix
@@ -225,8 +244,6 @@ def test_the_longest_text_is_the_one_that_the_authors_mean(tmp_path: Path) -> No
 
 def test_names_of_the_first_checkpoints_are_known(tmp_path: Path) -> None:
     """BERT's first files have the names of TensorFlow."""
-    from safetensors.torch import load_file, save_file
-
     variant = ENCODERS["bert"]
     states = expected(write_encoder(tmp_path, variant), variant)
     path = tmp_path / "model.safetensors"
