@@ -72,6 +72,12 @@ CLASSIFIERS = {
         "ModernBertForSequenceClassification", "ModernBertConfig", {**MODERNBERT, "classifier_pooling": "mean"}
     ),
     "gte": EncoderVariant("GteForSequenceClassification", "GteConfig", {"num_labels": 1}),
+    "nomic-bert": EncoderVariant("NomicBertForSequenceClassification", "NomicBertConfig", {"num_labels": 3}, types=2),
+    "eurobert": EncoderVariant(
+        "EuroBertForSequenceClassification",
+        "EuroBertConfig",
+        {"num_key_value_heads": 2, "mask_token_id": 4, "classifier_pooling": "mean"},
+    ),
     "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
 }
 

@@ -62,7 +62,6 @@ NOMIC_BERT = replace(
     rope_theta=1000.0,
     activation="silu",
     activation_names={"swiglu": "silu"},
-    head=None,
     masked_head=None,
     field_names={
         "hidden_size": "n_embd",

@@ -703,7 +703,7 @@ def test_a_model_with_dual_chunk_attention_is_served_within_one_chunk(written: i
 
 def test_other_names_have_one_ending() -> None:
     endings = ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
-    endings += ("ForPreTraining", "Model", "ColBERT") 
+    endings += ("ForPreTraining", "Model", "ColBERT")
     for name in OTHER_NAMES:
         assert sum(map(name.count, endings)) == 1, name
 

@@ -19,6 +19,7 @@ from starling_engine.params import PoolingParams
 from starling_engine.step import NewRequest, StepPlan
 from starling_engine.token_packing import pack_tokens
 from starling_engine.weights.loader import load_weights
+from starling_engine.worker import prompt_outputs
 from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.host.encoder_runner import EncoderRunner
 from starling_engine.worker.stage import StageLink
@@ -153,7 +154,11 @@ def test_a_reward_model_rates_each_token(name: str, labels: int, tmp_path: Path)
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("split", ["alone", "two ranks", "two stages"])
 @pytest.mark.matrix
-def test_a_head_for_masked_tokens_makes_sparse_vectors(name: str, split: str, tmp_path: Path) -> None:
+def test_a_head_for_masked_tokens_makes_sparse_vectors(
+    name: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits are of 16 tokens at once here, so that a text has those of several parts."""
+    monkeypatch.setattr(prompt_outputs, "LOGPROB_ROWS", 16)
     variant = MASKED[name]
     model = write_encoder(tmp_path, variant)
     write_splade(tmp_path, pooling_strategy="max" if name == "bert" else "sum", activation_function="log1p_relu")
@@ -187,7 +192,8 @@ def test_tokens_that_none_sees_see_the_others(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("split", ["two ranks", "two stages"])
-def test_each_token_has_a_vector_of_its_own(split: str, tmp_path: Path) -> None:
+def test_each_token_has_a_vector_of_its_own(split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_outputs, "LOGPROB_ROWS", 16)
     variant = ENCODERS["roberta"]
     states = expected(write_encoder(tmp_path, variant), variant)
     wanted = [PoolingParams(task="token_embed", normalize=True, dimensions=dimensions) for dimensions in (64, 3, 8, 1)]
@@ -215,6 +221,13 @@ def test_what_an_encoder_cannot_be_is_said(edits: dict[str, Any], error: str, tm
     write_encoder(tmp_path, CLASSIFIERS["bert"])
     edit_json(tmp_path / "config.json", edits)
     with pytest.raises((ModelError, UnsupportedModel), match=error):
+        load_model_config(tmp_path)
+
+
+def test_logits_that_are_pooled_are_refused_by_name(tmp_path: Path) -> None:
+    write_encoder(tmp_path, CLASSIFIERS["eurobert"])
+    edit_json(tmp_path / "config.json", {"classifier_pooling": "late"})
+    with pytest.raises(UnsupportedModel, match="classifier_pooling 'late' is not supported; supported: bos, mean"):
         load_model_config(tmp_path)
 
 
