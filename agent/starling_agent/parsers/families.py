@@ -148,8 +148,8 @@ _TABLE = (
         trims=False,
         template=("<|tool_call>call:",),
     ),
-    Family("deepseek_v41", THINK, _dsml("calls", " "), template=("｜DSML｜ ",), written=_dsml_written("calls", " ")),
-    Family("deepseek_v4", THINK, _dsml("tool_calls"), template=("｜DSML｜tool_calls",), written=_dsml_written("tool_calls")),
+    Family("deepseek_v41", THINK, _dsml("calls", " "), template=("｜DSML｜", " calls>"), written=_dsml_written("calls", " ")),
+    Family("deepseek_v4", THINK, _dsml("tool_calls"), template=("｜DSML｜", "tool_calls>"), written=_dsml_written("tool_calls")),
     Family("deepseek_v32", THINK, _dsml("function_calls"), template=("｜DSML｜",), written=_dsml_written("function_calls")),
     Family(
         "deepseek_v3",
@@ -175,6 +175,7 @@ _TABLE = (
         tokens=("<|open|>", "<|close|>", "<|sep|>"),
         trims=False,
         template=("<|open|>", "<|sep|>"),
+        spells_marks=False,
         written=WrittenCalls(
             '<|open|>call tool="NAME" index="1"<|sep|>',
             "<|close|>call<|sep|>",
@@ -286,6 +287,7 @@ _TABLE = (
         THINK,
         {"<|tool_call_start|>": python_calls("<|tool_call_end|>")},
         template=("<|tool_call_start|>",),
+        other_templates=(("<|tool_list_start|>",), ("List of tools: [", "keep_past_thinking")),
         written=WrittenCalls("[NAME(", ")]", "<|tool_call_start|>", "<|tool_call_end|>", arguments=python_arguments),
         tokens=("<|tool_call_end|>",),
     ),
@@ -353,7 +355,8 @@ def family_named(name: str) -> Family | None:
 def family_of_templates(templates: Collection[str]) -> Family | None:
     """Returns the format in which a checkpoint's chat templates write calls, if it is known."""
     for family in _TABLE:
-        if any(all(text in template for text in family.template) for template in templates):
+        known = (family.template, *family.other_templates)
+        if any(all(text in template for text in texts) for template in templates for texts in known):
             return family
     return None
 
@@ -361,7 +364,7 @@ def family_of_templates(templates: Collection[str]) -> Family | None:
 def reasoning_of_templates(templates: Collection[str]) -> Family | None:
     """Returns a format whose marks of reasoning the templates have, if there is one."""
     own = family_of_templates(templates)
-    if own is not None and own.whole is not None:
+    if own is not None and (own.whole is not None or not own.spells_marks):
         return own
     for family in (*([own] if own is not None else []), *_TABLE):
         if any(opens in text or closes in text for opens, closes in family.reasoning for text in templates):

@@ -220,6 +220,25 @@ def test_formats_are_found_by_their_names_and_in_templates():
     assert family_of_templates(["<tool_calls><tool_call>name"]) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "reasons", "template"),
+    [
+        ("deepseek_v32", True, "{%- set dsml = '｜DSML｜' -%}{{ '</think>\\n\\n<' + dsml + 'function_calls>\\n' }}"),
+        ("deepseek_v4", True, "{%- set dsml = '｜DSML｜' -%}{{ '</think>\\n\\n<' + dsml + 'tool_calls>\\n' }}"),
+        ("deepseek_v41", True, "{%- set dsml = '｜DSML｜' -%}{{ '</think>\\n\\n<' + dsml + ' calls>\\n' }}"),
+        ("deepseek_v41", True, "</think>\n\n<｜DSML｜ calls>\n"),
+        ("kimi_k3", True, "{{- '<|open|>' + tag -}}{{- '<|sep|>' -}}{{- open_tag('think' if thinking else 'response') -}}"),
+        ("lfm2", False, '{{ "List of tools: <|tool_list_start|>[" }}{{ "<|tool_response_start|>" + content }}'),
+        ("lfm2", True, '{{ "List of tools: [" }}{% if not keep_past_thinking and "</think>" in content %}{% endif %}'),
+    ],
+)
+def test_formats_are_found_in_templates_that_put_their_marks_together(name, reasons, template):
+    """Such are the templates that llama.cpp has of DeepSeek and Kimi K3, and Liquid's own, which show no calls."""
+    assert family_of_templates([template]) is FAMILIES[name]
+    found = reasoning_of_templates([template])
+    assert (found is not None and found.reasoning == FAMILIES[name].reasoning) is reasons
+
+
 def test_a_marker_within_a_stop_string_is_still_one():
     """Holds the marker's end back, as detokenizing does while it may begin the stop string."""
     pieces = [("Hi<tool_call", [2]), ('>{"name": "f", "arguments": {}}', [])]
