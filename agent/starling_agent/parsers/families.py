@@ -10,6 +10,7 @@ from starling_agent.parsers.gemma import gemma_call
 from starling_agent.parsers.harmony import TOKENS as HARMONY_TOKENS
 from starling_agent.parsers.harmony import read_messages
 from starling_agent.parsers.keyed_calls import KeyedFormat, keyed_call, wrapped
+from starling_agent.parsers.nested_calls import MARK, nested_calls
 from starling_agent.parsers.python_calls import leading_python_calls, python_calls
 from starling_agent.parsers.reading import Family, ReadCalls, Reading
 from starling_agent.parsers.response_template import DESCRIBED
@@ -252,6 +253,20 @@ _TABLE = (
             arguments=keyed_arguments('<parameter name="KEY">', "</parameter>\n", "</parameter>", "</invoke>"),
         ),
         tokens=("</minimax:tool_call>",),
+    ),
+    Family(
+        "minimax_m3",
+        (("<mm:think>", "</mm:think>"),),
+        {f"{MARK}<tool_call>": nested_calls},
+        template=(MARK,),
+        written=WrittenCalls(
+            f'{MARK}<invoke name="NAME">',
+            f"{MARK}</invoke>\n",
+            f"{MARK}<tool_call>\n",
+            f"{MARK}</tool_call>",
+            arguments=keyed_arguments(f"{MARK}<KEY>", f"{MARK}</KEY>", MARK, f"{MARK}</invoke>"),
+        ),
+        tokens=(MARK,),
     ),
     Family(
         "step3",

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 import time
 
 import pytest
@@ -21,6 +22,10 @@ WRITTEN = {
     "minimax_m2": (
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>\n'
         '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>'
+    ),
+    "minimax_m3": (
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Zürich]<]minimax[>[</city>'
+        "]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
     ),
     "seed_oss": (
         "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Zürich</parameter>\n<parameter=days>2</parameter>\n"
@@ -65,6 +70,7 @@ HOSTILE = {
     "ids": ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f", ":1"),
     "lines": ("seed_oss", "<seed:tool_call><function=f><parameter=a>\n", "\n</parameter>\n<"),
     "values without ends": ("minimax_m2", '<minimax:tool_call><invoke name="f">', '<parameter name="a">1'),
+    "elements": ("minimax_m3", ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">', "]<]minimax[>[<a>"),
     "quotes in names": ("step3", "<｜tool_calls_begin｜>", '<steptml:invoke name="'),
     "escapes": ("lfm2", "<|tool_call_start|>[f(a='", "\\'"),
     "objects without names": ("phi4_mini_json", "functools[", '{"a": "f", '),
@@ -237,6 +243,42 @@ def test_formats_are_found_in_templates_that_put_their_marks_together(name, reas
     assert family_of_templates([template]) is FAMILIES[name]
     found = reasoning_of_templates([template])
     assert (found is not None and found.reasoning == FAMILIES[name].reasoning) is reasons
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "note": {"type": "string"},
+        "places": {"type": "array", "items": {"$ref": "#/$defs/place"}},
+        "empty": {"type": "object"},
+    },
+    "$defs": {"place": {"type": "object", "properties": {"zip": {"type": "string"}, "tags": {"type": "array"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("<note>a < b\n</note>", {"note": "a < b\n"}),
+        ("<note>2</note><days>2</days><open>true</open>", {"note": "2", "days": 2, "open": True}),
+        ("<places><item><zip>8001</zip><tags><item>1</item><item>x</item></tags></item><item></item></places>",
+         {"places": [{"zip": "8001", "tags": [1, "x"]}, {}]}),
+        ("<places></places><empty></empty>", {"places": [], "empty": {}}),
+        ("<other><item><a>1</a></item></other><more><a>x</a></more>", {"other": [{"a": 1}], "more": {"a": "x"}}),
+        ("<a>1</a><a>2</a><b><a>3</a></b><b><a>4</a></b>", {"a": 1, "b": {"a": 3}}),
+        ("<places>[{\"zip\": \"8001\"}]</places>", {"places": [{"zip": "8001"}]}),
+        ("<other><item><a>1</a>", {"other": [{"a": 1}]}),
+    ],
+)  # fmt: skip
+def test_elements_in_each_other_are_objects_and_lists(written, sent):
+    """Checks what the template of MiniMax M3 writes, and what is like it."""
+    mark = "]<]minimax[>["
+    tags = re.sub("<(?=[a-z/])", f"{mark}<", f'<tool_call>\n<invoke name="f">{written}</invoke>\n</tool_call>')
+    for tokens, size in (((), 1), ((mark,), 1), ((mark,), 3), ((mark,), 1000)):
+        pieces = groups(tokens_of(f"Well.{tags}", tokens), itertools.repeat(size))
+        parsed = parse("minimax_m3", pieces, tools={"f": NESTED}, tokens=tokens)
+        assert [(name, json.loads(arguments)) for name, arguments in parsed.calls] == [("f", sent)]
+        assert parsed.content == "Well."
 
 
 def test_a_marker_within_a_stop_string_is_still_one():
