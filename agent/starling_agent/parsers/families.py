@@ -128,6 +128,25 @@ def _qwen_bare(reading: Reading, opening: str) -> Reader[None]:
         yield from reading.source.try_close("</tool_call>")
 
 
+_llama4_object, _llama4_list = tagged_object("<|python_end|>"), python_calls("<|python_end|>")
+
+
+def _llama4(reading: Reading, opening: str) -> Reader[None]:
+    """Reads calls as Python or as JSON writes them: models write either, whatever their template shows."""
+    if (yield from reading.source.try_read("<|python_end|>")):
+        return
+    is_object = (yield from reading.source.next_character()) == "{"
+    yield from _llama4_object(reading, opening) if is_object else _llama4_list(reading, opening)
+
+
+def _leading_llama4(reading: Reading) -> Reader[None]:
+    """Reads them likewise where no marker opens them."""
+    calls = reading.output.calls
+    yield from leading_objects(reading)
+    if reading.output.calls == calls and not reading.output.content.has_begun:
+        yield from leading_python_calls(reading)
+
+
 # The order is that in which templates are recognized: the more particular first.
 _TABLE = (
     Family(
@@ -320,10 +339,27 @@ _TABLE = (
         written=WrittenCalls('<|tool_call|>[{"name": "NAME", "arguments": ', "}]", trigger="<|tool_call|>"),
     ),
     Family(
+        "hermes",
+        THINK,
+        {"<tool_call>": tagged_object("</tool_call>")},
+        template=("<tool_call>", '"name"'),
+        written=WrittenCalls('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"),
+        tokens=("</tool_call>",),
+    ),
+    Family(
+        "llama4_json",
+        calls={"<|python_start|>": _llama4},
+        at_start=_leading_llama4,
+        template=("<|header_start|>", '{"name": '),
+        written=WrittenCalls('{"name": "NAME", "parameters": ', "}"),
+        tokens=("<|python_end|>",),
+    ),
+    Family(
         "llama4_pythonic",
-        calls={"<|python_start|>": python_calls("<|python_end|>")},
-        at_start=leading_python_calls,
+        calls={"<|python_start|>": _llama4},
+        at_start=_leading_llama4,
         template=("<|python_start|>",),
+        other_templates=(("<|header_start|>", "[func_name1("),),
         written=WrittenCalls("[NAME(", ")]", arguments=python_arguments),
         tokens=("<|python_end|>",),
     ),
@@ -334,14 +370,6 @@ _TABLE = (
         trims=False,
         template=("<|start_header_id|>", '{"name":'),
         written=WrittenCalls('{"name": "NAME", "parameters": ', "}"),
-    ),
-    Family(
-        "hermes",
-        THINK,
-        {"<tool_call>": tagged_object("</tool_call>")},
-        template=("<tool_call>", '"name"'),
-        written=WrittenCalls('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"),
-        tokens=("</tool_call>",),
     ),
 )
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _TABLE}

@@ -18,6 +18,7 @@ WRITTEN = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>',
     "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
     "phi4_mini_json": 'functools[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
+    "llama4_json": '<|python_start|>{"name": "get_weather", "parameters": {"city": "Zürich", "days": 2}}<|python_end|>',
     "lfm2": '<|tool_call_start|>[get_weather(city="Zürich", days=2)]<|tool_call_end|>',
     "minimax_m2": (
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>\n'
@@ -74,6 +75,11 @@ HOSTILE = {
     "quotes in names": ("step3", "<｜tool_calls_begin｜>", '<steptml:invoke name="'),
     "escapes": ("lfm2", "<|tool_call_start|>[f(a='", "\\'"),
     "objects without names": ("phi4_mini_json", "functools[", '{"a": "f", '),
+    "objects as Python and JSON": (
+        "llama4_json",
+        "<|python_start|>",
+        '{"name": "f", "parameters": {"city": "Zürich, by its lake"}}, ',
+    ),
     "listed calls": ("granite", "<|tool_call|>[", '{"name": "f", "arguments": {"city": "Zürich, by its lake"}}, '),
     "calls of offered tools": ("llama3_json", "", '{"name": "f", "parameters": {}}; '),
 }
@@ -224,6 +230,7 @@ def test_formats_are_found_by_their_names_and_in_templates():
     assert reasoning_of_templates([qwen]).reasoning == (("<think>", "</think>"),)
     assert reasoning_of_templates(["<tool_call>"]) is None
     assert family_of_templates(["<tool_calls><tool_call>name"]) is None
+    assert family_of_templates([f"<|start_header_id|>{qwen}"]) is FAMILIES["hermes"]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +241,12 @@ def test_formats_are_found_by_their_names_and_in_templates():
         ("deepseek_v41", True, "{%- set dsml = '｜DSML｜' -%}{{ '</think>\\n\\n<' + dsml + ' calls>\\n' }}"),
         ("deepseek_v41", True, "</think>\n\n<｜DSML｜ calls>\n"),
         ("kimi_k3", True, "{{- '<|open|>' + tag -}}{{- '<|sep|>' -}}{{- open_tag('think' if thinking else 'response') -}}"),
+        (
+            "llama4_json",
+            False,
+            """{{- '<|header_end|>' -}}{{- '<|header_start|>' }}{{- '<|python_start|>' }}{{- '{"name": "' + name }}""",
+        ),
+        ("llama4_pythonic", False, '"Use exact format: [func_name1(param1=value1)]"{{- "<|header_start|>system<|header_end|>" }}'),
         ("lfm2", False, '{{ "List of tools: <|tool_list_start|>[" }}{{ "<|tool_response_start|>" + content }}'),
         ("lfm2", True, '{{ "List of tools: [" }}{% if not keep_past_thinking and "</think>" in content %}{% endif %}'),
     ],
@@ -296,6 +309,26 @@ def test_text_that_looks_like_a_call_is_one_of_offered_tools_alone():
     assert parse_text("qwen3_coder", prose, tools=tools) == (prose, "", [], 0)
     cut = '{"answer": "a long text'
     assert parse_text("llama3_json", cut, tools=tools, is_cut=True).content == cut
+
+
+@pytest.mark.parametrize("family", ["llama4_json", "llama4_pythonic"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "parameters": {"a": 1}}',
+        '\n[f(a=1)]',
+        '<|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}',
+        '<|python_start|>{"type": "function", "name": "f", "parameters": {"a": 1}}<|python_end|>',
+        "<|python_start|>[f(a=1)]<|python_end|>",
+    ],
+)  # fmt: skip
+def test_llama_4_writes_calls_as_python_and_as_json(family, text):
+    for size in (1, 3, 1000):
+        parsed = parse(family, groups(tokens_of(text, ()), itertools.repeat(size)), tools={"f": None})
+        assert [(name, json.loads(sent)) for name, sent in parsed.calls] == [("f", {"a": 1})]
+        assert not parsed.content.strip()
+    for other in (' {"a": [f(a=1)]}', "[1]", " Hello."):
+        assert parse_text(family, other, tools={"f": None}) == (other, "", [], 0)
 
 
 def test_halves_of_surrogate_pairs_do_not_leave():
