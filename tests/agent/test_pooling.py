@@ -406,6 +406,7 @@ def test_a_script_gets_the_vectors_and_scores_of_a_chat_model_with_a_prompt_of_i
             (lambda: llm.encode("a", pooling_task="score"), "pooling_task"),  # type: ignore[arg-type]
             (lambda: llm.embed("a", PoolingParams(task="token_embed")), "pooling_params"),
             (lambda: llm.reward("a"), "model"),
+            (lambda: llm.encode("a", PoolingParams(task="token_classify")), "pooling_params"),
             (lambda: llm.classify("a"), "model"),
         ]
         for call, param in refused:

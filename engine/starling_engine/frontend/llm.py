@@ -207,6 +207,8 @@ class LLM:
         task = pooling_task or (None if pooling_params else self.engine.model_config.pooler.task)
         if task is not None:
             each = [msgspec.structs.replace(one, task=task) for one in each]
+        if any(one.task in ("classify", "token_classify") for one in each):
+            raise InvalidRequest("labels are asked for by pooling_task", "pooling_params")
         checked = self._thread.run(self._pooled(parsed, each, prompt_name, truncate_prompt_tokens))
         return self._interacting(checked, each, role_of(prompt_name), use_tqdm)
 
