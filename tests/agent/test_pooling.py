@@ -189,7 +189,9 @@ def test_a_model_with_a_vector_for_each_token(colbert: LiveServer, expected: Any
         assert refused.status_code == 400 and "a vector for each token, and none for a text" in refused.text
 
 
-@pytest.mark.parametrize("name", ["colbert decoder", "pylate", pytest.param("stanford", marks=pytest.mark.whole)])
+@pytest.mark.parametrize(
+    "name", ["pylate", *(pytest.param(one, marks=pytest.mark.whole) for one in ("stanford", "colbert decoder"))]
+)
 def test_a_script_gets_the_vectors_of_tokens(name: str, folder: Path, expected: Any) -> None:
     theirs, settings = expected[name], dict(SETTINGS)
     if name != "colbert decoder":
