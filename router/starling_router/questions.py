@@ -15,16 +15,12 @@ from starling_agent.http.errors import ApiError
 from starling_router.backend import Backend
 from starling_router.upstream import BackendAnswer, BackendUnreachable, RawHeaders, Upstream
 
-WITHOUT_PROOF = (401, 403, 404)
-"""Statuses by which a server of an older release, which has no such path, refuses whoever shows no key and no token."""
-
-
 class BackendLate(BackendUnreachable):
     """A backend has not answered in time. It may be busy."""
 
 
 class NotOurs(BackendUnreachable):
-    """A backend is of another service: an address was given to another pod, or a token is another one."""
+    """A backend does not prove that it is of this service: an address was given to another pod, or a token is another one."""
 
 
 class Questions:
@@ -51,7 +47,7 @@ class Questions:
     async def check_ours(self, backend: Backend, seconds: float) -> None:
         """Has a backend prove that it knows the token, before it is shown that or a key. Raises NotOurs, and as `ask` does.
 
-        Servers without a token, or of an older release, have no proof and are believed: agents of a service all have a token.
+        Servers that say that they have no token are believed: agents of a service all have one.
         """
         token = b"" if self._token is None else self._token.value
         if not token:
@@ -59,8 +55,8 @@ class Questions:
         nonce = secrets.token_hex(16)
         try:
             async with asyncio.timeout(seconds), self._answer(backend, f"{PROOF_PATH}?nonce={nonce}", []) as answer:
-                if answer.status in WITHOUT_PROOF:
-                    return
+                if 400 <= answer.status < 500:  # nothing that knows the token refuses it, whatever listens there
+                    raise NotOurs(f"it does not prove that it knows the routers' token: it answers {answer.status}")
                 given = parse(BackendProof, await read_all(_of(answer)), "proof")
         except TimeoutError:
             raise _late(seconds) from None
