@@ -15,6 +15,7 @@ from starling_agent.http.errors import ApiError
 from starling_router.backend import Backend
 from starling_router.upstream import BackendAnswer, BackendUnreachable, RawHeaders, Upstream
 
+
 class BackendLate(BackendUnreachable):
     """A backend has not answered in time. It may be busy."""
 
