@@ -142,7 +142,7 @@ format: setup ## rewrite the sources in the project's style
 bench: setup ## compare with the peer and write bench/results (see bench/README.md)
 	$(BIN)/python bench/run.py $(ARGS)
 
-e2e: setup libraries ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
+e2e: setup libraries envoy ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
 	@$(if $(KUBECONFIG),,$(BIN)/python e2e/cluster setup)
 	$(BIN)/python -m pytest e2e $(if $(KUBECONFIG),--kubeconfig=$(KUBECONFIG),-n 2 --dist loadfile --no-loadscope-reorder) $(AGAIN) $(ARGS)
 

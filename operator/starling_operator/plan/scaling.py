@@ -31,7 +31,7 @@ class Scale:
 def wanted_scale(observed: Observed, spec: InferenceServiceSpec, *, rolls: bool = False) -> Scale:
     """Returns how many groups there are to be, and whether they sleep.
 
-    While the service `rolls`, groups of its old revision may be all that works, and those of the new one have to show that they do.
+    While the service `rolls`, groups of its old revision may be all that works. Those of the new one have to show that they do.
     """
     idle_seconds, last = spec.scaling.idle_seconds, observed.service.status.scaling
     if spec.suspend or idle_seconds is None:
