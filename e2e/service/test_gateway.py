@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not BINARY.exists(), reason="`make envoy` installs it, where there is one for the machine"),
 ]
-TENANTS = [{"name": "day"}, {"name": "few", "tokensPerMinute": 1}]
+TENANTS = [{"name": "day"}, {"name": "few", "tokensPerMinute": 16}]
 ROUTER = {"replicas": 1, "hold": {"seconds": 2}, "tenants": TENANTS, "tenantKeysSecret": NAME}
 MACHINE = "10.192.0.0/12"
 """The nodes' networks, from where this machine speaks to pods."""
@@ -51,7 +51,8 @@ async def test_an_envoy_follows_the_routers_picks(
 
         assert await refusal(gateway.client, "nobody's") == (401, "invalid_api_key")
         assert await refusal(gateway.client, "light", model="other") == (404, "model_not_found")
-        assert (await ask(gateway.client, "dim")).status_code == 200
+        few = [(await ask(gateway.client, "dim")).status_code for _ in range(4)]
+        assert few[0] == 200
         assert await refusal(gateway.client, "dim") == (429, "rate_limit_exceeded")
         chat.patch(replicas=0)
         wait_until("no pod is left", lambda: not chat.pods(), 60, chat.explain)
