@@ -30,6 +30,12 @@ def admit() -> object:
     return nobody
 
 
+@pytest.fixture
+def period() -> float:
+    """A list of all pods is tens of megabytes."""
+    return 3.0
+
+
 async def test_a_status_of_three_thousand_pods_is_small_and_written_once_a_second(
     cluster: Cluster, start_operator: StartOperator, proxy: Proxy
 ) -> None:
@@ -45,16 +51,17 @@ async def test_a_status_of_three_thousand_pods_is_small_and_written_once_a_secon
     await cluster.apply(manifest(replicas=GROUPS, parallelism={"tensor": NODES}))
 
     async def all_exist() -> bool:
-        pods = await cluster.pods()
-        return len(pods) == GROUPS * NODES and all(pod["spec"].get("nodeName") for pod in pods)
+        listed = await cluster.call("GET", PODS.format(cluster.namespace), limit="1")
+        return listed["metadata"].get("remainingItemCount") == GROUPS * NODES - 1
 
-    await until(all_exist, "all pods to have a node", 2400)
+    await until(all_exist, "all pods to be created", 2400)
     print(f"{GROUPS * NODES} pods after {time.monotonic() - began:.0f} s and {len(written)} writes of the status")
     await operator.settled()
-    pods, sizes, began, changes = await cluster.pods(), [], time.monotonic(), 0
+    pods = (await cluster.call("GET", PODS.format(cluster.namespace), limit="40"))["items"]
+    sizes, began, changes = [], time.monotonic(), 0
     written.clear()
     while time.monotonic() - began < SECONDS:
-        pod = pods[changes % 40]
+        pod = pods[changes % len(pods)]
         waiting = {"reason": "ImagePullBackOff", "message": f"pull number {changes}"}
         state = {"name": "agent", "image": "x", "imageID": "", "ready": False, "restartCount": 0, "state": {"waiting": waiting}}
         path = f"{PODS.format(cluster.namespace)}/{pod['metadata']['name']}/status"
