@@ -30,15 +30,12 @@ async def test_a_service_sleeps_and_a_request_wakes_the_same_pods(
     await until(goes_to_sleep, "the agents to be told to sleep", 90, lambda: cluster.service("chat"))
     await set_asleep(kubelet, before.values(), True)
 
-    async def condition_is(kind: str, status: str, reason: str) -> bool:
-        found = await cluster.condition("chat", kind)
-        return (found["status"], found["reason"]) == (status, reason)
+    async def sleeps() -> bool:
+        found = [await cluster.condition("chat", kind) for kind in ("Ready", "Reconciling", "Stalled")]
+        said = [(each["status"], each["reason"]) for each in found]
+        return said == [("False", "Asleep"), ("False", "Settled"), ("False", "NotStalled")] and router.phases[-1] == "Asleep"
 
-    await until(
-        lambda: condition_is("Reconciling", "False", "Settled"), "the service to sleep", 90, lambda: cluster.service("chat")
-    )
-    assert await condition_is("Ready", "False", "Asleep") and await condition_is("Stalled", "False", "NotStalled")
-    assert router.phases[-1] == "Asleep"
+    await until(sleeps, "the service to sleep, and its router to hear of it", 90, lambda: cluster.service("chat"))
     router.quiet = None
     await until(lambda: all_are_told(kubelet, 0), "the agents to be told to wake", 90, lambda: cluster.service("chat"))
     await set_asleep(kubelet, before.values(), False)
