@@ -15,6 +15,7 @@ from starling_engine.model_config.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBE
 from starling_engine.model_config.classifier import ENDING
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_2
+from starling_engine.model_config.deepseek_v4 import DEEPSEEK_V4
 from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.distilbert import DISTILBERT
 from starling_engine.model_config.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
@@ -70,6 +71,7 @@ _ALL = (
         DEEPSEEK_V2,
         DEEPSEEK_V3,
         DEEPSEEK_V3_2,
+        DEEPSEEK_V4,
         ERNIE4_5,
         ERNIE4_5_MOE,
         EXAONE4,
