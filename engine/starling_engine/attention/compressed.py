@@ -11,7 +11,7 @@ and a complete run of tokens has an entry in blocks of its own:
 Both are rotated as the last elements of a head are: a token at its position, an entry at its run's first one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ import torch
 from starling_engine.attention.indexer import score
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import RunCache
-from starling_engine.layers.norm import Norm
 from starling_engine.model_config.compressed import CompressedShape
 from starling_engine.model_config.layer import Runs
 from starling_engine.model_config.mla_shape import IndexShape, QuerySpan
@@ -39,7 +38,7 @@ class Compressor:
     """Parameters by which runs become entries: bias [rate, width] of the weights, by a token's place, and the norm of entries."""
 
     bias: torch.Tensor
-    norm: Norm
+    norm: Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ def compress(inputs: torch.Tensor, runs: Runs, compressor: Compressor, *, first:
         values = torch.cat([before[:-1], own], dim=1)
         weights = torch.cat([weights_before[:-1], weights_own], dim=1)
     shares = weights.softmax(dim=1, dtype=torch.float32).to(values.dtype)
-    return compressor.norm.forward((values * shares).sum(dim=1), None)[0]
+    return compressor.norm((values * shares).sum(dim=1))
 
 
 def store_entries(layer: CompressedWeights, kv: RunCache, tables: torch.Tensor, meta: AttentionMetadata, span: QuerySpan) -> None:
@@ -134,14 +133,19 @@ def attend(
     window = kv.window if isinstance(kv, RunCache) else kv
     low = max(0, before - layer.window + 1)
     rows = rows_at(window[..., : shape.head_dim], meta.block_tables[span.row], low, span.context)
-    entries: torch.Tensor | None = None
-    if runs is not None and span.context >= runs.rate:
-        assert isinstance(kv, RunCache) and tables is not None, "a layer with runs has entries"
-        at = torch.arange(span.context // runs.rate, device=rows.device)
-        entries = kv.entries[_places_of_runs(at, runs.rate, kv, tables[span.row])]
-    count = 0 if entries is None else len(entries)
+    count = 0 if runs is None else span.context // runs.rate
     chooses = runs is not None and runs.indexed and count > shape.index.top
-    step = shape.rows_at_once(layer.num_heads, len(rows) + count, shape.index.top if chooses else 0)
+    whole = keys_of_entries = rows[:0]
+    if runs is not None and count:
+        assert isinstance(kv, RunCache) and tables is not None, "a layer with runs has entries"
+        blocks, places = _places_of_runs(torch.arange(count, device=rows.device), runs.rate, kv, tables[span.row])
+        entries, index_keys = kv.entries.split([shape.head_dim, kv.entries.shape[-1] - shape.head_dim], dim=-1)
+        if chooses:
+            keys_of_entries = index_keys[blocks, places]
+        else:
+            whole = entries[blocks, places]
+    read = shape.index.top if chooses else count
+    step = shape.rows_at_once(layer.num_heads, layer.window, read, own=read if chooses else 0)
     for start in range(0, span.queries, step):
         end = min(start + step, span.queries)
         own = slice(span.start + start, span.start + end)
@@ -152,13 +156,12 @@ def attend(
         behind = positions[:, None] - key_at
         scores = [_masked(q @ keys.T, (behind >= 0) & (behind < layer.window))]
         values: torch.Tensor | None = None
-        if entries is not None and runs is not None:
+        if runs is not None and count:
             complete = (positions + 1) // runs.rate
-            seen = torch.arange(count, device=rows.device) < complete[:, None]
-            values = entries[:, : shape.head_dim]
+            seen, values = torch.arange(count, device=rows.device) < complete[:, None], whole
             if chooses:
-                chosen, seen = _choose(query, own, entries[:, shape.head_dim :], shape.index, seen)
-                values = values[chosen]
+                chosen, seen = _choose(query, own, keys_of_entries, shape.index, seen)
+                values = entries[blocks[chosen], places[chosen]]
             scores.append(_masked(q @ values.transpose(-1, -2), seen))
         sinks = layer.sinks[None, :, None].expand(end - start, -1, -1)
         shares = torch.cat([*(each.float() * scale for each in scores), sinks], dim=-1).softmax(dim=-1).to(q.dtype)
@@ -192,5 +195,3 @@ def _places_of_runs(at: torch.Tensor, rate: int, kv: RunCache, table: torch.Tens
     """Returns the blocks of runs by their numbers `at`, and their places in these: where the last token of each is."""
     last = at * rate + rate - 1
     return table[last // kv.window.shape[1]].long(), at % kv.entries.shape[1]
-
-

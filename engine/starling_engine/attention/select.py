@@ -48,7 +48,8 @@ def select_attention(
 
     `group` query heads share a key-value head. `latent` is for a model whose cache holds latents (MLA), `indexed` for one that
     attends to those that an indexer chooses, `compressed` for one that compresses runs of tokens; all others have grouped-query
-    attention, maybe with `sinks`. With `cache` keys and values are cached in that, not in `dtype`. Raises ConfigError when `name` cannot serve the model; it lists those that can.
+    attention, maybe with `sinks`. With `cache` keys and values are cached in that, not in `dtype`. Raises ConfigError when `name`
+    cannot serve the model; it lists those that can.
     """
     offered = platform.attention_backends()
 

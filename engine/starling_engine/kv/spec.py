@@ -232,8 +232,10 @@ def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, max_in_flight: int) 
 def group_layers(specs: Mapping[int, KVSpec], runs: Mapping[int, RunSpec] | None = None) -> list[KVGroup]:
     """Groups layers by spec into groups of as many layers as fit into a slab; `specs` has the layers by their index.
 
-    Layers that compress runs of tokens are in a second group each, by their specs in `runs`. A slab has room for all layers of one kind: of the one that needs least. It has room for any one layer, too. What a group does not
-    fill of its slabs stays unused.
+    Layers that compress runs of tokens are in a second group each, by their specs in `runs`.
+
+    A slab has room for all layers of one kind: of the one that needs least. It has room for any one layer, too. What a group does
+    not fill of its slabs stays unused.
     """
     kinds: dict[KVSpec, list[int]] = {}
     for layer, spec in (*specs.items(), *(runs or {}).items()):

@@ -43,13 +43,6 @@ class ExpertsShape:
         return ("gate", "up", "down") if self.gated else ("up", "down")
 
     @property
-    def why_no_kernels(self) -> str:
-        """The reason why torch alone has such experts; empty where kernels have them, too."""
-        if not self.gated:
-            return "experts without a gate"
-        return "experts whose gate is clamped without an offset" if self.gate is not None and self.gate.offset != 1 else ""
-
-    @property
     def up_parts(self) -> int:
         """Matrices before the activation, one behind the other."""
         return 2 if self.gated else 1

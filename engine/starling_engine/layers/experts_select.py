@@ -39,9 +39,9 @@ def select_experts_method(
         return method
 
     def select(shape: ExpertsShape, names: ExpertNames) -> ExpertsMethod:
-        if shape.why_no_kernels:
+        if not shape.gated:
             if quantization is not None:
-                raise ConfigError(f"{quantization} is not possible for {shape.why_no_kernels}; leave it out", "quantization")
+                raise ConfigError(f"{quantization} is not possible for experts without a gate; leave it out", "quantization")
             return choose(shape)()
         if quantization is not None:
             return _quantized(dtype, device, *_online(quantization, shape), online=True)
@@ -97,8 +97,8 @@ def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str
 
 
 def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tuple[type[ExpertsMethod], str]:
-    if shape.why_no_kernels:
-        return DenseExperts, f"kernels have no {shape.why_no_kernels}"
+    if not shape.gated:
+        return DenseExperts, "kernels have no experts without a gate"
     if triton_runs(device):
         from starling_engine.layers.experts_triton import TritonExperts
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import Runs
-from starling_engine.model_config.mla_shape import MASK, SCRATCH, IndexShape
+from starling_engine.model_config.mla_shape import SCRATCH, IndexShape
 
 QUERY_ROWS = 64
 """Queries that attend at once, at most."""
@@ -54,25 +54,29 @@ class CompressedShape:
         """Returns the elements of a token's row in the cache."""
         return self.head_dim + sum(self.input_sizes(runs))
 
-    def rows_at_once(self, heads: int, keys: int, chosen: int) -> int:
-        """Returns the queries that attend at once to so many keys, of which the last `chosen` are others for each query."""
-        return max(1, min(QUERY_ROWS, SCRATCH // (4 * heads * keys + chosen * self.head_dim)))
+    def rows_at_once(self, heads: int, window: int, entries: int, own: int) -> int:
+        """Returns the queries that attend at once to a window and to so many entries, of which `own` are others for each query.
+
+        Scores are there in fp32, with a copy.
+        """
+        return max(1, min(QUERY_ROWS, SCRATCH // (4 * heads * (window + QUERY_ROWS + entries) + own * self.head_dim)))
 
     def scratch_elements(self, queries: int, context: int, window: int, runs: Runs | None) -> int:
         """Returns the most scratch of a layer in a step with at most `queries` tokens of sequences of at most `context`.
 
-        That is rows of the window, entries while they are made in fp32, those that are read, and scores.
+        That is rows of the window, entries while they are made in fp32, those that are read or their keys, and scores.
         """
         seen = min(context, window + queries)
         if runs is None:
-            return seen * self.head_dim + 4 * QUERY_ROWS * self.num_heads * seen + SCRATCH
+            return seen * self.head_dim + max(SCRATCH, 4 * self.num_heads * (window + QUERY_ROWS))
         entries = context // runs.rate
         made = (queries + runs.span) * sum(self.input_sizes(runs)) * 4
-        read = entries * self.entry_size(runs)
-        chosen = min(entries, self.index.top) if runs.indexed else entries
-        keys = min(context, window + QUERY_ROWS) + chosen
-        scores = self.index.scratch_elements(queries, entries) if runs.indexed and entries else 0
-        return seen * self.row_size(runs) + made + read + max(SCRATCH, 4 * self.num_heads * keys) + scores
+        chooses = runs.indexed and entries > self.index.top
+        read = entries * (self.index.dim if chooses else self.head_dim)
+        chosen = self.index.top if chooses else entries
+        scores = 4 * self.num_heads * (window + QUERY_ROWS + chosen) + (chosen * self.head_dim if chooses else 0)
+        index = self.index.scratch_elements(queries, entries) if chooses else 0
+        return seen * self.row_size(runs) + made + read + max(SCRATCH, scores) + index
 
 
 @dataclass(frozen=True, kw_only=True)

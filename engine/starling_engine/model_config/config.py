@@ -165,6 +165,17 @@ class ModelConfig:
             at -= 1
         return at
 
+    def attention_scratch(self, queries: int, context: int) -> int:
+        """Returns the most elements that a layer's attention takes beside its inputs and outputs, where it is torch's own.
+
+        It is of a step with at most `queries` tokens, and sequences of at most `context`.
+        """
+        if self.mla is not None:
+            return self.mla.scratch_elements(queries, context)
+        shape = self.compressed
+        layers = {(layer.window, layer.runs) for layer in self.layers}
+        return 0 if shape is None else max(shape.scratch_elements(queries, context, *layer) for layer in layers)
+
     def rope_factors(self, max_model_len: int) -> str:
         """Names the factors that an engine of this longest sequence takes of LongRoPE's; empty for all other models.
 

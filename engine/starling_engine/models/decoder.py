@@ -123,7 +123,7 @@ class Decoder:
         """ids [T] int64 -> hidden [R, hidden_size] of `ctx.rows` (or of all tokens) after the final norm.
 
         With `arrived` [T, hidden_size] ids are not embedded: later stages take the output of the stage before. All but the last
-        return [T, hidden_size] for the next one, or all residual streams, where there are several. Writes the step's keys and values
+        return [T, hidden_size] for the next one, or all residual streams of a model with several. Writes the step's keys and values
         to `ctx.kv`.
         """
         hidden = arrived

@@ -25,7 +25,8 @@ class Mlp:
 
     A checkpoint may have gate and up as one module, too, which is `fused`; `up_first` says in which order. Or it has all three
     below a module of another name, which is `other`. SiLU is a part of the product; others come after it.
-    That may be one that is `clamped`. Without a gate (`Traits.mlp_gate`) it is down(activation(up(x))). `activation` is the module of one with parameters.
+    A gate may be `clamped`. Without one (`Traits.mlp_gate`) it is down(activation(up(x))). `activation` is the module of one with
+    parameters.
     """
 
     def __init__(

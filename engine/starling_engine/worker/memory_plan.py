@@ -12,7 +12,6 @@ from starling_engine.kernels.recurrent_state import LayerState, StateRows
 from starling_engine.kv.spec import KVGroup, RunSpec, StateGroup, peak_blocks, slab_bytes
 from starling_engine.kv_offload.sizes import host_memory
 from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, plan_memory
-from starling_engine.models.decoder import Decoder
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.runner_factory import RunnerFactory
 
@@ -62,7 +61,9 @@ def _working_memory(factory: RunnerFactory, dtype: torch.dtype) -> tuple[int, in
     config, model = factory.config, factory.model
     measured, recordings = _measure(factory) if factory.platform.queue is not None and model.config.causal else (None, 0)
     if measured is not None:
-        return measured + _expanded_latents(config, model) * dtype.itemsize, recordings
+        # The step that is measured attends to nothing, or to latents as they are.
+        scratch = model.config.attention_scratch(config.max_num_batched_tokens, config.max_model_len)
+        return measured + scratch * dtype.itemsize, recordings
     sizes = config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
     return activation_bytes(model.config, dtype.itemsize, *sizes) + factory.recorded_bytes, recordings
 
@@ -76,12 +77,6 @@ def _measure(factory: RunnerFactory) -> tuple[int | None, int]:
     del runner
     gc.collect()  # it has reference cycles, and its memory would be counted as taken, and in `measured` again
     return measured
-
-
-def _expanded_latents(config: WorkerConfig, model: Decoder) -> int:
-    """Elements that a long prompt takes for expanded latents: the step that is measured attends to latents as they are."""
-    mla = model.config.mla
-    return mla.scratch_elements(config.max_num_batched_tokens, config.max_model_len) if mla is not None else 0
 
 
 def kv_dtype(config: WorkerConfig) -> torch.dtype:
