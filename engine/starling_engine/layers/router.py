@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from starling_engine import native
+from starling_engine.errors import WeightError
 from starling_engine.layers.linear import Linear
 from starling_engine.model_config.moe import Routing
 from starling_engine.native import routing_ops
@@ -145,5 +146,13 @@ class Router:
             slot = copy_slot(self._bias[None] if self._bias_is_row else self._bias)
             slots[self._bias_name] = replace(slot, alias=Alias((self._fused_bias,), slot.shape))
         if self._table is not None:
-            slots[self._table_name] = copy_slot(self._table)
+            slots[self._table_name] = replace(copy_slot(self._table), load=self._load_table)
         return slots
+
+    def _load_table(self, table: torch.Tensor) -> None:
+        """Copies it. Raises WeightError where it names experts that are not there."""
+        assert self._table is not None, "only a table is loaded so"
+        last = self._routing.num_experts - 1
+        if bool((table < 0).any()) or bool((table > last).any()):
+            raise WeightError(f"checkpoint: {self._table_name} must name experts from 0 to {last}")
+        self._table.copy_(table)

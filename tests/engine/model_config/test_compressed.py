@@ -3,9 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
-from starling_engine.attention import select
-from starling_engine.attention.compressed import CompressedAttention
 from starling_engine.errors import ConfigError, ModelError
 from starling_engine.kv.layer_specs import kv_specs, run_specs, whole_groups
 from starling_engine.kv.spec import RunSpec, WindowRowsSpec, slab_bytes
@@ -17,7 +14,6 @@ from starling_engine.model_config.mla_shape import IndexShape
 from starling_engine.model_config.moe import ClampedSwiglu
 from starling_engine.model_config.rope import YarnScaling
 from starling_engine.model_config.split import check_split
-from starling_engine.platforms.cuda import CudaPlatform
 from starling_engine.topology.layout import ParallelLayout
 from transformers import DeepseekV4Config
 
@@ -68,7 +64,7 @@ def test_a_config_as_the_authors_write_it_is_the_same() -> None:
     defaults = ("o_groups", "o_lora_rank", "index_topk", "index_n_heads", "index_head_dim", "q_lora_rank", "hc_mult", "hc_eps")
     plain = {**FLASH, **dict.fromkeys((*replaced, *defaults)), "qk_rope_head_dim": 64, "topk_method": "noaux_tc"}
     assert read(**plain) == read()
-    assert read(**plain, compress_ratios=None).layers[0].runs == HEAVY, "without a list the first two are heavy"
+    assert read(**{**plain, "compress_ratios": None}).layers[0].runs == HEAVY, "without a list the first two are heavy"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -108,14 +104,6 @@ def test_layouts_that_cannot_be_are_named() -> None:
     with pytest.raises(ConfigError, match=r"15 stages leave layers whose experts go by token ids .*possible: 1, .* 14$") as caught:
         check_split(model, ParallelLayout(pipeline=15))
     assert caught.value.field == "pipeline_parallel_size"
-
-
-def test_a_gpu_serves_it_without_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "why_not_triton", lambda _: None)
-    backend, why = select.select_attention("auto", CudaPlatform(), torch.bfloat16, 512, compressed=True, sinks=True)
-    assert isinstance(backend, CompressedAttention) and why.startswith("not triton: it has no kernels for compressed runs")
-    with pytest.raises(ConfigError, match=r"'triton' is not possible .*compressed runs.*possible: auto, sdpa, torch"):
-        select.select_attention("triton", CudaPlatform(), torch.bfloat16, 512, compressed=True, sinks=True)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,19 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from starling_engine import native
 from starling_engine.attention.compressed import CompressedAttention
+from starling_engine.errors import WeightError
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.native.group_quantized import E2M1
 from starling_engine.weights.checkpoint import stored_formats
+from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights
 from transformers import AutoModelForCausalLM
 
@@ -111,6 +114,24 @@ def test_weights_in_8_and_4_bits_as_they_are_published(tmp_path: Path) -> None:
     torch.testing.assert_close(answer(tmp_path / "published"), expected, atol=TOLERANCE, rtol=0)
     if native.load() is not None:
         assert error_of(answer(tmp_path / "published", BF16, codes=True), expected) < 0.1
+
+
+def test_a_table_of_experts_that_are_not_there_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FAMILIES["deepseek-v4"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.ffn.gate.tid2eid"][7, 1] = 8
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightError, match=r"layers\.1\.ffn\.gate\.tid2eid must name experts from 0 to 7"):
+        answer(tmp_path)
+
+
+def test_dummy_weights_answer_too(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FAMILIES["deepseek-v4"])
+    methods = select_linear_method(FP32, CPU)
+    model = Decoder(load_model_config(tmp_path), FP32, CPU, methods, CompressedAttention())
+    load_dummy(model, 0)
+    (logits,) = PagedDriver(model, FP32, block_size=16).run([(0, TEXT.tolist())])
+    assert logits.isfinite().all() and logits.argmax(-1).unique().numel() > 5
 
 
 def test_bfloat16_and_8_bits_are_near(tmp_path: Path) -> None:
