@@ -47,7 +47,7 @@ def select_attention(
     """Returns the backend and why it was taken. "auto" takes the first of the platform's backends that can serve the model.
 
     `group` query heads share a key-value head. `latent` is for a model whose cache holds latents (MLA), `indexed` for one that
-    attends to those that an indexer chooses, `compressed` for one that compresses runs of tokens; all others have grouped-query
+    attends to those that an indexer chooses. `compressed` is for one that compresses runs of tokens. All others have grouped-query
     attention, maybe with `sinks`. With `cache` keys and values are cached in that, not in `dtype`. Raises ConfigError when `name`
     cannot serve the model; it lists those that can.
     """

@@ -32,7 +32,7 @@ class TensorNames:
 
     Where q, k and v are one name, that module holds queries, keys and values of each head in turn. `other_lm_head` is another name
     of the head. `activation` has the parameters of an MLP's activation. `delta`, `mamba`, `mamba2` and `short_conv` have the
-    names of a Gated DeltaNet, a Mamba mixer, one of Mamba-2 and a gated short convolution, `compressed` those of compressed
+    names of a Gated DeltaNet, a Mamba mixer, one of Mamba-2 and a gated short convolution. `compressed` has those of compressed
     attention. `attention_streams`, `mlp_streams` and `head_streams` begin the names of three tensors each, in models with several
     residual streams.
 

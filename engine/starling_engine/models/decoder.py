@@ -114,7 +114,7 @@ class Decoder:
         streams = config.traits.streams
         self._layers = [] if streams is not None else [DecoderLayer(build, index) for index in self.layers]
         self._streams_layers = [] if streams is None else [StreamsLayer(build, index) for index in self.layers]
-        """In place of others, in a model with several residual streams."""
+        """Layers of a model with several residual streams, in place of others."""
         self._stream_head = StreamHead(build) if streams is not None and stage.last else None
         self._norm = build.norm(self._names.norm) if config.traits.final_norm else None
         self._build_ends(build)

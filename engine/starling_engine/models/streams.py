@@ -1,7 +1,7 @@
 """Several residual streams (manifold-constrained hyper-connections, DeepSeek-V4, section 2.2), in torch and fp32.
 
-A part of a layer reads one state, a weighted sum of the streams. What it gives goes to each of them by a weight, and they are mixed
-by a matrix whose rows and columns have sums of 1. All weights are made of the streams themselves.
+A part of a layer reads one state, a weighted sum of the streams. What it gives goes to each of them by a weight. A matrix, whose
+rows and columns have sums of 1, mixes them. All weights are made of the streams themselves.
 """
 
 import torch
