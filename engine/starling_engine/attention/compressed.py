@@ -21,7 +21,7 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import RunCache
 from starling_engine.model_config.compressed import CompressedShape
 from starling_engine.model_config.layer import Runs
-from starling_engine.model_config.mla_shape import IndexShape, QuerySpan
+from starling_engine.model_config.mla_shape import QuerySpan
 
 
 class CompressedAttention:
@@ -75,7 +75,7 @@ class CompressedQuery:
 def turn_last(x: torch.Tensor, table: torch.Tensor, *, back: bool = False) -> torch.Tensor:
     """Rotates pairs in the last elements of x [..., heads, dim] by rows [..., columns] of the table, or back. The others stay."""
     cos, sin = (half.repeat_interleave(2, dim=-1).unsqueeze(-2) for half in table.chunk(2, dim=-1))
-    still, turned = x.split([x.shape[-1] - table.shape[-1], table.shape[-1]], dim=-1)
+    still, turned = torch.split(x, [x.shape[-1] - table.shape[-1], table.shape[-1]], dim=-1)
     wide = turned.float()
     across = torch.stack([-wide[..., 1::2], wide[..., ::2]], dim=-1).flatten(-2)
     return torch.cat([still, (wide * cos + across * (-sin if back else sin)).to(x.dtype)], dim=-1)
@@ -86,7 +86,7 @@ def compress(inputs: torch.Tensor, runs: Runs, compressor: Compressor, *, first:
 
     Of runs that overlap the first one in `inputs` is there for the second one's sake, unless it is the sequence's `first`.
     """
-    values, weights = (half.unflatten(0, (-1, runs.rate)) for half in inputs.chunk(2, dim=-1))
+    values, weights = (half.reshape(-1, runs.rate, half.shape[1]) for half in inputs.chunk(2, dim=-1))
     weights = weights + compressor.bias
     if runs.indexed:
         before, own = values.chunk(2, dim=-1)
@@ -112,7 +112,7 @@ def store_entries(layer: CompressedWeights, kv: RunCache, tables: torch.Tensor, 
     start = first - 1 if runs.indexed and first else first
     rows = rows_at(kv.window, meta.block_tables[span.row], start * runs.rate, end * runs.rate)[:, shape.head_dim :]
     at = torch.arange(first, end, device=rows.device)
-    table, parts = layer.cos_sin[at * runs.rate], rows.split(shape.input_sizes(runs), dim=-1)
+    table, parts = layer.cos_sin[at * runs.rate], torch.split(rows, shape.input_sizes(runs), dim=-1)
     made = [compress(x, runs, part, first=first == start) for x, part in zip(parts, layer.compressors, strict=True)]
     entries = torch.cat([turn_last(each.unsqueeze(1), table).squeeze(1) for each in made], dim=-1)
     blocks, places = _places_of_runs(at, runs.rate, kv, tables[span.row])
@@ -129,55 +129,71 @@ def attend(
     out: torch.Tensor,
 ) -> None:
     """Fills the rows of one sequence in `out` [T, num_heads, head_dim], whose rows and entries are in the cache."""
-    shape, runs, before = layer.shape, layer.runs, span.context - span.queries
+    shape, before = layer.shape, span.context - span.queries
+    low, scale = max(0, before - layer.window + 1), shape.head_dim**-0.5
     window = kv.window if isinstance(kv, RunCache) else kv
-    low = max(0, before - layer.window + 1)
     rows = rows_at(window[..., : shape.head_dim], meta.block_tables[span.row], low, span.context)
-    count = 0 if runs is None else span.context // runs.rate
-    chooses = runs is not None and runs.indexed and count > shape.index.top
-    whole = keys_of_entries = rows[:0]
-    if runs is not None and count:
-        assert isinstance(kv, RunCache) and tables is not None, "a layer with runs has entries"
-        blocks, places = _places_of_runs(torch.arange(count, device=rows.device), runs.rate, kv, tables[span.row])
-        entries, index_keys = kv.entries.split([shape.head_dim, kv.entries.shape[-1] - shape.head_dim], dim=-1)
-        if chooses:
-            keys_of_entries = index_keys[blocks, places]
-        else:
-            whole = entries[blocks, places]
-    read = shape.index.top if chooses else count
-    step = shape.rows_at_once(layer.num_heads, layer.window, read, own=read if chooses else 0)
+    entries = None if layer.runs is None else _entries(layer.shape, layer.runs, kv, tables, span)
+    read, own = (0, 0) if entries is None else (entries.read, entries.read if entries.keys is not None else 0)
+    step = shape.rows_at_once(layer.num_heads, layer.window, read, own)
     for start in range(0, span.queries, step):
         end = min(start + step, span.queries)
-        own = slice(span.start + start, span.start + end)
+        tokens = slice(span.start + start, span.start + end)
         positions = torch.arange(before + start, before + end, device=rows.device)
-        q, scale = query.q[own], shape.head_dim**-0.5
-        keys = rows[max(0, before + start - layer.window + 1) - low : before + end - low]
-        key_at = torch.arange(before + end - len(keys), before + end, device=rows.device)
-        behind = positions[:, None] - key_at
-        scores = [_masked(q @ keys.T, (behind >= 0) & (behind < layer.window))]
-        values: torch.Tensor | None = None
-        if runs is not None and count:
-            complete = (positions + 1) // runs.rate
-            seen, values = torch.arange(count, device=rows.device) < complete[:, None], whole
-            if chooses:
-                chosen, seen = _choose(query, own, keys_of_entries, shape.index, seen)
-                values = entries[blocks[chosen], places[chosen]]
+        q, keys = query.q[tokens], rows[max(0, before + start - layer.window + 1) - low : before + end - low]
+        behind = positions[:, None] - torch.arange(before + end - len(keys), before + end, device=rows.device)
+        scores, values = [_masked(q @ keys.T, (behind >= 0) & (behind < layer.window))], keys[:0]
+        if entries is not None:
+            values, seen = entries.seen_by(query, tokens, positions)
             scores.append(_masked(q @ values.transpose(-1, -2), seen))
-        sinks = layer.sinks[None, :, None].expand(end - start, -1, -1)
+        sinks = layer.sinks[None, :, None].expand(len(q), -1, -1)
         shares = torch.cat([*(each.float() * scale for each in scores), sinks], dim=-1).softmax(dim=-1).to(q.dtype)
-        mixed = shares[..., : len(keys)] @ keys
-        out[own] = mixed if values is None else mixed + shares[..., len(keys) : -1] @ values
+        of_window, of_entries, _ = torch.split(shares, [len(keys), values.shape[-2], 1], dim=-1)
+        out[tokens] = of_window @ keys + of_entries @ values
 
 
-def _choose(
-    query: CompressedQuery, own: slice, keys: torch.Tensor, index: IndexShape, seen: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the entries that each of some tokens attends to, [M, top] int64, and which of them it sees."""
-    assert query.index_q is not None and query.index_weights is not None, "an indexer has queries"
-    weights = query.index_weights[own] * (index.dim * index.num_heads) ** -0.5
-    scores = score(query.index_q[own], weights, keys, index).masked_fill_(~seen, float("-inf"))
-    best = scores.topk(index.top, sorted=False)
-    return best.indices, best.values > float("-inf")
+@dataclass(slots=True)
+class _Entries:
+    """Entries of a sequence's complete runs: `blocks` and `places` in the cache, which attention reads `read` of at a time.
+
+    Either all of them are in `values` [N, head_dim], or an indexer chooses by their `keys` [N, dim].
+    """
+
+    shape: CompressedShape
+    rate: int
+    cache: torch.Tensor
+    blocks: torch.Tensor
+    places: torch.Tensor
+    read: int
+    values: torch.Tensor
+    keys: torch.Tensor | None = None
+
+    def seen_by(self, query: CompressedQuery, tokens: slice, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns entries [N, head_dim], or others for each of some tokens, [M, top, head_dim]; and which each sees, [M, N]."""
+        seen = torch.arange(len(self.blocks), device=positions.device) < ((positions + 1) // self.rate)[:, None]
+        if self.keys is None:
+            return self.values, seen
+        assert query.index_q is not None and query.index_weights is not None, "an indexer has queries"
+        index = self.shape.index
+        weights = query.index_weights[tokens] * (index.dim * index.num_heads) ** -0.5
+        scores = score(query.index_q[tokens], weights, self.keys, index).masked_fill_(~seen, float("-inf"))
+        best = scores.topk(self.read, sorted=False)
+        return self.cache[self.blocks[best.indices], self.places[best.indices]], best.values > float("-inf")
+
+
+def _entries(
+    shape: CompressedShape, runs: Runs, kv: torch.Tensor | RunCache, tables: torch.Tensor | None, span: QuerySpan
+) -> _Entries | None:
+    """Returns the entries of one sequence; None where no run is complete."""
+    assert isinstance(kv, RunCache) and tables is not None, "a layer with runs has entries"
+    count = span.context // runs.rate
+    if not count:
+        return None
+    blocks, places = _places_of_runs(torch.arange(count, device=kv.entries.device), runs.rate, kv, tables[span.row])
+    cache, keys = torch.split(kv.entries, [shape.head_dim, kv.entries.shape[-1] - shape.head_dim], dim=-1)
+    if runs.indexed and count > shape.index.top:
+        return _Entries(shape, runs.rate, cache, blocks, places, shape.index.top, cache[0, :0], keys[blocks, places])
+    return _Entries(shape, runs.rate, cache, blocks, places, count, cache[blocks, places])
 
 
 def _masked(scores: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:

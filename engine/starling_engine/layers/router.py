@@ -28,10 +28,10 @@ TINY = 1e-20
 logger = logging.getLogger("starling.layers")
 
 
-def select_route(device: torch.device, routing: Routing) -> Route:
+def select_route(device: torch.device, score: str) -> Route:
     """Returns Triton's kernel where it runs, else the native one on a CPU, or torch's. Logs the choice and its reason once."""
-    if routing.score not in KERNEL_SCORES:
-        _log("torch", f"kernels have no {routing.score}")
+    if score not in KERNEL_SCORES:
+        _log("torch", f"kernels have no {score}")
         return route
     reason = why_not_triton(device)
     if reason is None:
@@ -118,7 +118,7 @@ class Router:
     ) -> None:
         self._linear = linear
         self._routing = routing
-        self._route = select_route(device, routing)
+        self._route = select_route(device, routing.score)
         self._bias_name = bias_name
         self._bias_is_row = bias_is_row
         self._fused = fused

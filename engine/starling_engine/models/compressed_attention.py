@@ -90,7 +90,7 @@ class WindowAndRuns:
         `tables` is the block table of the entries, where the layer has such.
         """
         shape, turns = self._shape, self.weights.cos_sin[meta.positions]
-        c_q, row = self._down.forward(x).split([shape.q_rank, shape.head_dim], dim=-1)
+        c_q, row = torch.split(self._down.forward(x), [shape.q_rank, shape.head_dim], dim=-1)
         q_in = _normed(self._q_norm, c_q.contiguous())
         q = self._q.forward(q_in).view(len(x), -1, shape.head_dim)
         query = CompressedQuery(turn_last(F.rms_norm(q, q.shape[-1:], eps=self._eps), turns))

@@ -28,7 +28,7 @@ class _Weighing:
         """x [T, streams, hidden_size] -> weights [T, part] fp32 of each part."""
         flat = x.flatten(1).float()
         flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self._eps)
-        found, biases = F.linear(flat, self._matrix).split(self._parts, dim=-1), self._bias.split(self._parts)
+        found, biases = torch.split(F.linear(flat, self._matrix), self._parts, dim=-1), torch.split(self._bias, self._parts)
         return tuple(part * scale + bias for part, scale, bias in zip(found, self._scale, biases, strict=True))
 
     def one_of(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ class StreamMixer(_Weighing):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [T, streams, hidden_size] -> (the part's input [T, hidden_size], streams mixed, weights of the part's output)."""
         into, out, mixing = self.weigh(x)
-        matrix = self._balanced(mixing.unflatten(-1, (self.streams.count, -1))).to(x.dtype)
+        matrix = self._balanced(mixing.view(-1, self.streams.count, self.streams.count)).to(x.dtype)
         return self.one_of(x, into), matrix.transpose(1, 2) @ x, (2 * torch.sigmoid(out)).to(x.dtype)
 
     def _balanced(self, mixing: torch.Tensor) -> torch.Tensor:
