@@ -112,7 +112,7 @@ def store_entries(layer: CompressedWeights, kv: RunCache, tables: torch.Tensor, 
     start = first - 1 if runs.indexed and first else first
     rows = rows_at(kv.window, meta.block_tables[span.row], start * runs.rate, end * runs.rate)[:, shape.head_dim :]
     at = torch.arange(first, end, device=rows.device)
-    table, parts = layer.cos_sin[at * runs.rate], torch.split(rows, shape.input_sizes(runs), dim=-1)
+    table, parts = layer.cos_sin[at * runs.rate], torch.split(rows, list(shape.input_sizes(runs)), dim=-1)
     made = [compress(x, runs, part, first=first == start) for x, part in zip(parts, layer.compressors, strict=True)]
     entries = torch.cat([turn_last(each.unsqueeze(1), table).squeeze(1) for each in made], dim=-1)
     blocks, places = _places_of_runs(at, runs.rate, kv, tables[span.row])

@@ -19,7 +19,7 @@ class _Weighing:
         streams = build.config.traits.streams
         assert streams is not None, "this model has one residual stream"
         self.streams: Streams = streams
-        self._prefix, self._parts, self._eps = prefix, parts, build.config.rms_eps
+        self._prefix, self._parts, self._eps = prefix, list(parts), build.config.rms_eps
         width = streams.count * build.config.hidden_size
         self._matrix = torch.empty(sum(parts), width, device=build.device)
         self._bias, self._scale = torch.empty(sum(parts), device=build.device), torch.empty(len(parts), device=build.device)
