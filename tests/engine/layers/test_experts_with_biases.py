@@ -106,15 +106,20 @@ def test_gives_what_the_reference_gives(
     check(source, [filled(make(), dtype, shape_of(Share.all(WIDTH)), source)], tokens, dtype, tolerance)
 
 
-@pytest.mark.parametrize(("make", "dtype", "tolerance"), METHODS)
-def test_a_clamped_gate_without_an_offset(make: Callable[[], ExpertsMethod], dtype: torch.dtype, tolerance: float) -> None:
-    """Ups are not moved by 1 (DeepSeek-V4)."""
+def without_offset() -> tuple[DeepseekV4Experts, ExpertsShape]:
+    """Ups are not moved by 1."""
     sizes = {"n_routed_experts": EXPERTS, "hidden_size": HIDDEN, "moe_intermediate_size": WIDTH}
     source = DeepseekV4Experts(DeepseekV4Config(**sizes, swiglu_limit=GATE.limit))
     for weight in source.parameters():
         numbers = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) * weight.shape[2] ** -0.5
         weight.data = numbers.to(BF16).float()
     shape = replace(shape_of(Share.all(WIDTH)), bias=False, gate=ClampedSwiglu(alpha=1.0, limit=GATE.limit, offset=0.0))
+    return source, shape
+
+
+@pytest.mark.parametrize(("make", "dtype", "tolerance"), METHODS)
+def test_a_clamped_gate_without_an_offset(make: Callable[[], ExpertsMethod], dtype: torch.dtype, tolerance: float) -> None:
+    source, shape = without_offset()
     check(source, [filled(make(), dtype, shape, source, layout="rows")], 9, dtype, tolerance)
 
 
