@@ -476,6 +476,7 @@ FAMILIES = {
             **COMPRESSED,
             "layer_types": ["sliding_attention", HEAVY_RUNS, RUNS, RUNS],
             "compress_rates": {RUNS: 4, HEAVY_RUNS: 16},
+            "sliding_window": 6,
             "num_hash_layers": 2,
         },
     ),

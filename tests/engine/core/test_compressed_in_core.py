@@ -18,10 +18,10 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> Sparse:
     return answers_of("deepseek-v4", FAMILIES["deepseek-v4"], tmp_path_factory.mktemp("checkpoint"))
 
 
-def test_three_at_once_under_pressure(compressed: Sparse) -> None:
-    """Room is for one request and the prompt of another, which is preempted."""
-    with core_for(compressed.folder, kv_blocks=46, budget=16, max_model_len=192) as core:
-        results = run(core, [compressed.request(str(i), cache_salt=str(i)) for i in range(3)])
+def test_four_at_once_under_pressure(compressed: Sparse) -> None:
+    """There is room for one request and the prompt of another, which is preempted."""
+    with core_for(compressed.folder, kv_blocks=42, budget=16, max_model_len=192) as core:
+        results = run(core, [compressed.request(str(i), cache_salt=str(i)) for i in range(4)])
         assert core.scheduler.stats.preemptions_total > 0
         assert all(found == (compressed.tokens, None) for found in results.values())
 
