@@ -167,6 +167,8 @@ def _kv_cache(args: EngineArgs, model: ModelConfig) -> CacheType | None:
     name, cache = args.kv_cache_dtype, CACHE_TYPES[args.kv_cache_dtype]
     if cache is not None and model.mla:
         raise ConfigError(f"{name} is not possible: this model caches latents (MLA); possible: auto", "kv_cache_dtype")
+    if cache is not None and model.compressed:
+        raise ConfigError(f"{name} is not possible: this model caches compressed runs of tokens; possible: auto", "kv_cache_dtype")
     if cache in ("int8", "int4") and model.head_dim % CACHE_GROUP:
         why = f"{CACHE_GROUP} columns share a scale, and head_dim is {model.head_dim}"
         raise ConfigError(f"{name} is not possible: {why}; possible: auto, fp8", "kv_cache_dtype")

@@ -11,6 +11,7 @@ from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
 from starling_engine.model_config.base_model import is_base_model
 from starling_engine.model_config.classifier import MASKED_ENDING, ClassifierConfig, HeadShape, read_classifier
+from starling_engine.model_config.compressed import CompressedShape
 from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
@@ -57,6 +58,7 @@ class ModelConfig:
     layers              what layers differ in, from the first to the last
     traits              what they have in common
     mla                 sizes of multi-head latent attention, where the model has it; head_dim is then a query's
+    compressed          sizes of attention with compressed runs of tokens, where layers have such
     gated_delta         sizes of Gated DeltaNet, where layers have it; `mamba` those of Mamba, `mamba2` those of Mamba-2,
                         `short_conv` those of gated short convolutions
     quantization        how the checkpoint has quantized its weights, where it has
@@ -96,8 +98,14 @@ class ModelConfig:
     mamba: MambaConfig | None = None
     mamba2: Mamba2Config | None = None
     short_conv: ShortConvConfig | None = None
+    compressed: CompressedShape | None = None
     causal: bool = True
     """Tokens see those before them alone. Where they see all, nothing is cached, and there are no tokens to sample."""
+
+    @property
+    def stream_size(self) -> int:
+        """Elements of a token between layers: of all its residual streams."""
+        return self.hidden_size * (1 if self.traits.streams is None else self.traits.streams.count)
 
     @property
     def vector_size(self) -> int:
@@ -160,6 +168,17 @@ class ModelConfig:
         while at < self.num_layers and self.layers[at].shares_choice:
             at -= 1
         return at
+
+    def attention_scratch(self, queries: int, context: int) -> int:
+        """Returns the most elements that a layer's attention takes beside its inputs and outputs, where it is torch's own.
+
+        It is of a step with at most `queries` tokens, and sequences of at most `context`.
+        """
+        if self.mla is not None:
+            return self.mla.scratch_elements(queries, context)
+        shape = self.compressed
+        layers = {(layer.window, layer.runs) for layer in self.layers}
+        return 0 if shape is None else max(shape.scratch_elements(queries, context, *layer) for layer in layers)
 
     def rope_factors(self, max_model_len: int) -> str:
         """Names the factors that an engine of this longest sequence takes of LongRoPE's; empty for all other models.
@@ -300,6 +319,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         mamba=mamba,
         mamba2=mamba2,
         short_conv=short_conv,
+        compressed=heads.compressed,
         causal=causal,
     )
 
@@ -339,6 +359,7 @@ class AttentionHeads:
     kv_count: int = 0
     dim: int = 0
     mla: MlaShape | None = None
+    compressed: CompressedShape | None = None
     ropes: tuple[RopeConfig, ...] = ()
 
 
@@ -347,10 +368,12 @@ NO_HEADS = AttentionHeads()
 
 def _read_attention(config: Fields, definition: ModelDefinition) -> AttentionHeads:
     count, kv_count = _read_heads(config)
+    compressed = definition.compressed(config, count)
     mla, ropes = definition.mla(config, count), definition.ropes(config, definition.rope_theta)
     dim = mla.key_dim if mla else _read_head_dim(config, count, definition)
     _check_ropes(config, ropes, mla.rope_dim if mla else dim)
-    return AttentionHeads(count=count, kv_count=kv_count, dim=dim, mla=mla, ropes=ropes)
+    kv_count = kv_count if compressed is None else 1
+    return AttentionHeads(count=count, kv_count=kv_count, dim=dim, mla=mla, compressed=compressed, ropes=ropes)
 
 
 def _read_mlp_size(config: Fields, definition: ModelDefinition, layers: tuple[LayerConfig, ...]) -> int:

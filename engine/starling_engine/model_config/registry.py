@@ -16,6 +16,7 @@ from starling_engine.model_config.classifier import ENDING, MASKED_ENDING, REWAR
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.colbert import STANFORD
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_2
+from starling_engine.model_config.deepseek_v4 import DEEPSEEK_V4
 from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.distilbert import DISTILBERT
 from starling_engine.model_config.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
@@ -71,6 +72,7 @@ _ALL = (
         DEEPSEEK_V2,
         DEEPSEEK_V3,
         DEEPSEEK_V3_2,
+        DEEPSEEK_V4,
         ERNIE4_5,
         ERNIE4_5_MOE,
         EXAONE4,

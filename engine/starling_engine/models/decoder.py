@@ -1,7 +1,7 @@
 """The decoder: one for all architectures of the registry, driven by `ModelConfig`. Encoders are decoders that cache nothing."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
@@ -27,6 +27,8 @@ from starling_engine.models.decoder_layer import Attention, DecoderLayer
 from starling_engine.models.distance_bias import DistanceBias
 from starling_engine.models.projections import Projections
 from starling_engine.models.splade import add_tokens
+from starling_engine.models.streams import StreamHead
+from starling_engine.models.streams_layer import StreamsLayer
 from starling_engine.models.token_heads import TokenHeads, add_weights
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.topology.shard import ALL, Shard
@@ -46,6 +48,7 @@ class ForwardContext:
     tick       called once a layer, so that a watcher sees progress inside a long step
     types      [T] int64, each token's segment, for a model that has segments; None: all are of the first
     state      metadata of the layers that have a state, for those that attend beside it
+    runs       block tables of compressed runs, by the layers that have such
     """
 
     kv: Sequence[LayerCache]
@@ -54,6 +57,7 @@ class ForwardContext:
     tick: Callable[[], None] = no_tick
     types: torch.Tensor | None = None
     state: AttentionMetadata | None = None
+    runs: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
 class HasWeightSlots(Protocol):
@@ -111,21 +115,28 @@ class Decoder:
         self.projections = Projections(config.pooler.projections if stage.last else (), device)
         has_heads = config.pooler.retrieval is not None and stage.last
         self.token_heads = TokenHeads(config.hidden_size, device) if has_heads else None
-        self._layers = [DecoderLayer(build, index) for index in self.layers]
+        streams = config.traits.streams
+        self._layers = [] if streams is not None else [DecoderLayer(build, index) for index in self.layers]
+        self._streams_layers = [] if streams is None else [StreamsLayer(build, index) for index in self.layers]
+        """Layers of a model with several residual streams, in place of others."""
+        self._stream_head = StreamHead(build) if streams is not None and stage.last else None
         self._norm = build.norm(self._names.norm) if config.traits.final_norm else None
         self._build_ends(build)
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None = None) -> torch.Tensor:
         """ids [T] int64 -> hidden [R, hidden_size] of `ctx.rows` (or of all tokens) after the final norm.
 
-        With `arrived` [T, hidden_size] ids are not looked at: later stages take the output of the stage before. All but the last
-        return [T, hidden_size] for the next one. Writes the step's keys and values to `ctx.kv`.
+        With `arrived` [T, hidden_size] ids are not embedded: later stages take the output of the stage before. All but the last
+        return [T, hidden_size] for the next one, or all residual streams of a model with several. Writes the step's keys and values
+        to `ctx.kv`.
         """
         hidden = arrived
         if hidden is None:
             hidden = self.embed(ids)
             if self._added_embeddings is not None:
                 hidden = self._added_embeddings.add(hidden, ctx.attention[0].positions, ctx.types)
+        if self._streams_layers:
+            return self._through_streams(hidden, ids, ctx)
         residual: torch.Tensor | None = None
         last = len(self._layers) - 1 if self.stage.last else -1
         for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
@@ -135,6 +146,19 @@ class Decoder:
             return hidden if residual is None else hidden.add_(residual)
         return self._norm.forward(hidden, residual)[0]
 
+    def _through_streams(self, x: torch.Tensor, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """Takes x [T, streams * hidden_size] through the layers, or embeddings [T, hidden_size], with which each stream begins."""
+        streams = self.config.traits.streams
+        assert streams is not None and self._norm is not None, "its layers have several residual streams"
+        x = x.view(len(x), -1, self.config.hidden_size)
+        if self.stage.first:
+            x = x.expand(-1, streams.count, -1)
+        for index, layer, kv, meta in zip(self.layers, self._streams_layers, ctx.kv, ctx.attention, strict=True):
+            rows = ctx.rows if index == self.config.num_layers - 1 else None
+            x = layer.forward(x, kv, meta, ids, ctx.runs.get(index), rows)
+            ctx.tick()
+        return x.flatten(1) if self._stream_head is None else self._norm.forward(self._stream_head.forward(x), None)[0]
+
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Looks up ids [T] int64 -> [T, hidden_size], in the first stage."""
         found = self._embed(ids)
@@ -142,15 +166,19 @@ class Decoder:
 
     def forward_without_tokens(self, tick: Callable[[], None] = no_tick) -> None:
         """Runs a step without tokens of its own: makes the exchanges of `forward` with the ranks that have some, layer by layer."""
-        for layer in self._layers:
+        for layer in self._all_layers:
             if layer.moe is not None:
                 layer.moe.forward_without_tokens()
             tick()
 
     @property
+    def _all_layers(self) -> Sequence[DecoderLayer | StreamsLayer]:
+        return [*self._layers, *self._streams_layers]
+
+    @property
     def experts(self) -> dict[int, Experts]:
         """The experts of each layer here that has any, by its index among all such layers of the model."""
-        return {layer.moe.moe_layer: layer.moe.experts for layer in self._layers if layer.moe is not None}
+        return {layer.moe.moe_layer: layer.moe.experts for layer in self._all_layers if layer.moe is not None}
 
     @property
     def kv_scaled(self) -> dict[str, AttentionWeights]:
@@ -259,6 +287,7 @@ class Decoder:
             others.append(f"{names.lm_head}.")
         if not self.stage.last:
             others += [f"{name}." for name in (names.norm, names.lm_head, names.other_lm_head) if name]
+            others.append(names.head_streams)
         if config.moe is not None and build.expert_ranks is not None:
             # Experts that this rank has are known by their slots, in spite of the prefix.
             experts = (f"{names.experts}.", *chain(*names.fused_experts))
@@ -286,7 +315,6 @@ class Decoder:
         first = (*first, self._distance_bias)
         self._head = ClassificationHead(build, config.classifier) if config.classifier and self.stage.last else None
         self._masked_head = MaskedHead(build, config.masked_head) if config.masked_head and self.stage.last else None
-        last: tuple[HasWeightSlots | None, ...] = (
-            (self._norm, self._lm_head, self._head, self._masked_head) if self.stage.last else ()
-        )
-        self._parts: tuple[HasWeightSlots, ...] = tuple(part for part in (*first, *self._layers, *last) if part is not None)
+        ends = (self._stream_head, self._norm, self._lm_head, self._head, self._masked_head)
+        last: tuple[HasWeightSlots | None, ...] = ends if self.stage.last else ()
+        self._parts: tuple[HasWeightSlots, ...] = tuple(part for part in (*first, *self._all_layers, *last) if part is not None)
