@@ -19,7 +19,7 @@ class Prefixes:
             found = longest_prefixes((self._guessed.index,), prompt.blocks)
             return {backend: count * prompt.block_tokens for backend, count in found}
         best: dict[int, int] = {}
-        for core, count in longest_prefixes(self._cached.indexes, prompt.blocks):
+        for core, count in longest_prefixes(self._cached.indexes, prompt.blocks, self._cached.snapshots):
             backend = self._cached.backends[core]
             best[backend] = max(best.get(backend, 0), count * prompt.block_tokens)
         return best

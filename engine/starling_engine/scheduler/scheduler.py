@@ -469,7 +469,7 @@ class Scheduler:
             self.kv.cache_blocks(sequence, request.tokens, computed)
             self.offload.on_blocks_cached(request)
         if sequence.state.copied:
-            self.offload.on_snapshots_cached(request, self.kv.name_snapshots(sequence, computed))
+            self.offload.on_snapshots_cached(request, self.kv.name_snapshots(sequence, request.tokens, computed))
         self.kv.free_behind_window(sequence, computed)
         if prompt_done:
             self._open_forks(request)
