@@ -132,6 +132,12 @@ class KVManager:
         """Returns the blocks that a sequence of `num_tokens` has at its peak, over all groups."""
         return peak_blocks(self.groups, num_tokens, self._max_in_flight) + self.state_blocks
 
+    def token_blocks(self, longest: int) -> int:
+        """Returns for how many blocks of tokens there is room. A state alone stands for all of a sequence, of `longest` tokens at most."""
+        if self.groups or not self.state_blocks:
+            return self.pool.num_usable
+        return self.pool.num_usable // self.state_blocks * -(-longest // self.block_size)
+
     @property
     def blocks_in_flight(self) -> int:
         """Blocks that the steps in flight may take: with a state those of a request that starts, and of a snapshot."""
