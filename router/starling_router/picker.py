@@ -102,7 +102,7 @@ class Picker:
         order: RevisionOrder,
         begun: Mapping[int, int] = NOTHING,
     ) -> Callable[[Backend], tuple[int, float, int, int]]:
-        """Returns what orders backends for a prompt: their revision, work, what they have begun, and how long ago they were picked."""
+        """Returns what orders backends for a prompt: their revision, work, what was begun there, how long ago they were picked."""
         policy, pull = self._policy, self._policy.session * tokens
 
         def work(backend: Backend) -> tuple[int, float, int, int]:

@@ -161,7 +161,6 @@ class Router:
         first = hit // CHUNK
         return max(hit, (first + _leading(cpu.issuperset(chunk) for chunk in chunks[first:])) * CHUNK)
 
-
     def forecast_of_state(self, tokens: Sequence[int], block_size: int) -> int:
         """Tokens of a prompt without salt that an engine of a model with a state finds on its device."""
         names = names_of(tokens, block_size)

@@ -176,6 +176,7 @@ async def test_several_prompts_of_one_request_all_count() -> None:
 
     one, two = await read([[7] * 40]), await read([[7] * 40, [8] * 30])
     assert (one.tokens, two.tokens) == (40, 70) and two.blocks == one.blocks
+    assert len((await read([[7] * 48])).blocks) == 2, "the last token is computed in any case"
 
 
 async def test_who_has_a_key_alone_is_not_told_what_is_cached(urls: dict[str, str]) -> None:

@@ -16,9 +16,9 @@ from starling_router.router import ServiceRouter
 from tests.agent.conftest import StartServer
 from tests.agent.conftest import start_server as start_server
 from tests.engine.checkpoints import FAMILIES, write_servable
+from tests.router.serving import serving
 from tests.router.test_exact import FLAGS, TEXT, answered, chat, routed
 from tests.router.test_exact import token as token
-from tests.router.serving import serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,7 +30,7 @@ LONG = TEXT * 4
 def urls(
     request: pytest.FixtureRequest, start_server: StartServer, token: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """Two servers of a small model with random weights, beside keys and values or alone, that reads text as the repository's own."""
+    """Two servers of a small model, a hybrid or one of a state alone, that reads text as the repository's own."""
     folder = tmp_path_factory.mktemp(request.param)
     write_servable(folder, FAMILIES[request.param])
     flags = (*FLAGS, "--max-model-len=2048", f"--router-token-file={token}")

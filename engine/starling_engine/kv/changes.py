@@ -1,7 +1,7 @@
 """Messages in which a core tells frontends that follow it what it has cached: all at first, then what changes.
 
-Hashes are those of KV events, without tokens. Blocks of the first KV group alone are told: a prefix is looked for by these. Snapshots
-of a recurrent state are told beside them as a medium of their own: by the block at whose end each is.
+Hashes are those of KV events, without tokens. Blocks of the first KV group alone are told: a prefix is looked for by these.
+Snapshots of a recurrent state are told as a medium of their own, each by the block at whose end it is.
 """
 
 from collections import defaultdict

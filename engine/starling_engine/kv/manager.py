@@ -133,7 +133,7 @@ class KVManager:
         return peak_blocks(self.groups, num_tokens, self._max_in_flight) + self.state_blocks
 
     def token_blocks(self, longest: int) -> int:
-        """Returns for how many blocks of tokens there is room. A state alone stands for all of a sequence, of `longest` tokens at most."""
+        """Returns for how many blocks of tokens there is room. A state alone stands for a sequence of `longest` tokens."""
         if self.groups or not self.state_blocks:
             return self.pool.num_usable
         return self.pool.num_usable // self.state_blocks * -(-longest // self.block_size)
@@ -306,7 +306,7 @@ class KVManager:
         return True
 
     def cached(self) -> Iterator[tuple[int, bytes]]:
-        """Yields all cached blocks by their group and hash, and snapshots by that of the prefix, as of the group behind all others."""
+        """Yields all cached blocks by their group and hash; a snapshot is a block of the group behind all others."""
         for group in range(len(self.groups)):
             yield from ((group, name) for name in self.pool.cached(group))
         if self.state_blocks:
