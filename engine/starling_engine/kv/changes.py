@@ -41,7 +41,7 @@ class CoreChanges(msgspec.Struct, omit_defaults=True):
     core: int = 0
 
 
-class ToldGroups(NamedTuple):
+class FollowedGroups(NamedTuple):
     """Groups of a model of which it is told what is cached. Behind all KV groups, of which there are so many, comes the state's."""
 
     num_groups: int
@@ -60,32 +60,32 @@ class ToldGroups(NamedTuple):
         return None if group else medium
 
 
-def cached_now(told: ToldGroups, there: Mapping[Medium, Iterable[tuple[int, bytes]]]) -> Iterator[CacheChanges]:
+def cached_now(followed: FollowedGroups, there: Mapping[Medium, Iterable[tuple[int, bytes]]]) -> Iterator[CacheChanges]:
     """Yields all blocks that media have, by their groups and full hashes."""
     blocks = defaultdict[str, dict[int, bool]](dict)
     for medium, cached in there.items():
         for group, name in cached:
-            if (place := told.medium(medium, group)) is not None:
+            if (place := followed.medium(medium, group)) is not None:
                 blocks[place][event_hash(name)] = True
-    return _messages(told, True, blocks)
+    return _messages(followed, True, blocks)
 
 
-def changes_of(told: ToldGroups, events: Iterable[BlockStored | BlockRemoved | AllBlocksCleared]) -> Iterator[CacheChanges]:
+def changes_of(followed: FollowedGroups, events: Iterable[BlockStored | BlockRemoved | AllBlocksCleared]) -> Iterator[CacheChanges]:
     """Yields what events have changed in the end."""
     anew, there = False, defaultdict[str, dict[int, bool]](dict)
     for event in events:
         if isinstance(event, AllBlocksCleared):
             anew = True
             there.clear()
-        elif (place := told.medium(event.medium, event.group_idx)) is not None:
+        elif (place := followed.medium(event.medium, event.group_idx)) is not None:
             there[place].update(dict.fromkeys(event.block_hashes, isinstance(event, BlockStored)))
-    return _messages(told, anew, there)
+    return _messages(followed, anew, there)
 
 
-def _messages(told: ToldGroups, anew: bool, there: Mapping[str, Mapping[int, bool]]) -> Iterator[CacheChanges]:
+def _messages(followed: FollowedGroups, anew: bool, there: Mapping[str, Mapping[int, bool]]) -> Iterator[CacheChanges]:
     """`there` says of blocks whether the medium has them."""
     if anew:
-        yield CacheChanges(anew=True, found_by=told.found_by)
+        yield CacheChanges(anew=True, found_by=followed.found_by)
     for medium, blocks in there.items():
         hashes = [*blocks]
         for first in range(0, len(hashes), MOST_HASHES):

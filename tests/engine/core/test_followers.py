@@ -12,7 +12,7 @@ from starling_engine.core.messages import CacheNotice, FrontendCall, Outbox
 from starling_engine.frontend.cores import CoreClients
 from starling_engine.frontend.following import follow_caches
 from starling_engine.kv import changes
-from starling_engine.kv.changes import SNAPSHOTS, CacheChanges, ToldGroups, changes_of
+from starling_engine.kv.changes import SNAPSHOTS, CacheChanges, FollowedGroups, changes_of
 from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, event_hash
 from starling_engine.kv.hashing import HASH_BYTES
 from starling_engine.kv.manager import KVManager
@@ -130,9 +130,9 @@ def test_a_follower_knows_what_is_cached_from_whenever_it_begins(
 
 
 def test_a_batch_tells_what_is_so_in_the_end() -> None:
-    told, removed = ToldGroups(1, has_state=False), BlockRemoved([1, 2], "GPU", 0)
-    assert [*changes_of(told, [BlockRemoved([1], "GPU", 1)])] == []
-    assert [*changes_of(told, [removed, AllBlocksCleared(), BlockRemoved([3], "CPU", 0)])] == [
+    followed, removed = FollowedGroups(1, has_state=False), BlockRemoved([1, 2], "GPU", 0)
+    assert [*changes_of(followed, [BlockRemoved([1], "GPU", 1)])] == []
+    assert [*changes_of(followed, [removed, AllBlocksCleared(), BlockRemoved([3], "CPU", 0)])] == [
         CacheChanges(anew=True),
         CacheChanges("CPU", removed=[3]),
     ]
@@ -141,12 +141,12 @@ def test_a_batch_tells_what_is_so_in_the_end() -> None:
 def test_snapshots_are_told_as_a_medium_of_their_own() -> None:
     """It is said with them what a prefix is found by. Of several KV groups the first one is told."""
     events = [AllBlocksCleared(), BlockRemoved([1], "GPU", 0), BlockRemoved([2], "GPU", 1), BlockRemoved([3], "GPU", 2)]
-    assert [*changes_of(ToldGroups(2, has_state=True), events)] == [
+    assert [*changes_of(FollowedGroups(2, has_state=True), events)] == [
         CacheChanges(anew=True, found_by="blocks and snapshots"),
         CacheChanges("GPU", removed=[1]),
         CacheChanges("GPU snapshots", removed=[3]),
     ]
-    assert [*changes_of(ToldGroups(0, has_state=True), events[:2])] == [
+    assert [*changes_of(FollowedGroups(0, has_state=True), events[:2])] == [
         CacheChanges(anew=True, found_by="snapshots"),
         CacheChanges("GPU snapshots", removed=[1]),
     ]
