@@ -53,7 +53,7 @@ class PrefixIndex:
 
 
 class Snapshots:
-    """Where backends with a recurrent state have snapshots of it, by the blocks at whose ends they are.
+    """Snapshots that backends with a recurrent state have, by the blocks at whose ends they are.
 
     needed   mask of these backends: they have a prefix up to a snapshot
     alone    mask of those among them that have no blocks: a snapshot is all that they need

@@ -15,10 +15,10 @@ from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, BlockStore
 MOST_HASHES = 4096
 """Most hashes of a message, so that it holds nobody up for long."""
 SNAPSHOTS = " snapshots"
-"""What the name of a medium has behind it where it is of snapshots."""
+"""End of the name of a medium that is of snapshots."""
 
 FoundBy = Literal["blocks", "snapshots", "blocks and snapshots"]
-"""What a prefix is found by: its blocks, a snapshot at its end, or both."""
+"""A prefix is found by its blocks, by a snapshot at its end, or by both."""
 
 
 class CacheChanges(msgspec.Struct, omit_defaults=True):
