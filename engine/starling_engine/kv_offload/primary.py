@@ -179,7 +179,7 @@ class KVEventMirror:
 
     Prefixes that part inside a chunk have chunks with the same first blocks. Such a block is published as stored with the first of
     those chunks, and as removed with the last one. A listener counts nothing. A snapshot is published as the block at whose end it
-    is, once all of its pieces are there, and as removed with the first of them.
+    is. It is stored once all of its pieces are there, and removed with the first of them.
     """
 
     def __init__(self, log: EventLog, pieces: range, there: Mapping[Chunk, BlockSpan]) -> None:
