@@ -112,8 +112,10 @@ class EventLog:
     def open(self, device: Collection[tuple[int, bytes]], host: Collection[tuple[int, bytes]]) -> None:
         """Begins to note events. Listeners know of these blocks, by their group and hash."""
         self.is_open, self._num_stored = True, len(device) + len(host)
-        for medium, blocks in (("GPU", device), ("CPU", host)):
-            self._snapshots[medium] = {name for group, name in blocks if group == self._state_group}
+        self._snapshots = {
+            "GPU": {name for group, name in device if group == self._state_group},
+            "CPU": {name for group, name in host if group == self._state_group},
+        }
 
     def close(self) -> None:
         """Notes nothing any more, unless it is published."""
