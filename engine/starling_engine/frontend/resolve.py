@@ -134,7 +134,7 @@ def _refuse_beside_state(args: EngineArgs, model: ModelConfig) -> None:
 
     A state cannot go back behind a draft that is refused.
     """
-    of_attention = {"kv_cache_dtype": "auto", "attention_backend": "auto", "kv_events": None}
+    of_attention = {"kv_cache_dtype": "auto", "attention_backend": "auto"}
     given = [name for name, usual in of_attention.items() if getattr(args, name) != usual]
     if given and not model.attends:
         raise ConfigError("is not possible for a model without attention, which has no keys and values; leave it out", given[0])
