@@ -142,14 +142,16 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
 def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int, max_model_len: int) -> int:
     """Returns the working memory of the largest step, and the tables of rotations and of distances.
 
-    A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored.
+    A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored. Where vectors
+    are sparse, each prompt has a weight for every token of the vocabulary, until it ends.
     """
     widths = 4 * model.stream_size + max(
         _attention_width(model, dtype_bytes), _mlp_width(model, dtype_bytes), _norm_width(model, dtype_bytes)
     )
     scratch = model.attention_scratch(max_tokens, max_model_len)
     rotations = max_model_len * model.rotation_columns * 4
-    logits = 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4 if model.causal else 0
+    rows = 2 * max(max_rows, LOGPROB_ROWS) if model.causal else max_rows + 2 * LOGPROB_ROWS if model.pooler.has_sparse else 0
+    logits = rows * model.vocab_size * 4
     distances = _distance_bytes(model, dtype_bytes, max_model_len)
     return (max_tokens * widths + scratch) * dtype_bytes + logits + rotations + distances
 

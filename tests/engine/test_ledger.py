@@ -1,13 +1,17 @@
 """The memory plan."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starling_engine.errors import ConfigError
 from starling_engine.kv.spec import KVGroup, KVSpec, WindowSpec, group_layers, peak_blocks, slab_bytes
-from starling_engine.ledger import HostMemory, MemoryRequest, activation_bytes, plan_memory
+from starling_engine.ledger import LOGPROB_ROWS, HostMemory, MemoryRequest, activation_bytes, plan_memory
 from starling_engine.model_config.config import parse_model_config
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.pooler import PoolerConfig
+from starling_engine.model_config.retrieval_heads import RetrievalHeads
+from starling_engine.model_config.splade import SpladeConfig
 
 PLAN: dict[str, Any] = {
     "total": 1000,
@@ -151,6 +155,23 @@ def test_what_a_step_needs_grows_with_the_experts_of_a_token() -> None:
 def test_a_plain_layer_among_those_with_experts_counts() -> None:
     some = activations(mlp_only_layers=[1], intermediate_size=4096)
     assert some - activations(intermediate_size=4096) >= 1000 * 3 * 4000 * 2 - activations()
+
+
+@pytest.mark.parametrize(
+    ("pooler", "rows"),
+    [
+        (PoolerConfig(), 0),
+        (PoolerConfig(splade=SpladeConfig()), 32 + 2 * LOGPROB_ROWS),
+        (PoolerConfig(retrieval=RetrievalHeads()), 32 + 2 * LOGPROB_ROWS),
+        (PoolerConfig(retrieval=RetrievalHeads(readable=False)), 0),
+    ],
+)
+def test_sparse_vectors_of_an_encoder_count(pooler: PoolerConfig, rows: int) -> None:
+    """Each prompt has a number for every token of the vocabulary; logits of some of its tokens come and go."""
+    fields = Fields({**SMALL, "architectures": ["BertModel"], "vocab_size": 250_000}, "config.json")
+    model = parse_model_config(fields, Fields({}, ""))
+    found, plain = (activation_bytes(replace(model, pooler=each), 2, 1000, 32, 1) for each in (pooler, PoolerConfig()))
+    assert found - plain == rows * 250_000 * 4
 
 
 def test_what_latent_attention_makes_of_a_long_context_counts() -> None:

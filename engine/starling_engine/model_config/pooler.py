@@ -105,7 +105,7 @@ class PoolerConfig:
     @property
     def has_sparse(self) -> bool:
         """Says if the model makes sparse vectors."""
-        return self.splade is not None or self.retrieval is not None
+        return self.splade is not None or (self.retrieval is not None and self.retrieval.readable)
 
     @property
     def late(self) -> MultiVectorConfig:
