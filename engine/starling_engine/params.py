@@ -252,6 +252,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             if possible and self.dimensions not in possible:
                 raise InvalidRequest(f"this model has {', '.join(map(str, possible))}, got {self.dimensions}", "dimensions")
             _within("dimensions", self.dimensions, 1, vector_size)
+        if self.logit_token_ids is not None and self.task != "embed":
+            raise InvalidRequest(f"is for the task embed, got {self.task}", "logit_token_ids")
         _known_tokens("logit_token_ids", self.logit_token_ids or (), vocab_size)
         if self.second_from is not None:
             _within("second_from", self.second_from, 0, math.inf)

@@ -276,6 +276,8 @@ def test_logits_of_some_tokens_stand_for_a_vector(llm: LLM, reference: Any) -> N
         assert output.outputs.embedding == pytest.approx(logits[[894, 979, 3]].tolist(), abs=1e-3)
     with pytest.raises(InvalidRequest, match="token id 4096 is not in the vocabulary"):
         llm.embed("a", PoolingParams(logit_token_ids=[4096]))
+    with pytest.raises(InvalidRequest, match="is for the task embed, got token_embed"):
+        llm.encode("a", PoolingParams(task="token_embed", logit_token_ids=[3]))
 
 
 @pytest.mark.parametrize(("width", "length_penalty"), [(1, 1.0), (2, 1.0), (4, 0.0), (4, 1.0), (5, 2.0), (3, -1.0)])
