@@ -4,6 +4,7 @@ import base64
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from starling_engine.model_config.config import load_model_config
 
 from tests.agent.conftest import LiveServer, StartServer
 from tests.agent.scored_texts import CUT, DOCUMENTS, INSTRUCTION, QUERY, TEXTS
+from tests.engine.checkpoints import edit_json
 from tests.engine.real_engine import running
 
 REPOSITORY = Path(__file__).parents[2]
@@ -187,6 +189,16 @@ def test_a_model_with_a_vector_for_each_token(colbert: LiveServer, expected: Any
     for path, body in (("/v1/embeddings", {}), ("/pooling", {"task": "embed"})):
         refused = colbert.http.post(path, json={"model": model_of(colbert), "input": "a", **body})
         assert refused.status_code == 400 and "a vector for each token, and none for a text" in refused.text
+
+
+@pytest.mark.whole
+def test_what_expands_queries_counts_for_the_size_of_an_answer(folder: Path, tmp_path: Path, start_server: StartServer) -> None:
+    shutil.copytree(folder / "colbert", tmp_path / "long")
+    expansion = {"strategy": "fixed", "length": 300, "attend": False}
+    edit_json(tmp_path / "long/sentence_bert_config.json", {"query_expansion": expansion})
+    server = start_server("--max-num-seqs=8", model=str(tmp_path / "long"))
+    refused = server.http.post("/pooling", json={"model": model_of(server), "input": ["a"] * 2048, "prompt_name": "query"})
+    assert refused.status_code == 400 and "614400 tokens with 24 numbers each would take" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -144,14 +144,15 @@ async def _answer(
     endpoint.engine.validate([], params)
     of_labels = params.task in ("classify", "token_classify")
     field, prompts = await _prompts(endpoint, body, caller_of(request).request_id, of_labels=of_labels)
-    check_answer_size(prompts, field, params, endpoint.engine.model_config, body.encoding_format == "base64")
     answer_id = caller_of(request).answer_id(kind, body.request_id)
     late, role = endpoint.pooled_texts.late, role_of(body.prompt_name)
     asked = [late.prompt(ids, params, role) for ids in prompts]
-    pooled = await pool(request, endpoint, {field: [ids for ids, _ in asked]}, [one for _, one in asked], answer_id)
+    prompts = [ids for ids, _ in asked]
+    check_answer_size(prompts, field, params, endpoint.engine.model_config, body.encoding_format == "base64")
+    pooled = await pool(request, endpoint, {field: prompts}, [one for _, one in asked], answer_id)
     if params.task == "token_embed":
-        each = zip(asked, pooled.rows, strict=True)
-        pooled = replace(pooled, numbers=[late.vectors(ids, rows, role) for (ids, _), rows in each])
+        each = zip(prompts, pooled.rows, strict=True)
+        pooled = replace(pooled, numbers=[late.vectors(ids, rows, role) for ids, rows in each])
     data = [await made(i, numbers) for i, numbers in enumerate(pooled.numbers)]
     return json_response(NumberedAnswers(id=answer_id, created=int(time.time()), model=model, data=data, usage=pooled.usage))
 
