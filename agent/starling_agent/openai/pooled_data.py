@@ -40,17 +40,17 @@ def _num_labels(model: ModelConfig) -> int:
 
 
 async def pooled_data(index: int, numbers: PooledNumbers, activation: LabelActivation, as_text: bool) -> PooledData:
-    """Returns the entry of one input. Rows are written in a thread, one after the other: others run between them."""
+    """Returns the entry of one input. Rows are computed and written in a thread, input by input: others run between them."""
     if isinstance(numbers, SparseVector):
         return PooledData(index=index, data=SparseData(numbers.indices, numbers.values))
     if isinstance(numbers, list):
         vector = activated(activation, numbers)
         return PooledData(index=index, data=as_base64(vector) if as_text else vector)
+    return await asyncio.to_thread(_of_rows, index, numbers, activation, as_text)
+
+
+def _of_rows(index: int, numbers: TokenRows, activation: LabelActivation, as_text: bool) -> PooledData:
     rows = activated_rows(activation, numbers)
-    return await asyncio.to_thread(_of_rows, index, rows, as_text)
-
-
-def _of_rows(index: int, rows: TokenRows, as_text: bool) -> PooledData:
     if as_text:
         text = base64.b64encode(rows.astype("<f4", copy=False).tobytes()).decode("ascii")
         return PooledData(index=index, data=text, shape=(len(rows), rows.shape[1]))

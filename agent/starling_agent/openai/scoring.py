@@ -150,7 +150,8 @@ async def _compare(request: Request, body: ScoringRequest, first: Side, second: 
     params = PoolingParams(task="sparse_embed") if is_sparse else PoolingParams(normalize=True)
     pooled = await pool(request, endpoint, prompts, params, answer_id)
     split = len(first.texts)
-    return ScoredPairs(similarities(pooled.numbers[:split], pooled.numbers[split:]), pooled.usage)
+    scores = await asyncio.to_thread(similarities, pooled.numbers[:split], pooled.numbers[split:])
+    return ScoredPairs(scores, pooled.usage)
 
 
 async def _compare_tokens(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
