@@ -63,7 +63,7 @@ def _present(data: GgufMetadata, **keys: str) -> Config:
 def _windows(data: GgufMetadata) -> Config:
     """Returns the sliding window, and which layers have it: a list, the length of a pattern, or what the family does."""
     window, pattern = data.get("attention.sliding_window", 0), data.get("attention.sliding_window_pattern")
-    if not window:
+    if not window or (isinstance(pattern, list) and not any(pattern)):
         return {"sliding_window": None}
     found: Config = {"sliding_window": window}
     if isinstance(pattern, list):
@@ -74,7 +74,7 @@ def _windows(data: GgufMetadata) -> Config:
 
 def _experts(data: GgufMetadata) -> Config:
     count, used = data.number("expert_count"), data.number("expert_used_count")
-    found = {name: count for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")}
+    found = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), count)
     found |= dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), used)
     scaling, renormalize = data.get("expert_weights_scale", 0.0) or 1.0, data.get("expert_weights_norm", False)
     return found | {
@@ -228,9 +228,12 @@ def _mamba(data: GgufMetadata) -> Config:
 
 
 def _falcon_h1(data: GgufMetadata) -> Config:
-    """Reads the fields of Falcon-H1, whose multipliers the converter has multiplied into its matrices."""
-    norm = "ssm_norm.weight" in data.modules
-    return {**_mamba2(data), "mamba_expand": None, "mamba_d_ssm": data.number("ssm.inner_size"), "mamba_rms_norm": norm}
+    """Reads the fields of Falcon-H1, whose multipliers the converter has multiplied into its matrices.
+
+    Where there is a norm, the gate comes before it, as in llama.cpp: no file says so.
+    """
+    width, norm = data.number("ssm.inner_size"), "ssm_norm.weight" in data.modules
+    return {**_mamba2(data), "mamba_expand": None, "mamba_d_ssm": width, "mamba_rms_norm": norm, "mamba_norm_before_gate": False}
 
 
 def _nemotron_h(data: GgufMetadata) -> Config:
@@ -348,9 +351,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "qwen3moe": _family("Qwen3MoeForCausalLM", _qwen3_moe),
     "qwen3next": _family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, _AFTER_PLUS_ONE),
     "qwen35": _family("Qwen3_5ForCausalLM", _gated_delta, names.NORMS_PLUS_ONE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
-    "qwen35moe": _family(
-        "Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE
-    ),
+    "qwen35moe": _family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
     "gemma": _family("GemmaForCausalLM", _nothing, names.NORMS_PLUS_ONE),
     "gemma2": _family("Gemma2ForCausalLM", _gemma2, names.NORMS_PLUS_ONE),
     "gemma3": _family("Gemma3ForCausalLM", _gemma3, names.NORMS_PLUS_ONE),

@@ -78,7 +78,8 @@ class _Places:
 
     def _named(self, tensor: GgufTensor, prefix: str, written: str) -> Iterator[tuple[str, GgufPlace]]:
         ending = _ENDING.fullmatch(written)
-        module, kind = (ending[1], f".{ending[2]}") if ending else (written, "")
+        # Weights of Falcon-H1's norms, decays and skips have no ending.
+        module, kind = (ending[1], f".{ending[2]}") if ending else (written, ".weight")
         if module in EXPERTS and len(tensor.shape) == (3 if kind == ".weight" else 2):
             yield from self._experts(tensor, prefix, EXPERTS.index(module), kind)
             return
