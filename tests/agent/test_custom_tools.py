@@ -194,7 +194,8 @@ def test_a_grammar_is_enforced_or_refused_by_name(family, choice):
         ("auto", "granite hermes mistral phi4_mini_json"),
         (
             FORCED,
-            "deepseek_v3 deepseek_v31 granite hermes kimi_k2 lfm2 llama3_json llama4_pythonic mistral openai phi4_mini_json",
+            "deepseek_v3 deepseek_v31 granite hermes kimi_k2 lfm2 llama3_json llama4_json llama4_pythonic mistral openai "
+            "phi4_mini_json",
         ),
     ],
     ids=["auto", "forced"],

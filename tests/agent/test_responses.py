@@ -444,6 +444,7 @@ def test_a_form_of_the_text(client):
         ({"background_options": {"priority": 1}}, "background_options"),
         ({"tools": [{"type": "custom_made"}]}, "tools[0].type"),
         ({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search"}, {"type": "mcp", "server_label": "a", "server_url": "http://a"}]}, "tools[1].type"),
         ({"tools": [{**CRM, "tools": None}]}, "tools[0].tools"),
         ({"tools": [{**CRM, "name": 1}]}, "tools[0].name"),
         ({"tools": [{**CRM, "name": "a b"}]}, "tools[0].name"),

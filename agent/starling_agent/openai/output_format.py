@@ -79,6 +79,8 @@ class OutputFormat:
         own = tokenizer.info.get(DESCRIBED)
         self.calls = self._family(calls, "tool_call_parser", family_of_templates(templates), own)
         self.reasoning = self._family(reasoning, "reasoning_parser", reasoning_of_templates(templates), own)
+        if self.calls is not None and templates and not self.reads_variable("tools"):
+            log.warning("the chat template shows the model no tools, so that it does not know those of requests")
         self.marks_reasoning = self.reasoning is not None and ReasoningMarks.find(self._tokens) is not None
         """Outputs that have to have a form may reason first."""
         self._token_ids = frozenset(self._tokens.values())

@@ -10,6 +10,7 @@ from starling_agent.parsers.gemma import gemma_call
 from starling_agent.parsers.harmony import TOKENS as HARMONY_TOKENS
 from starling_agent.parsers.harmony import read_messages
 from starling_agent.parsers.keyed_calls import KeyedFormat, keyed_call, wrapped
+from starling_agent.parsers.nested_calls import MARK, nested_calls
 from starling_agent.parsers.python_calls import leading_python_calls, python_calls
 from starling_agent.parsers.reading import Family, ReadCalls, Reading
 from starling_agent.parsers.response_template import DESCRIBED
@@ -127,6 +128,25 @@ def _qwen_bare(reading: Reading, opening: str) -> Reader[None]:
         yield from reading.source.try_close("</tool_call>")
 
 
+_llama4_object, _llama4_list = tagged_object("<|python_end|>"), python_calls("<|python_end|>")
+
+
+def _llama4(reading: Reading, opening: str) -> Reader[None]:
+    """Reads calls as Python or as JSON writes them: models write either, whatever their template shows."""
+    if (yield from reading.source.try_read("<|python_end|>")):
+        return
+    is_object = (yield from reading.source.next_character()) == "{"
+    yield from _llama4_object(reading, opening) if is_object else _llama4_list(reading, opening)
+
+
+def _leading_llama4(reading: Reading) -> Reader[None]:
+    """Reads them likewise where no marker opens them."""
+    calls = reading.output.calls
+    yield from leading_objects(reading)
+    if reading.output.calls == calls and not reading.output.content.has_begun:
+        yield from leading_python_calls(reading)
+
+
 # The order is that in which templates are recognized: the more particular first.
 _TABLE = (
     Family(
@@ -148,8 +168,8 @@ _TABLE = (
         trims=False,
         template=("<|tool_call>call:",),
     ),
-    Family("deepseek_v41", THINK, _dsml("calls", " "), template=("｜DSML｜ ",), written=_dsml_written("calls", " ")),
-    Family("deepseek_v4", THINK, _dsml("tool_calls"), template=("｜DSML｜tool_calls",), written=_dsml_written("tool_calls")),
+    Family("deepseek_v41", THINK, _dsml("calls", " "), template=("｜DSML｜", " calls>"), written=_dsml_written("calls", " ")),
+    Family("deepseek_v4", THINK, _dsml("tool_calls"), template=("｜DSML｜", "tool_calls>"), written=_dsml_written("tool_calls")),
     Family("deepseek_v32", THINK, _dsml("function_calls"), template=("｜DSML｜",), written=_dsml_written("function_calls")),
     Family(
         "deepseek_v3",
@@ -175,6 +195,7 @@ _TABLE = (
         tokens=("<|open|>", "<|close|>", "<|sep|>"),
         trims=False,
         template=("<|open|>", "<|sep|>"),
+        spells_marks=False,
         written=WrittenCalls(
             '<|open|>call tool="NAME" index="1"<|sep|>',
             "<|close|>call<|sep|>",
@@ -253,6 +274,20 @@ _TABLE = (
         tokens=("</minimax:tool_call>",),
     ),
     Family(
+        "minimax_m3",
+        (("<mm:think>", "</mm:think>"),),
+        {f"{MARK}<tool_call>": nested_calls},
+        template=(MARK,),
+        written=WrittenCalls(
+            f'{MARK}<invoke name="NAME">',
+            f"{MARK}</invoke>\n",
+            f"{MARK}<tool_call>\n",
+            f"{MARK}</tool_call>",
+            arguments=keyed_arguments(f"{MARK}<KEY>", f"{MARK}</KEY>", MARK, f"{MARK}</invoke>"),
+        ),
+        tokens=(MARK,),
+    ),
+    Family(
         "step3",
         THINK,
         {"<｜tool_calls_begin｜>": section("<steptml:invoke", _invoked("steptml:", ""), "<｜tool_calls_end｜>")},
@@ -286,6 +321,7 @@ _TABLE = (
         THINK,
         {"<|tool_call_start|>": python_calls("<|tool_call_end|>")},
         template=("<|tool_call_start|>",),
+        other_templates=(("<|tool_list_start|>",), ("List of tools: [", "keep_past_thinking")),
         written=WrittenCalls("[NAME(", ")]", "<|tool_call_start|>", "<|tool_call_end|>", arguments=python_arguments),
         tokens=("<|tool_call_end|>",),
     ),
@@ -303,10 +339,27 @@ _TABLE = (
         written=WrittenCalls('<|tool_call|>[{"name": "NAME", "arguments": ', "}]", trigger="<|tool_call|>"),
     ),
     Family(
+        "hermes",
+        THINK,
+        {"<tool_call>": tagged_object("</tool_call>")},
+        template=("<tool_call>", '"name"'),
+        written=WrittenCalls('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"),
+        tokens=("</tool_call>",),
+    ),
+    Family(
+        "llama4_json",
+        calls={"<|python_start|>": _llama4},
+        at_start=_leading_llama4,
+        template=("<|header_start|>", '{"name": '),
+        written=WrittenCalls('{"name": "NAME", "parameters": ', "}"),
+        tokens=("<|python_end|>",),
+    ),
+    Family(
         "llama4_pythonic",
-        calls={"<|python_start|>": python_calls("<|python_end|>")},
-        at_start=leading_python_calls,
+        calls={"<|python_start|>": _llama4},
+        at_start=_leading_llama4,
         template=("<|python_start|>",),
+        other_templates=(("<|header_start|>", "[func_name1("),),
         written=WrittenCalls("[NAME(", ")]", arguments=python_arguments),
         tokens=("<|python_end|>",),
     ),
@@ -317,14 +370,6 @@ _TABLE = (
         trims=False,
         template=("<|start_header_id|>", '{"name":'),
         written=WrittenCalls('{"name": "NAME", "parameters": ', "}"),
-    ),
-    Family(
-        "hermes",
-        THINK,
-        {"<tool_call>": tagged_object("</tool_call>")},
-        template=("<tool_call>", '"name"'),
-        written=WrittenCalls('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"),
-        tokens=("</tool_call>",),
     ),
 )
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _TABLE}
@@ -353,7 +398,8 @@ def family_named(name: str) -> Family | None:
 def family_of_templates(templates: Collection[str]) -> Family | None:
     """Returns the format in which a checkpoint's chat templates write calls, if it is known."""
     for family in _TABLE:
-        if any(all(text in template for text in family.template) for template in templates):
+        known = (family.template, *family.other_templates)
+        if any(all(text in template for text in texts) for template in templates for texts in known):
             return family
     return None
 
@@ -361,7 +407,7 @@ def family_of_templates(templates: Collection[str]) -> Family | None:
 def reasoning_of_templates(templates: Collection[str]) -> Family | None:
     """Returns a format whose marks of reasoning the templates have, if there is one."""
     own = family_of_templates(templates)
-    if own is not None and own.whole is not None:
+    if own is not None and (own.whole is not None or not own.spells_marks):
         return own
     for family in (*([own] if own is not None else []), *_TABLE):
         if any(opens in text or closes in text for opens, closes in family.reasoning for text in templates):

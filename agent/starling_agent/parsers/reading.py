@@ -53,6 +53,8 @@ class Family:
     written    the form of calls for a grammar; None where it is not known
     begins     ends what is before the model's message in a prompt; what is behind it was written of the output already
     template   texts that chat templates of this format have, all of them, and those of none above it in the table
+    other_templates  likewise, of other templates of the same format
+    spells_marks  chat templates of models that reason have its marks; others put them together from parts
     """
 
     name: str
@@ -65,6 +67,8 @@ class Family:
     trims: bool = True
     short_ids: bool = False
     template: tuple[str, ...] = ()
+    other_templates: tuple[tuple[str, ...], ...] = ()
+    spells_marks: bool = True
     written: WrittenCalls | None = field(kw_only=True)
     begins: "regex.Pattern[str] | None" = None
 

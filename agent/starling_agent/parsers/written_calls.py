@@ -42,7 +42,7 @@ def keyed_arguments(begins: str, ends: str, stops: str, call_ends: str) -> Calla
 
     Args:
         begins: the text before a value.
-        ends: the text behind it.
+        ends: the text behind it; it may have the KEY too.
         stops: what no value has that is text.
         call_ends: the tag behind a call; of a schema without properties, arguments are anything before it.
     """
@@ -56,7 +56,8 @@ def keyed_arguments(begins: str, ends: str, stops: str, call_ends: str) -> Calla
         for key in properties:
             of_key = schema_of(schema, key)
             before = begins.replace(IS_TEXT, "true" if is_text(of_key) else "false").replace(TYPE, _type(of_key)).replace(KEY, key)
-            argument = sequence(constant(before), named(_value(of_key, stops), property_path(key)), constant(ends))
+            value = named(_value(of_key, stops), property_path(key))
+            argument = sequence(constant(before), value, constant(ends.replace(KEY, key)))
             optional = one_of([argument, constant("")])
             elements.append(argument if isinstance(required, list) and key in required else optional)
         return sequence(*elements)

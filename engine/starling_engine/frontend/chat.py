@@ -134,13 +134,41 @@ class ChatRenderer:
 _Render = Callable[[CompiledTemplate, dict[str, Any]], str]
 
 
+class CallArguments(dict[str, Any]):
+    """The arguments of a call in the history: an object, and its JSON where a template writes it as a text.
+
+    Templates of some families want objects and others texts (DeepSeek R1 and V3.1); clients send texts to all.
+    """
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
+
+
 def _rendered(template: CompiledTemplate, given: dict[str, Any]) -> str:
-    return template.render(**given)
+    return template.render(**given | {"messages": [_with_arguments(message) for message in given["messages"]]})
+
+
+def _with_arguments(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    return message if not isinstance(calls, list) else {**message, "tool_calls": [_with_own_arguments(call) for call in calls]}
+
+
+def _with_own_arguments(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": dict() as arguments} as function}:
+            return {**call, "function": {**function, "arguments": CallArguments(arguments)}}
+    return call
 
 
 def _rendered_to_continue(template: CompiledTemplate, given: dict[str, Any]) -> str:
     ending = _mark_the_end(given["messages"])
-    return _cut_at_mark(template.render(**given), ending)
+    return _cut_at_mark(_rendered(template, given), ending)
 
 
 def _prepare(message: Message, index: int, template: CompiledTemplate) -> Message:

@@ -12,8 +12,9 @@ REASONING = (
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<longcat_think>", "</longcat_think>"),
+    ("<mm:think>", "</mm:think>"),
 )
-"""Marks of reasoning: DeepSeek, Qwen, GLM and most others; Mistral; Seed; Cohere; LongCat."""
+"""Marks of reasoning: DeepSeek, Qwen, GLM and most others; Mistral; Seed; Cohere; LongCat; MiniMax M3."""
 NO_MARKS = f"the model's tokenizer has no tokens that mark reasoning; known are {', '.join(' '.join(pair) for pair in REASONING)}"
 MAX_SPACE = 8
 """Characters of white space between the end of reasoning and the output."""

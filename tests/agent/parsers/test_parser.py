@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 import time
 
 import pytest
@@ -17,10 +18,15 @@ WRITTEN = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>',
     "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
     "phi4_mini_json": 'functools[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
+    "llama4_json": '<|python_start|>{"name": "get_weather", "parameters": {"city": "Zürich", "days": 2}}<|python_end|>',
     "lfm2": '<|tool_call_start|>[get_weather(city="Zürich", days=2)]<|tool_call_end|>',
     "minimax_m2": (
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>\n'
         '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>'
+    ),
+    "minimax_m3": (
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Zürich]<]minimax[>[</city>'
+        "]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
     ),
     "seed_oss": (
         "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Zürich</parameter>\n<parameter=days>2</parameter>\n"
@@ -65,9 +71,15 @@ HOSTILE = {
     "ids": ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f", ":1"),
     "lines": ("seed_oss", "<seed:tool_call><function=f><parameter=a>\n", "\n</parameter>\n<"),
     "values without ends": ("minimax_m2", '<minimax:tool_call><invoke name="f">', '<parameter name="a">1'),
+    "elements": ("minimax_m3", ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">', "]<]minimax[>[<a>"),
     "quotes in names": ("step3", "<｜tool_calls_begin｜>", '<steptml:invoke name="'),
     "escapes": ("lfm2", "<|tool_call_start|>[f(a='", "\\'"),
     "objects without names": ("phi4_mini_json", "functools[", '{"a": "f", '),
+    "objects as Python and JSON": (
+        "llama4_json",
+        "<|python_start|>",
+        '{"name": "f", "parameters": {"city": "Zürich, by its lake"}}, ',
+    ),
     "listed calls": ("granite", "<|tool_call|>[", '{"name": "f", "arguments": {"city": "Zürich, by its lake"}}, '),
     "calls of offered tools": ("llama3_json", "", '{"name": "f", "parameters": {}}; '),
 }
@@ -218,6 +230,68 @@ def test_formats_are_found_by_their_names_and_in_templates():
     assert reasoning_of_templates([qwen]).reasoning == (("<think>", "</think>"),)
     assert reasoning_of_templates(["<tool_call>"]) is None
     assert family_of_templates(["<tool_calls><tool_call>name"]) is None
+    assert family_of_templates([f"<|start_header_id|>{qwen}"]) is FAMILIES["hermes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons", "template"),
+    [
+        ("deepseek_v32", True, "{%- set dsml = '｜DSML｜' -%}{{ '</think>\\n\\n<' + dsml + 'function_calls>\\n' }}"),
+        ("deepseek_v4", True, "{%- set dsml = '｜DSML｜' -%}{{ '</think>\\n\\n<' + dsml + 'tool_calls>\\n' }}"),
+        ("deepseek_v41", True, "{%- set dsml = '｜DSML｜' -%}{{ '</think>\\n\\n<' + dsml + ' calls>\\n' }}"),
+        ("deepseek_v41", True, "</think>\n\n<｜DSML｜ calls>\n"),
+        ("kimi_k3", True, "{{- '<|open|>' + tag -}}{{- '<|sep|>' -}}{{- open_tag('think' if thinking else 'response') -}}"),
+        (
+            "llama4_json",
+            False,
+            """{{- '<|header_end|>' -}}{{- '<|header_start|>' }}{{- '<|python_start|>' }}{{- '{"name": "' + name }}""",
+        ),
+        ("llama4_pythonic", False, '"Use exact format: [func_name1(param1=value1)]"{{- "<|header_start|>system<|header_end|>" }}'),
+        ("lfm2", False, '{{ "List of tools: <|tool_list_start|>[" }}{{ "<|tool_response_start|>" + content }}'),
+        ("lfm2", True, '{{ "List of tools: [" }}{% if not keep_past_thinking and "</think>" in content %}{% endif %}'),
+    ],
+)
+def test_formats_are_found_in_templates_that_put_their_marks_together(name, reasons, template):
+    """Such are the templates that llama.cpp has of DeepSeek and Kimi K3, and Liquid's own, which show no calls."""
+    assert family_of_templates([template]) is FAMILIES[name]
+    found = reasoning_of_templates([template])
+    assert (found is not None and found.reasoning == FAMILIES[name].reasoning) is reasons
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "note": {"type": "string"},
+        "places": {"type": "array", "items": {"$ref": "#/$defs/place"}},
+        "empty": {"type": "object"},
+    },
+    "$defs": {"place": {"type": "object", "properties": {"zip": {"type": "string"}, "tags": {"type": "array"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("<note>a < b\n</note>", {"note": "a < b\n"}),
+        ("<note>2</note><days>2</days><open>true</open>", {"note": "2", "days": 2, "open": True}),
+        ("<places><item><zip>8001</zip><tags><item>1</item><item>x</item></tags></item><item></item></places>",
+         {"places": [{"zip": "8001", "tags": [1, "x"]}, {}]}),
+        ("<places></places><empty></empty>", {"places": [], "empty": {}}),
+        ("<other><item><a>1</a></item></other><more><a>x</a></more>", {"other": [{"a": 1}], "more": {"a": "x"}}),
+        ("<a>1</a><a>2</a><b><a>3</a></b><b><a>4</a></b>", {"a": 1, "b": {"a": 3}}),
+        ("<places>[{\"zip\": \"8001\"}]</places>", {"places": [{"zip": "8001"}]}),
+        ("<other><item><a>1</a>", {"other": [{"a": 1}]}),
+    ],
+)  # fmt: skip
+def test_elements_in_each_other_are_objects_and_lists(written, sent):
+    """Checks what the template of MiniMax M3 writes, and what is like it."""
+    mark = "]<]minimax[>["
+    tags = re.sub("<(?=[a-z/])", f"{mark}<", f'<tool_call>\n<invoke name="f">{written}</invoke>\n</tool_call>')
+    for tokens, size in (((), 1), ((mark,), 1), ((mark,), 3), ((mark,), 1000)):
+        pieces = groups(tokens_of(f"Well.{tags}", tokens), itertools.repeat(size))
+        parsed = parse("minimax_m3", pieces, tools={"f": NESTED}, tokens=tokens)
+        assert [(name, json.loads(arguments)) for name, arguments in parsed.calls] == [("f", sent)]
+        assert parsed.content == "Well."
 
 
 def test_a_marker_within_a_stop_string_is_still_one():
@@ -235,6 +309,26 @@ def test_text_that_looks_like_a_call_is_one_of_offered_tools_alone():
     assert parse_text("qwen3_coder", prose, tools=tools) == (prose, "", [], 0)
     cut = '{"answer": "a long text'
     assert parse_text("llama3_json", cut, tools=tools, is_cut=True).content == cut
+
+
+@pytest.mark.parametrize("family", ["llama4_json", "llama4_pythonic"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "parameters": {"a": 1}}',
+        '\n[f(a=1)]',
+        '<|python_start|><|python_end|>{"name": "f", "parameters": {"a": 1}}',
+        '<|python_start|>{"type": "function", "name": "f", "parameters": {"a": 1}}<|python_end|>',
+        "<|python_start|>[f(a=1)]<|python_end|>",
+    ],
+)  # fmt: skip
+def test_llama_4_writes_calls_as_python_and_as_json(family, text):
+    for size in (1, 3, 1000):
+        parsed = parse(family, groups(tokens_of(text, ()), itertools.repeat(size)), tools={"f": None})
+        assert [(name, json.loads(sent)) for name, sent in parsed.calls] == [("f", {"a": 1})]
+        assert not parsed.content.strip()
+    for other in (' {"a": [f(a=1)]}', "[1]", " Hello."):
+        assert parse_text(family, other, tools={"f": None}) == (other, "", [], 0)
 
 
 def test_halves_of_surrogate_pairs_do_not_leave():

@@ -149,6 +149,24 @@ def test_renders_tools_and_reasoning_as_transformers(name: str, pair: tuple[Toke
 
 
 @pytest.mark.parametrize(
+    "written",
+    ["'```json\\n' + arguments + '\\n```'", "arguments + '|'", "arguments ~ '|'", "arguments", "arguments|string|trim"],
+)
+def test_templates_may_write_the_arguments_of_calls_as_text(written: str, pair: tuple[Tokenizer, Any]) -> None:
+    """Checks what transformers makes of arguments that are JSON, which such templates want."""
+    ours, theirs = pair
+    calls = (
+        "{% for call in message.tool_calls or [] %}{% set arguments = call.function.arguments %}{{ " + written + " }}{% endfor %}"
+    )
+    template = "{% for message in messages %}{{ message.content }}" + calls + "{% endfor %}"
+    called, answer = CALLS[2:]
+    function = {"name": "weather", "arguments": '{"city": "Köln"}'}
+    as_text = {**called, "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    expected = theirs.apply_chat_template([*CALLS[:2], as_text, answer], chat_template=template, tokenize=False)
+    assert ours.render_chat([*CALLS[:2], {**called, "content": ""}, answer], template=template).text == expected
+
+
+@pytest.mark.parametrize(
     ("name", "ending"),
     [(name, ending) for name in TEMPLATES for ending in ("The answer is", "The answer is \n")]
     + [("parts", [{"type": "text", "text": "A list "}])],

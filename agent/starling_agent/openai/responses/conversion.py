@@ -13,11 +13,13 @@ from starling_agent.openai.tools import KINDS, check_callers, checked_name
 
 HOSTED = frozenset(
     (
-        "apply_patch", "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation", "local_shell",
-        "mcp", "programmatic_tool_calling", "shell", "tool_search", "web_search", "web_search_preview",
+        "apply_patch", "image_generation", "local_shell", "programmatic_tool_calling", "shell", "tool_search", "web_search",
+        "web_search_preview",
     )
 )  # fmt: skip
 """Tools that OpenAI runs, or that its models alone know. Clients offer them to every server and live without them."""
+ELSEWHERE = frozenset(("code_interpreter", "computer", "computer_use_preview", "file_search", "mcp"))
+"""Likewise, which nobody offers without counting on them: they name the user's files, servers or machines."""
 OTHER_FIELDS = ("type", "allowed_callers", "async", "defer_loading", "output_schema")
 """Fields of a tool besides those of a chat's. `defer_loading` and `output_schema` change nothing."""
 TEXT_PARTS = ("input_text", "output_text")
@@ -223,6 +225,8 @@ def _tools(tools: Sequence[Any], param: str, namespace: str | None = None) -> It
                 yield from _tools(inner, f"{path}.tools", checked_name(tool.get("name"), f"{path}.name"))
             case str(kind) if kind in HOSTED:
                 continue
+            case str(kind) if kind in ELSEWHERE:
+                raise InvalidRequest(f"OpenAI alone runs this tool, got {kind!r}", f"{path}.type")
             case kind:
                 possible = "function, custom or namespace" if namespace is None else "function or custom in a namespace"
                 raise InvalidRequest(f"must be {possible}, got {shown(kind)}", f"{path}.type")
