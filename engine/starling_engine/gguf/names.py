@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Change = Literal["none", "one added", "decay", "taps", "row", "flat", "pairs"]
-"""What the converter did.
+"""Changes that the converter makes.
 
 one added  a norm's weights are 1 more than they were
 decay      a logarithm became the negative of its exponential
@@ -19,10 +19,10 @@ flat       one dimension became two, or one more
 pairs      rows of the two halves of a head lie in turn
 """
 Part = Literal["all", "keys and values", "value heads", "value heads as columns", "gate", "decay"]
-"""What of a tensor of a Gated DeltaNet it is, and which lie in another order.
+"""Parts of a Gated DeltaNet's tensors, which lie in another order.
 
-keys and values  rows of queries and keys as they are, then of values
-value heads      of which the first ones of all key heads come first
+keys and values  queries and keys lie as they did; of values, the first heads of all key heads come first
+value heads      these heads alone, in that order
 gate, decay      rows of either, which take turns by key head
 """
 
