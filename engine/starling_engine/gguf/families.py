@@ -268,11 +268,12 @@ def _jamba(data: GgufMetadata) -> Config:
 
 def _periods(data: GgufMetadata, kind: str, module: str) -> Config:
     """Returns from which layer on, and how far apart, layers have that module."""
-    layers = [at for at, each in enumerate(data.kinds({module: kind}, "")) if each]
+    kinds = data.kinds({module: kind}, "")
+    layers = [at for at, each in enumerate(kinds) if each]
     if not layers:
         return {f"{kind}_layer_period": data.num_layers + 1, f"{kind}_layer_offset": data.num_layers}
     period = layers[1] - layers[0] if len(layers) > 1 else data.num_layers
-    if layers != list(range(layers[0], data.num_layers, period)):
+    if layers != list(range(layers[0], len(kinds), period)):
         raise data.refused("block_count", f"layers with {module} have to be as far apart as the first two: {layers}")
     return {f"{kind}_layer_period": period, f"{kind}_layer_offset": layers[0]}
 

@@ -43,8 +43,7 @@ class GgufMetadata:
     def num_layers(self) -> int:
         """Number of layers, without those for drafts, which lie behind the others."""
         drafts = self.get("nextn_predict_layers", 0)
-        count: int = self.number("block_count") - (drafts if isinstance(drafts, int) else 0)
-        return count
+        return int(self.number("block_count")) - (drafts if isinstance(drafts, int) else 0)
 
     @cached_property
     def modules(self) -> frozenset[str]:
