@@ -46,6 +46,7 @@ class Stats(msgspec.Struct, omit_defaults=True):
 
     eplb      counts for all cores that share experts; only the first of them has it; 0 while nothing is known
     epoch     experts that the core's ranks loaded for a change of size, by source
+    kv_token_blocks  blocks that hold tokens; of a state alone, which has none, those that all of its sequences may have
     prefix    tokens looked up on the device
     external  tokens missing there, looked up in the tiers
     spec      drafts, of which one is all that a request has in a step; their tokens; those that were accepted
@@ -56,6 +57,7 @@ class Stats(msgspec.Struct, omit_defaults=True):
     waiting: int = 0
     kv_blocks: int = 0
     kv_blocks_used: int = 0
+    kv_token_blocks: int = 0
     steps_total: int = 0
     step_tokens: int = 0
     """Prompt tokens for which a step has room beside decodes, by the time that the latest steps took."""
@@ -135,7 +137,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     `finish_reason` is stop, length, repetition, abort, error, or moved: another core is to continue the request from its record.
     `num_accepted_tokens` of `num_draft_tokens` were accepted by speculative decoding.
     `stop_token` is the token id that stopped it, None for the model's end-of-sequence token. `cached_tokens` is set once, with the
-    first Delta.
+    first Delta. `pooled` is that of RowExtras.
     """
 
     id: str
@@ -143,7 +145,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     tokens: list[int] = []
     logprobs: list[LogprobRow] | None = None
     prompt_logprobs: list[LogprobRow] | None = None
-    pooled: list[float] | None = None
+    pooled: bytes | None = None
     cached_tokens: int | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
