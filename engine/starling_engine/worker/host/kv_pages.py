@@ -45,7 +45,7 @@ class KVPages:
         self.tick = tick
         self._group_of = dict.fromkeys(state.layers if state is not None else (), len(groups))
         self._group_of |= {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        self._has_state = state is not None
+        self.has_state = state is not None
         whole = kv.storage.shape[1]
         self._block_bytes = [*(group.block_bytes for group in groups), whole]
         """Bytes that a group has in a slab; a state has all."""
@@ -74,4 +74,4 @@ class KVPages:
     def context(self, metadata: Sequence[AttentionMetadata], rows: torch.Tensor | None) -> ForwardContext:
         """Returns the context of a forward pass. `metadata` of each group; `rows` as in ForwardContext."""
         own = [metadata[self._group_of.get(layer, 0)] for layer in self._layers]
-        return ForwardContext(self._kv.layers, own, rows, self.tick, state=metadata[-1] if self._has_state else None)
+        return ForwardContext(self._kv.layers, own, rows, self.tick, state=metadata[-1] if self.has_state else None)
