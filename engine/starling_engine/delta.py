@@ -135,7 +135,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     `finish_reason` is stop, length, repetition, abort, error, or moved: another core is to continue the request from its record.
     `num_accepted_tokens` of `num_draft_tokens` were accepted by speculative decoding.
     `stop_token` is the token id that stopped it, None for the model's end-of-sequence token. `cached_tokens` is set once, with the
-    first Delta.
+    first Delta. `pooled` is that of RowExtras.
     """
 
     id: str
@@ -143,7 +143,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     tokens: list[int] = []
     logprobs: list[LogprobRow] | None = None
     prompt_logprobs: list[LogprobRow] | None = None
-    pooled: list[float] | None = None
+    pooled: bytes | None = None
     cached_tokens: int | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

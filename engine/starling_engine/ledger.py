@@ -161,10 +161,10 @@ def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_
 
     A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored.
     """
-    widths = 4 * model.hidden_size + max(
+    widths = 4 * model.stream_size + max(
         _attention_width(model, dtype_bytes), _mlp_width(model, dtype_bytes), _norm_width(model, dtype_bytes)
     )
-    scratch = model.mla.scratch_elements(max_tokens, max_model_len) if model.mla else 0
+    scratch = model.attention_scratch(max_tokens, max_model_len)
     rotations = max_model_len * model.rotation_columns * 4
     logits = 2 * max(max_rows, LOGPROB_ROWS) * model.vocab_size * 4 if model.causal else 0
     distances = _distance_bytes(model, dtype_bytes, max_model_len)
@@ -192,7 +192,8 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     the output lie in one matrix with queries, which are copied. A Gated DeltaNet has its inputs before the convolution and behind
     it, the gate of its output, what it recalls, and that normalised; and where channels have them, decays, and what they and the
     gates are made of. So has a Mamba-2 mixer; without a norm, it has the gate in fp32. Where it stands beside attention, one of
-    both is at work. A Mamba mixer has inputs and gates, inputs convolved, step sizes, and its output, and what is made of inputs
+    both is at work. Compressed attention has queries, while they are rotated in fp32, and outputs, and each token's row, and its
+    indexer's queries. A Mamba mixer has inputs and gates, inputs convolved, step sizes, and its output, and what is made of inputs
     beside that normalised. A gated short convolution has its input and two gates, the gated input, and the convolved one.
     """
     mixer = 0
@@ -211,6 +212,11 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
         head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
         indexer = mla.index.num_heads * (mla.index.dim + 4) + 8 * mla.index.dim if mla.index is not None else 0
         return max(mla.num_heads * head + 2 * (mla.q_rank + mla.latent_dim) + indexer, mixer)
+    if (shape := model.compressed) is not None:
+        row = max(shape.row_size(layer.runs) for layer in model.layers)
+        rotated = 8 * shape.rope_dim
+        heads = shape.num_heads * (3 * shape.head_dim + rotated) + shape.index.num_heads * (2 * shape.index.dim + rotated)
+        return heads + 2 * row + shape.q_rank + shape.groups * shape.group_rank
     heads = model.num_heads + 2 * model.num_kv_heads
     gates = 3 * model.num_heads if model.traits.attention_gate else 0
     copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0)

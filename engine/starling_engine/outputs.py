@@ -1,7 +1,10 @@
 """Results of requests, as a caller gets them. Names are vLLM's."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 REPETITION_DETECTED = "repetition_detected"
@@ -79,11 +82,27 @@ class EmbeddingRequestOutput:
     num_cached_tokens: int = 0
 
 
+TokenRows: TypeAlias = npt.NDArray[np.float32]
+"""A row of numbers for each token: [T, width]."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """Token ids, ascending, and the weight of each; all other tokens have none."""
+
+    indices: list[int]
+    values: list[float]
+
+
+PooledNumbers: TypeAlias = list[float] | TokenRows | SparseVector
+"""A vector, a row for each token, or a sparse vector."""
+
+
 @dataclass(slots=True)
 class PoolingOutput:
-    """The same vector, fp32, in vLLM's general form."""
+    """The numbers of any task, fp32, in vLLM's general form."""
 
-    data: list[float]
+    data: PooledNumbers
 
 
 @dataclass(slots=True)

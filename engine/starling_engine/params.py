@@ -21,6 +21,9 @@ MAX_FORM_CHARACTERS = 100_000
 """Characters of a form: those of its texts, and one for each entry of an object or a list."""
 MAX_FORM_NESTING = 200
 """Objects and lists in each other, in a form."""
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "sparse_embed"]
+OF_TOKENS: tuple[PoolingTask, ...] = ("token_embed", "token_classify")
+"""Tasks with numbers of each token."""
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -206,25 +209,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for one vector of the last hidden states instead of tokens: their mean, the last token's or the first's.
+    """Asks for vectors of the last hidden states instead of tokens. Tasks have vLLM's names.
+
+    embed           one vector of their mean, or of the last or first token's
+    classify        what the model's head for classification makes of that one
+    token_embed     a vector of each token's
+    token_classify  what the head makes of each token's
+    sparse_embed    a weight for some tokens of the vocabulary; the name is ours
 
     `pooling` and `normalize` None are as the checkpoint's authors mean it. A vector is cut to its first `dimensions` numbers before
     it is normalized. With `logit_token_ids` the vector is the logits of these tokens behind the prompt, and nothing else counts.
-    With `classify` it is what the model's head for classification makes of the pooled state. From token `second_from` on the prompt
-    is the second text of a pair, which some encoders tell from the first.
+    From token `second_from` on the prompt is the second text of a pair, which some encoders tell from the first. From token
+    `unseen_from` on no token of an encoder is seen by any, though it sees the others.
     """
 
+    task: PoolingTask = "embed"
     pooling: Literal["mean", "last", "cls"] | None = None
     normalize: bool | None = None
     dimensions: int | None = None
     logit_token_ids: list[int] | None = None
-    classify: bool = False
     second_from: int | None = None
+    unseen_from: int | None = None
 
     @property
     def reads_prefix_cache(self) -> bool:
         """False where the hidden states of the whole prompt are needed. `pooling` is known."""
-        return self.pooling == "last"
+        return self.pooling == "last" and self.task in ("embed", "classify")
 
     def validate(self, vector_size: int, vocab_size: int, possible: Sequence[int] = (), segments: int = 0) -> None:
         """Raises InvalidRequest naming the field that is wrong. `possible` has the model's `dimensions`; empty: any.
@@ -232,6 +242,12 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         `segments` are those that the model knows of.
         """
         check_types(self)
+        if self.pooling is not None and self.task in OF_TOKENS:
+            raise InvalidRequest(f"with task {self.task} each token has numbers of its own", "pooling")
+        if self.task == "sparse_embed":
+            for name in ("pooling", "normalize", "dimensions"):
+                if getattr(self, name) is not None:
+                    raise InvalidRequest("is not for sparse vectors", name)
         if self.dimensions is not None:
             if possible and self.dimensions not in possible:
                 raise InvalidRequest(f"this model has {', '.join(map(str, possible))}, got {self.dimensions}", "dimensions")
@@ -241,6 +257,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             _within("second_from", self.second_from, 0, math.inf)
             if segments < 2:
                 raise InvalidRequest("this model does not tell the second text of a pair from the first", "second_from")
+        if self.unseen_from is not None:
+            _within("unseen_from", self.unseen_from, 1, math.inf)
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -115,7 +115,8 @@ class RowExtras(msgspec.Struct, omit_defaults=True):
     logprobs: list[LogprobRow] | None = None
     """Log probabilities of each of the sampled tokens."""
     prompt_logprobs: list[LogprobRow] | None = None
-    pooled: list[float] | None = None
+    pooled: bytes | None = None
+    """The floats that a prompt became, packed (`starling_engine.token_packing`): what they are is the task's."""
     error: str | None = None
     allows_nothing: bool = False
     """True where the error is that no token was possible."""

@@ -1,9 +1,11 @@
-"""Token ids in messages: int32, little-endian. A prompt takes 4 bytes a token and is copied, not parsed."""
+"""Token ids and floats in messages: int32 and fp32, little-endian. A number takes 4 bytes and is copied, not parsed."""
 
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import TypeVar
 
+N = TypeVar("N", int, float)
 ID_BYTES = 4
 _SWAPS = sys.byteorder != "little"
 
@@ -20,7 +22,18 @@ def unpack_tokens(packed: bytes) -> "array[int]":
     return _ordered(ids)
 
 
-def _ordered(ids: "array[int]") -> "array[int]":
+def pack_floats(values: Sequence[float]) -> bytes:
+    return _ordered(array("f", values)).tobytes()
+
+
+def unpack_floats(packed: bytes) -> list[float]:
+    """Raises ValueError for a length that is no whole number of floats."""
+    values = array("f")
+    values.frombytes(packed)
+    return _ordered(values).tolist()
+
+
+def _ordered(numbers: "array[N]") -> "array[N]":
     if _SWAPS:
-        ids.byteswap()
-    return ids
+        numbers.byteswap()
+    return numbers

@@ -15,9 +15,6 @@ from starling_agent.http.errors import ApiError
 from starling_router.backend import Backend
 from starling_router.upstream import BackendAnswer, BackendUnreachable, RawHeaders, Upstream
 
-WITHOUT_PROOF = (401, 403, 404)
-"""Statuses by which a server of an older release, which has no such path, refuses whoever shows no key and no token."""
-
 
 class BackendLate(BackendUnreachable):
     """A backend has not answered in time. It may be busy."""
@@ -51,7 +48,7 @@ class Questions:
     async def check_ours(self, backend: Backend, seconds: float) -> None:
         """Has a backend prove that it knows the token, before it is shown that or a key. Raises NotOurs, and as `ask` does.
 
-        Servers without a token, or of an older release, have no proof and are believed: agents of a service all have a token.
+        Servers that say that they have no token are believed: agents of a service all have one. Who refuses is not.
         """
         token = b"" if self._token is None else self._token.value
         if not token:
@@ -59,8 +56,6 @@ class Questions:
         nonce = secrets.token_hex(16)
         try:
             async with asyncio.timeout(seconds), self._answer(backend, f"{PROOF_PATH}?nonce={nonce}", []) as answer:
-                if answer.status in WITHOUT_PROOF:
-                    return
                 given = parse(BackendProof, await read_all(_of(answer)), "proof")
         except TimeoutError:
             raise _late(seconds) from None

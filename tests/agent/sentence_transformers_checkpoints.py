@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 from tokenizers.processors import TemplateProcessing
+from torch.nn import functional as F
 from transformers import (
     AutoTokenizer,
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
     BertTokenizer,
@@ -68,6 +73,7 @@ A vector to {{ purpose }} with:{% endif %}"""
 def main(target: Path) -> None:
     torch.manual_seed(0)
     made = {"last": last, "mean": mean, "messages": messages, "reranker": reranker, "encoder": encoder, "cross": cross_encoder}
+    made |= {"colbert": colbert, "colbert decoder": colbert_decoder, "splade": splade, "pylate": pylate, "stanford": stanford}
     expected = {name: make(target / name) for name, make in made.items()}
     refused(target / "mean", target)
     original(target / "reranker", target / "original")
@@ -84,6 +90,7 @@ def last(folder: Path) -> dict[str, Any]:
     found = {
         "plain": model.encode(TEXTS).tolist(),
         "query": model.encode(TEXTS, prompt_name="query").tolist(),
+        "tokens": [F.normalize(one, dim=1).tolist() for one in model.encode(TEXTS, output_value="token_embeddings")],
         "short": model.encode(TEXTS, truncate_dim=16, normalize_embeddings=True).tolist(),
         "binary": model.encode(TEXTS, prompt_name="query", precision="binary").tolist(),
         "ubinary": model.encode(TEXTS, prompt_name="query", precision="ubinary").tolist(),
@@ -165,16 +172,120 @@ def cross_encoder(folder: Path) -> dict[str, Any]:
     pairs = [(QUERY, document) for document in DOCUMENTS]
     return {
         "logits": model.predict(pairs, activation_fn=torch.nn.Identity()).tolist(),
+        "token logits": [token_logits(model, text) for text in TEXTS],
         "scores": model.predict(pairs).tolist(),
         "ranked": [int(found["corpus_id"]) for found in model.rank(QUERY, DOCUMENTS)],
     }
+
+
+def colbert(folder: Path) -> dict[str, Any]:
+    """Writes a model with a vector for each token, whose short queries end with tokens that nobody sees."""
+    bert(folder, BertModel)
+    expansion: Any = {"strategy": "fixed", "length": 24, "attend": False}
+    first = Transformer(str(folder), document_length=30, query_expansion=expansion)
+    mask = MultiVectorMask(skiplist_words=["##e", "no such token"])
+    return multi_vector(folder, [first, *token_projection(), mask], {"query": "[q] ", "document": "[d] "})
+
+
+def colbert_decoder(folder: Path) -> dict[str, Any]:
+    """Writes a decoder that does the same: its long queries stay whole, and scores are means."""
+    first = transformer(folder, Qwen3Model)
+    first.query_length, first.query_expansion = 40, {"strategy": "min", "length": 12, "attend": True}
+    return multi_vector(folder, [first, *token_projection(), MultiVectorMask()], None, similarity_fn_name="meanmaxsim")
+
+
+def splade(folder: Path) -> dict[str, Any]:
+    """Writes a masked language model with a weight for each token of the vocabulary."""
+    bert(folder, BertForMaskedLM)
+    modules = [Transformer(str(folder), transformer_task="fill-mask"), SpladePooling("max")]
+    model = SparseEncoder(modules=modules, prompts={"query": "[q] ", "document": ""})
+    model.save_pretrained(str(folder), create_model_card=False)
+    return {
+        "plain": model.encode(TEXTS).to_dense().tolist(),
+        "query": model.encode_query(TEXTS).to_dense().tolist(),
+        "scores": model.similarity(model.encode([QUERY]), model.encode(DOCUMENTS))[0].tolist(),
+    }
+
+
+def token_projection() -> list[Any]:
+    dense = Dense(64, 24, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
+    return [dense, Normalize(module_input_name="token_embeddings")]
+
+
+def pylate(folder: Path) -> dict[str, Any]:
+    """Writes a checkpoint as PyLate did, whose markers are tokens and which says nothing of punctuation."""
+    bert(folder, BertModel)
+    dense = Dense(64, 24, bias=False, activation_function=torch.nn.Identity())
+    (folder / "1_Dense").mkdir()
+    dense.save(str(folder / "1_Dense"))
+    edit_json(folder / "1_Dense/config.json", {"module_input_name": None, "module_output_name": None})
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    saved = {
+        "model_type": "ColBERT",
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": "[unused0] ",
+        "document_prefix": "[unused1] ",
+        "query_length": 20,
+        "document_length": 30,
+        "attend_to_expansion_tokens": False,
+    }
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(saved))
+    return scored(MultiVectorEncoder(str(folder)))
+
+
+def stanford(folder: Path) -> dict[str, Any]:
+    """Writes a checkpoint as ColBERT's authors did: the projection lies beside the encoder."""
+    bert(folder, BertModel)
+    path = folder / "model.safetensors"
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file({**tensors, "linear.weight": torch.randn(24, 64)}, path, metadata={"format": "pt"})
+    edit_json(folder / "config.json", {"architectures": ["HF_ColBERT"]})
+    metadata = {"query_maxlen": 24, "doc_maxlen": 30, "dim": 24, "mask_punctuation": True, "attend_to_mask_tokens": True}
+    (folder / "artifact.metadata").write_text(json.dumps(metadata))
+    return scored(MultiVectorEncoder(str(folder)))
+
+
+def multi_vector(folder: Path, modules: list[Any], prompts: Any, **settings: Any) -> dict[str, Any]:
+    model = MultiVectorEncoder(modules=modules, prompts=prompts, **settings)
+    model.save_pretrained(str(folder), create_model_card=False)
+    return scored(model)
+
+
+def scored(model: MultiVectorEncoder) -> dict[str, Any]:
+    queries, documents = model.encode_query([QUERY, *TEXTS]), model.encode_document(DOCUMENTS)
+    return {
+        "queries": [one.tolist() for one in queries],
+        "documents": [one.tolist() for one in documents],
+        "scores": model.similarity(queries[:1], documents)[0].tolist(),
+    }
+
+
+def token_logits(model: CrossEncoder, text: str) -> list[list[float]]:
+    """Returns what the head gives for each token of a text, as if it were the first one."""
+    bert = model.model
+    with torch.inference_mode():
+        states = bert.bert(**model.tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        found: list[list[float]] = bert.classifier(bert.bert.pooler(states[:, None])).tolist()
+    return found
 
 
 def bert(folder: Path, kind: Any, **config: Any) -> None:
     """Writes a random BERT in float32, whose tokens are characters in lower case."""
     folder.mkdir()
     letters = string.ascii_lowercase + string.digits + string.punctuation
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "[unused0]",
+        "[unused1]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+    ]
     (folder / "vocab.txt").write_text("\n".join(words))
     BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False).save_pretrained(folder)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}

@@ -62,8 +62,8 @@ async def test_operations_are_put_and_deleted_by_their_id() -> None:
 async def test_a_report_is_polled_with_what_the_agent_is_notified_of() -> None:
     async with agent(200, "{}") as (address, requests), AgentClient(60) as client:
         with pytest.raises(BadAnswer, match="its report cannot be read: version: Field required"):
-            await client.report(address, "t", wait=30, commit="c" * 40, ends_in=12.34, seconds=60)
-    assert dict(requests[0].query) == {"wait": "30", "commit": "c" * 40, "ends_in": "12.3"}
+            await client.report(address, "t", wait=30, commit="c" * 40, ends_in=12.34, sleep=2, seconds=60)
+    assert dict(requests[0].query) == {"wait": "30", "commit": "c" * 40, "ends_in": "12.3", "sleep": "2"}
 
 
 async def test_a_redirection_is_not_followed() -> None:

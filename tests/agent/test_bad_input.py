@@ -390,7 +390,7 @@ OTHER_ROUTES = [
     BadRequest(
         {"input": None, "messages": [{"role": "user", "content": TOO_LONG}]}, "messages", EMBEDDING, code="context_length_exceeded"
     ),
-    BadRequest({"input": "a", "task": "token_embed"}, "task", "/pooling"),
+    BadRequest({"input": "a", "task": "plugin"}, "task", "/pooling"),
     one("input", [], path="/pooling"),
     BadRequest({"text_1": "a"}, "text_1", "/score", message="give text_1 and text_2 or"),
     BadRequest({"text_1": "a", "documents": "b"}, "documents", "/score"),

@@ -1,5 +1,6 @@
 """Vectors, scores and rankings, which are those of sentence-transformers for checkpoints that it wrote itself."""
 
+import base64
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from starling_agent.node.engine_report import report_of_engine
@@ -78,6 +80,16 @@ def cross(folder: Path, start_server: StartServer) -> LiveServer:
     return start_server("--max-num-seqs=8", model=str(folder / "cross"))
 
 
+@pytest.fixture(scope="module")
+def colbert(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server("--max-num-seqs=8", model=str(folder / "colbert"))
+
+
+@pytest.fixture(scope="module")
+def splade(folder: Path, start_server: StartServer) -> LiveServer:
+    return start_server("--max-num-seqs=8", model=str(folder / "splade"))
+
+
 @functools.cache
 def model_of(server: LiveServer) -> Any:
     return server.http.get("/v1/models").json()["data"][0]["id"]
@@ -105,6 +117,125 @@ def same(ours: Any, theirs: Any) -> None:
 )
 def test_vectors_of_an_encoder_with_dense_modules(name: str, body: dict[str, Any], encoder: LiveServer, expected: Any) -> None:
     same(vectors(encoder, **body), expected["encoder"][name])
+
+
+def rows(entry: Any) -> list[list[float]]:
+    """Returns the rows of an input, whose numbers came as base64 or as lists."""
+    if isinstance(entry["data"], list):
+        assert "shape" not in entry
+        found: list[list[float]] = entry["data"]
+        return found
+    return np.frombuffer(base64.b64decode(entry["data"]), "<f4").reshape(entry["shape"]).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("form", [{}, {"encoding_format": "base64"}])
+def test_each_token_has_a_vector(form: dict[str, Any], last: LiveServer, expected: Any) -> None:
+    found = answer(last, "/pooling", input=TEXTS, task="token_embed", **form)["data"]
+    for entry, theirs in zip(found, expected["last"]["tokens"], strict=True):
+        same(rows(entry), theirs)
+    short = answer(last, "/pooling", input=TEXTS, task="token_embed", dimensions=16, normalize=False, **form)["data"]
+    assert [len(row) for row in rows(short[0])] == [16] * len(expected["last"]["tokens"][0])
+
+
+def test_each_token_has_the_labels_of_a_head(cross: LiveServer, expected: Any) -> None:
+    logits = expected["cross"]["token logits"]
+    for form in ({}, {"encoding_format": "base64"}):
+        found = answer(cross, "/pooling", input=TEXTS, task="token_classify", use_activation=False, **form)["data"]
+        for entry, theirs in zip(found, logits, strict=True):
+            same(rows(entry), theirs)
+    (probabilities,) = answer(cross, "/pooling", input=TEXTS[0], task="token_classify")["data"]
+    same(rows(probabilities), [[sigmoid(one)] for (one,) in logits[0]])
+    (text,) = answer(cross, "/pooling", input=DOCUMENTS[0], task="classify")["data"]
+    assert text["data"] == answer(cross, "/classify", input=DOCUMENTS[0])["data"][0]["probs"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"task": "token_classify"}, "model", "no classification head"),
+        ({"task": "classify"}, "model", "no classification head"),
+        ({"task": "token_embed", "pooling": "mean"}, "pooling", "numbers of its own"),
+        ({"task": "token_embed", "use_activation": False}, "use_activation", "token_classify"),
+        ({"task": "token_embed", "dimensions": 65}, "dimensions", "16, 32, 64"),
+        ({"task": "token_classify", "normalize": True}, "normalize", "is for vectors"),
+        ({"task": "plugin"}, "task", "token_embed"),
+        ({"task": "sparse_embed"}, "model", "are not sparse"),
+        ({"task": "token_embed", "input": [[5] * 512] * 2048}, "input", "at most 256 are possible"),
+    ],
+)
+def test_a_task_that_is_not_possible_names_the_field(body: dict[str, Any], param: str, says: str, last: LiveServer) -> None:
+    found = last.http.post("/pooling", json={"input": "a", **body})
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, param) and says in error["message"]
+
+
+def test_a_model_with_a_vector_for_each_token(colbert: LiveServer, expected: Any) -> None:
+    """Its task need not be named. Its queries are expanded and cut to one length, and some tokens of documents have no vector."""
+    theirs = expected["colbert"]
+    queries = answer(colbert, "/pooling", input=[QUERY, *TEXTS], prompt_name="query", encoding_format="base64")["data"]
+    documents = answer(colbert, "/pooling", input=DOCUMENTS, prompt_name="document", task="token_embed")["data"]
+    for found, wanted in ((queries, theirs["queries"]), (documents, theirs["documents"])):
+        for entry, vectors_ in zip(found, wanted, strict=True):
+            same(rows(entry), vectors_)
+    assert [len(rows(one)) for one in queries] == [24] * 4 and len(rows(documents[0])) < 30
+    scores = [each["score"] for each in answer(colbert, "/score", **PAIRS)["data"]]
+    assert scores == pytest.approx(theirs["scores"], abs=1e-2)
+    each = answer(colbert, "/score", text_1=[QUERY] * len(DOCUMENTS), text_2=DOCUMENTS)["data"]
+    assert [one["score"] for one in each] == pytest.approx(scores, abs=1e-4)
+    ranked = answer(colbert, "/rerank", query=QUERY, documents=DOCUMENTS)["results"]
+    assert [one["index"] for one in ranked] == sorted(range(len(scores)), key=lambda i: -scores[i])
+    for path, body in (("/v1/embeddings", {}), ("/pooling", {"task": "embed"})):
+        refused = colbert.http.post(path, json={"model": model_of(colbert), "input": "a", **body})
+        assert refused.status_code == 400 and "a vector for each token, and none for a text" in refused.text
+
+
+@pytest.mark.parametrize(
+    "name", ["pylate", *(pytest.param(one, marks=pytest.mark.whole) for one in ("stanford", "colbert decoder"))]
+)
+def test_a_script_gets_the_vectors_of_tokens(name: str, folder: Path, expected: Any) -> None:
+    theirs, settings = expected[name], dict(SETTINGS)
+    if name != "colbert decoder":
+        del settings["kv_cache_memory_bytes"]
+    with LLM(str(folder / name), **settings) as llm:
+        for role, texts, wanted in (("query", [QUERY, *TEXTS], theirs["queries"]), ("document", DOCUMENTS, theirs["documents"])):
+            for one, vectors_ in zip(llm.encode(texts, use_tqdm=False, prompt_name=role), wanted, strict=True):
+                same(one.outputs.data, vectors_)
+        scores = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
+        assert scores == pytest.approx(theirs["scores"], abs=1e-2)
+        with pytest.raises(InvalidRequest, match="a vector for each token") as refusal:
+            llm.embed("a")
+        assert refusal.value.param == "model"
+
+
+def dense(entry: Any, size: int) -> list[float]:
+    """Returns all numbers of a sparse vector."""
+    indices, values = entry["data"]["indices"], entry["data"]["values"]
+    assert indices == sorted(set(indices)) and all(values)
+    weights = dict(zip(indices, values, strict=True))
+    return [weights.get(token, 0.0) for token in range(size)]
+
+
+@pytest.mark.parametrize(("name", "body"), [("plain", {}), ("query", {"prompt_name": "query", "task": "sparse_embed"})])
+def test_sparse_vectors(name: str, body: dict[str, Any], splade: LiveServer, expected: Any) -> None:
+    theirs = expected["splade"][name]
+    found = answer(splade, "/pooling", input=TEXTS, **body)["data"]
+    same([dense(entry, len(theirs[0])) for entry in found], theirs)
+    assert 0 < len(found[0]["data"]["indices"]) < len(theirs[0])
+
+
+def test_scores_of_sparse_vectors_are_their_products(splade: LiveServer, expected: Any) -> None:
+    scores = [each["score"] for each in answer(splade, "/score", **PAIRS)["data"]]
+    assert scores == pytest.approx(expected["splade"]["scores"], rel=1e-3)
+    ranked = answer(splade, "/rerank", query=QUERY, documents=DOCUMENTS)["results"]
+    assert [one["index"] for one in ranked] == sorted(range(len(scores)), key=lambda i: -scores[i])
+    for path, body, param in (
+        ("/v1/embeddings", {}, "model"),
+        ("/pooling", {"encoding_format": "base64"}, "encoding_format"),
+        ("/pooling", {"dimensions": 8}, "dimensions"),
+        ("/pooling", {"normalize": True}, "normalize"),
+    ):
+        refused = splade.http.post(path, json={"model": model_of(splade), "input": "a", **body})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
 
 
 def test_an_encoder_gives_vectors_and_scores_alone(encoder: LiveServer, expected: Any) -> None:
@@ -153,6 +284,10 @@ def test_a_script_gets_the_scores_of_a_cross_encoder(folder: Path, expected: Any
         labelled = [one.outputs.probs for one in llm.classify(TEXTS)]
         assert [len(probs) for probs in labelled] == [1, 1, 1]
         same([one.outputs.data for one in llm.encode(TEXTS, pooling_task="classify")], labelled)  # packed in other steps, perhaps
+        for one, theirs in zip(llm.reward(TEXTS, use_activation=False), expected["cross"]["token logits"], strict=True):
+            same(one.outputs.data, theirs)
+        whole = llm.encode(TEXTS, pooling_task="token_classify")[0].outputs.data
+        same(whole, [[sigmoid(one)] for (one,) in expected["cross"]["token logits"][0]])
         with pytest.raises(InvalidRequest, match="vectors") as refusal:
             llm.encode(TEXTS, PoolingParams(pooling="cls"), pooling_task="classify")
         assert refusal.value.param == "pooling_params"
@@ -270,7 +405,10 @@ def test_a_script_gets_the_vectors_and_scores_of_a_chat_model_with_a_prompt_of_i
             (lambda: llm.embed("a", prompt_name="passage"), "prompt_name"),
             (lambda: llm.embed([5, 6], prompt_name="query"), "prompt_name"),
             (lambda: llm.encode("a", truncate_prompt_tokens=0), "truncate_prompt_tokens"),
-            (lambda: llm.encode("a", pooling_task="token_embed"), "pooling_task"),
+            (lambda: llm.encode("a", pooling_task="score"), "pooling_task"),  # type: ignore[arg-type]
+            (lambda: llm.embed("a", PoolingParams(task="token_embed")), "pooling_params"),
+            (lambda: llm.reward("a"), "model"),
+            (lambda: llm.encode("a", PoolingParams(task="token_classify")), "pooling_params"),
             (lambda: llm.classify("a"), "model"),
         ]
         for call, param in refused:

@@ -401,6 +401,9 @@ SCALING = [
     bad("scaling.idleSeconds", 9, "greater than or equal to 10", "at least 10", router={}),
     bad("scaling.idleSeconds", 604_801, "less than or equal to 604800", "at most 604800", router={}),
     bad("scaling.idleSeconds", 60, "needs router"),
+    bad("scaling.standby", "asleep", "must be none without idleSeconds"),
+    bad("scaling.sleepLevel", 2, "needs standby: asleep", router={}, scaling__idleSeconds=60),
+    bad("scaling.sleepLevel", 3, "less than or equal to 2", "at most 2", router={}, scaling__idleSeconds=60),
     bad("router.hold.requests", 0, "must be above 0 with scaling.idleSeconds", scaling__idleSeconds=60),
     unknown("scaling.min", 0, "idleSeconds"),
 ]

@@ -71,6 +71,25 @@ DEEPSEEK_ROPE = {
 }
 INDEXER: dict[str, Any] = {**MLA, **DEEPSEEK_EXPERTS, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 8}
 """Most tokens of a prompt have more before them than an indexer chooses."""
+V4_ROPE = {"factor": 16, "original_max_position_embeddings": 128, "beta_fast": 32, "beta_slow": 1}
+COMPRESSED: dict[str, Any] = {
+    "head_dim": 32,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 24,
+    "num_key_value_heads": 1,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "index_n_heads": 8,
+    "index_head_dim": 16,
+    "index_topk": 4,
+    "sliding_window": 12,
+    "num_hidden_layers": 4,
+}
+"""Prompts have more runs of tokens than an indexer chooses."""
+RUNS, HEAVY_RUNS = "compressed_sparse_attention", "heavily_compressed_attention"
 EXPERTS = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SLIDING, FULL = "sliding_attention", "full_attention"
 VARIANTS = {
@@ -451,6 +470,37 @@ FAMILIES = {
         },
         {"rope_interleave": True, "indexer_rope_interleave": True},
     ),
+    "deepseek-v4": Variant(
+        "deepseek_v4",
+        {
+            **COMPRESSED,
+            "layer_types": ["sliding_attention", HEAVY_RUNS, RUNS, RUNS],
+            "compress_rates": {RUNS: 4, HEAVY_RUNS: 16},
+            "sliding_window": 6,
+            "num_hash_layers": 2,
+        },
+    ),
+    "deepseek-v4-published": Variant(
+        "deepseek_v4",
+        {
+            **COMPRESSED,
+            "compress_ratios": [4, 0, 128, 4],
+            "num_hash_layers": 1,
+            "rope_parameters": {**V4_ROPE, "rope_type": "yarn"},
+            "o_groups": 4,
+        },
+        {
+            "layer_types": None,
+            "compress_ratios": [4, 0, 128, 4, 0],
+            "compress_rates": None,
+            "mlp_layer_types": None,
+            "num_hash_layers": 1,
+            "partial_rotary_factor": None,
+            "rope_parameters": None,
+            "rope_scaling": {**V4_ROPE, "type": "yarn"},
+            "topk_method": "noaux_tc",
+        },
+    ),
     "minimax-m2": Variant("minimax_m2", MINIMAX_EXPERTS),
     "minimax-m2-old-config": Variant(
         "minimax_m2",
@@ -725,6 +775,8 @@ def spread(model: PreTrainedModel) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.2)
+        elif name.endswith("tid2eid"):
+            buffer.copy_(torch.rand(len(buffer), 8).topk(buffer.shape[1]).indices)
 
 
 def edit_json(path: Path, edits: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Small synthetic encoders, written by transformers, with and without heads for classification."""
 
+import json
 import string
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,8 +72,52 @@ CLASSIFIERS = {
         "ModernBertForSequenceClassification", "ModernBertConfig", {**MODERNBERT, "classifier_pooling": "mean"}
     ),
     "gte": EncoderVariant("GteForSequenceClassification", "GteConfig", {"num_labels": 1}),
+    "nomic-bert": EncoderVariant("NomicBertForSequenceClassification", "NomicBertConfig", {"num_labels": 3}, types=2),
+    "eurobert": EncoderVariant(
+        "EuroBertForSequenceClassification",
+        "EuroBertConfig",
+        {"num_key_value_heads": 2, "mask_token_id": 4, "classifier_pooling": "mean"},
+    ),
     "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
 }
+
+TOKEN_CLASSIFIERS = {
+    "bert": EncoderVariant("BertForTokenClassification", "BertConfig", {"num_labels": 5}, types=2),
+    "xlm-roberta": EncoderVariant("XLMRobertaForTokenClassification", "XLMRobertaConfig", {"pad_token_id": 1, "num_labels": 5}),
+    "distilbert": EncoderVariant("DistilBertForTokenClassification", "DistilBertConfig", {**DISTILBERT, "num_labels": 5}),
+    "modernbert": EncoderVariant("ModernBertForTokenClassification", "ModernBertConfig", {**MODERNBERT, "num_labels": 5}),
+    "eurobert": EncoderVariant(
+        "EuroBertForTokenClassification", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4, "num_labels": 5}
+    ),
+    "nomic-bert": EncoderVariant("NomicBertForTokenClassification", "NomicBertConfig", {"num_labels": 5}, types=2),
+    "mpnet": EncoderVariant(
+        "MPNetForTokenClassification", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514, "num_labels": 5}
+    ),
+    "gte": EncoderVariant("GteForTokenClassification", "GteConfig", {"num_labels": 5}),
+    "jina-v3": EncoderVariant("JinaEmbeddingsV3ForTokenClassification", "JinaEmbeddingsV3Config", {"num_labels": 5}),
+    "qwen2": EncoderVariant(
+        "Qwen2ForTokenClassification", "Qwen2Config", {"is_causal": False, "num_key_value_heads": 2, "num_labels": 5}
+    ),
+}
+
+MASKED = {
+    "bert": EncoderVariant("BertForMaskedLM", "BertConfig"),
+    "xlm-roberta": EncoderVariant("XLMRobertaForMaskedLM", "XLMRobertaConfig", {"pad_token_id": 1}),
+    "distilbert": EncoderVariant("DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT),
+    "modernbert": EncoderVariant("ModernBertForMaskedLM", "ModernBertConfig", MODERNBERT),
+    "mpnet": EncoderVariant("MPNetForMaskedLM", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514}),
+}
+
+
+def write_splade(folder: Path, **pooling: str) -> None:
+    """Writes the files by which sentence-transformers makes sparse vectors of a masked language model."""
+    modules = [
+        {"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
+        {"path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    (folder / "1_SpladePooling/config.json").write_text(json.dumps(pooling))
 
 
 def write_tokenizer(folder: Path) -> None:

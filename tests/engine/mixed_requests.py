@@ -12,6 +12,7 @@ from starling_engine.core.engine_core import EngineCore
 from starling_engine.params import PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.spec_decode.drafter import Drafter
+from starling_engine.token_packing import unpack_floats
 
 from tests.engine.cores import core_for
 
@@ -77,7 +78,7 @@ def answers(core: EngineCore, requests: list[EngineRequest], constrain: Constrai
             for kind, rows in (("", delta.logprobs), ("prompt_", delta.prompt_logprobs)):
                 answer[f"{kind}logprob_ids"] += [row.token_ids for row in rows or []]
                 answer[f"{kind}numbers"] += [number for row in rows or [] for number in row.logprobs]
-            answer["numbers"] += delta.pooled or []
+            answer["numbers"] += unpack_floats(delta.pooled or b"")
             answer["end"] = (delta.finish_reason, delta.error)
     core.scheduler.check_integrity()
     return found

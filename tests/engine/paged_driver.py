@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import ParallelCache
-from starling_engine.kv.layer_specs import kv_specs, state_specs
-from starling_engine.kv.spec import KVGroup, StateGroup, StateSpec, group_layers, slab_bytes
+from starling_engine.kv.layer_specs import kv_specs, run_specs, state_specs
+from starling_engine.kv.spec import KVGroup, RunSpec, StateGroup, StateSpec, group_layers, slab_bytes
 from starling_engine.models.decoder import Decoder, ForwardContext
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.worker.memory_plan import allocate
@@ -31,10 +31,14 @@ class PagedDriver:
         later: Sequence[Decoder] = (),
     ) -> None:
         config = model.config
-        self._groups = group_layers(kv_specs(config, block_size, str(dtype).removeprefix("torch."), tensor))
+        kv_dtype = str(dtype).removeprefix("torch.")
+        self._groups = group_layers(kv_specs(config, block_size, kv_dtype, tensor), run_specs(config, block_size, kv_dtype))
         state = _state_group(self._groups, state_specs(config, tensor), block_size)
         self._group_of = dict.fromkeys(state.layers if state is not None else (), len(self._groups))
-        self._group_of |= {layer: g for g, group in enumerate(self._groups) for layer in group.layers}
+        groups = [(g, group) for g, group in enumerate(self._groups) if not isinstance(group.spec, RunSpec)]
+        self._group_of |= {layer: g for g, group in groups for layer in group.layers}
+        runs = [(g, group) for g, group in enumerate(self._groups) if isinstance(group.spec, RunSpec)]
+        self._runs_of = {layer: g for g, group in runs for layer in group.layers}
         self._stages = [model, *later]
         self._block_size = block_size
         width = state.num_blocks if state is not None else 0
@@ -71,7 +75,8 @@ class PagedDriver:
         for stage in self._stages:
             kv, attention = [self._kv[at] for at in stage.layers], [metas[self._group_of.get(at, 0)] for at in stage.layers]
             state = metas[-1] if self._has_state else None
-            hidden = stage.forward(ids, ForwardContext(kv, attention, wanted, self._tick, state=state), hidden)
+            runs = {layer: metas[group].block_tables for layer, group in self._runs_of.items()}
+            hidden = stage.forward(ids, ForwardContext(kv, attention, wanted, self._tick, state=state, runs=runs), hidden)
         assert hidden is not None
         logits = self._stages[-1].logits(hidden)
         for sequence, tokens in rows:

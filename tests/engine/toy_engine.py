@@ -30,7 +30,7 @@ from starling_engine.scheduler.grammar_builds import GrammarBuilds
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.spec_decode.drafter import Drafter
 from starling_engine.step import FOLLOWS, OWN, LogprobRow, RowExtras, StepMasks, StepPlan, StepResult
-from starling_engine.token_packing import pack_tokens
+from starling_engine.token_packing import pack_floats, pack_tokens
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
 
 VOCAB = 50
@@ -309,7 +309,7 @@ class ToyWorker:
             self._lost.add(slot)
             return []
         if self.batch.slot_state(slot).pooling is not None:
-            result.extras_of(r).pooled = [float(hashes[-1])]
+            result.extras_of(r).pooled = pack_floats([float(hashes[-1])])
             return []
         if r in plan.masked and r not in self._masks:
             result.extras_of(r).error = "no mask"

@@ -80,8 +80,10 @@ class StubBackend:
         self.paths: list[str] = []
         self.late = 0
         self.url = ""
-        self.token: bytes | None = None
-        """The routers' token; None: it is of a release without a proof."""
+        self.token = b""
+        """The routers' token; empty: it has none, and says so."""
+        self.refuses_proof = 0
+        """The status by which it refuses a proof, as servers of others do; 0: it gives one."""
         self.shown: list[str | None] = []
         """Routers' tokens that it was shown."""
         app = web.Application(client_max_size=2**26)
@@ -99,9 +101,10 @@ class StubBackend:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == PROOF_PATH:
-            if self.token is None:
-                return web.Response(status=404)
-            return web.json_response({"proof": token_proof(self.token, request.query["nonce"].encode())})
+            if self.refuses_proof:
+                return web.Response(status=self.refuses_proof)
+            proof = token_proof(self.token, request.query["nonce"].encode()) if self.token else ""
+            return web.json_response({"proof": proof})
         self.shown.append(request.headers.get(ROUTER_TOKEN))
         if request.path == "/backend":
             if self.late:

@@ -76,7 +76,7 @@ def _filters(fail_open: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _epp(ports: EppSettings, probe_seconds: float) -> dict[str, Any]:
+def _epp(host: str, ports: EppSettings, probe_seconds: float) -> dict[str, Any]:
     """Probes tell the gateway that a picker is gone. It would otherwise learn it from requests, whose bodies it no longer has.
 
     One that is gone refuses a probe at once; one that answers none in `probe_seconds` hangs.
@@ -95,7 +95,7 @@ def _epp(ports: EppSettings, probe_seconds: float) -> dict[str, Any]:
     tls = {"@type": f"{_TYPE}.transport_sockets.tls.v3.UpstreamTlsContext", "common_tls_context": {"alpn_protocols": ["h2"]}}
     return _cluster(
         "epp",
-        [f"127.0.0.1:{ports.gateways}"],
+        [f"{host}:{ports.gateways}"],
         **({"transport_socket": {"name": "tls", "typed_config": tls}} if ports.secure else {}),
         typed_extension_protocol_options={"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2},
         health_checks=[probe],
@@ -104,7 +104,7 @@ def _epp(ports: EppSettings, probe_seconds: float) -> dict[str, Any]:
 
 
 def config(
-    port: int, admin_port: int, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool, probe_seconds: float
+    port: int, admin_port: int, host: str, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool, probe_seconds: float
 ) -> dict[str, Any]:
     served = {"header": {"key": "x-gateway-destination-endpoint-served", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     retries = {"retry_on": "connect-failure,retriable-status-codes", "retriable_status_codes": [503], "num_retries": 1}
@@ -131,7 +131,7 @@ def config(
                 }
             ],
             "clusters": [
-                _epp(ports, probe_seconds),
+                _epp(host, ports, probe_seconds),
                 _cluster("pool", endpoints, load_balancing_policy={"policies": [pool]}),
             ],
         },
@@ -165,12 +165,18 @@ class Envoy:
 
 @asynccontextmanager
 async def envoy(
-    folder: Path, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool = False, probe_seconds: float = 20.0
+    folder: Path,
+    ports: EppSettings,
+    endpoints: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    fail_open: bool = False,
+    probe_seconds: float = 20.0,
 ) -> AsyncIterator[Envoy]:
-    """Runs an Envoy before endpoints, which asks the picker at these ports of this machine. Await `sees` before it is used."""
+    """Runs an Envoy before endpoints, which asks the picker at these ports of `host`. Await `sees` before it is used."""
     port, admin_port = free_port(), free_port()
     written = folder / f"envoy-{port}.json"
-    content = config(port, admin_port, ports, endpoints, fail_open=fail_open, probe_seconds=probe_seconds)
+    content = config(port, admin_port, host, ports, endpoints, fail_open=fail_open, probe_seconds=probe_seconds)
     written.write_text(json.dumps(content))
     arguments = ["-c", str(written), "--concurrency", "1", "--disable-hot-restart", "--log-path", str(written.with_suffix(".log"))]
     process = await asyncio.create_subprocess_exec(

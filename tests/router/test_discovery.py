@@ -104,6 +104,17 @@ async def test_a_server_of_another_service_sees_no_token(start: Start, backends:
     await until(both_are_ready, "the other server to be known")
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_what_refuses_to_prove_itself_sees_no_token(
+    start: Start, backends: list[StubBackend], token: FileToken, status: int
+) -> None:
+    """As where a pod's address was given to a program that checks keys of its own, or knows no such path."""
+    backends[0].refuses_proof, backends[1].token = status, token.value
+    client = await start(ready=1, router_token=token)
+    assert (await client.post("/v1/chat/completions", json={})).status_code == 200
+    assert not backends[0].shown and TOKEN in backends[1].shown
+
+
 async def test_backends_come_and_go_with_their_addresses(zone: Zone, backends: list[StubBackend]) -> None:
     port = int(backends[0].url.rpartition(":")[2])
     async with router_of(named(port)) as router:

@@ -65,6 +65,7 @@ class AgentClient:
         commit: str | None = None,
         ends_in: float | None = None,
         routed: bool | None = None,
+        sleep: int | None = None,
         seconds: float,
     ) -> Report:
         """Returns the agent's report when it is another than `known`, or after `wait` seconds. See `contract.report`."""
@@ -75,6 +76,8 @@ class AgentClient:
             query["ends_in"] = f"{ends_in:.1f}"
         if routed is not None:
             query["routed"] = "yes" if routed else "no"
+        if sleep is not None:
+            query["sleep"] = str(sleep)
         return parse_report(await self._call("GET", address, "report", token, query, seconds=seconds))
 
     async def raw_report(self, address: str, token: str, *, seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 `&commit=SHA` is the commit of a hub's repository that all pods of the revision load; the first one stays.
 `&ends_in=SECONDS` is the time until Kubernetes kills the pod, or one that this one cannot go on without.
+`&sleep=LEVEL` has the engine sleep while no request runs; `&sleep=0` wakes it, but none that people put to sleep by hand.
 `&routed=yes` says that clients are led to routers, so that this agent is to answer them alone; `no`: anybody.
 A long poll: the answer comes at once if the version is above `after`, or of another incarnation than `&incarnation=ID`. Else it
 comes with the next change, or after `wait` seconds (at most 60). A quiet agent's report does not change.

@@ -18,6 +18,7 @@ from starling_agent.http.header_limit import HeaderLimit
 from starling_agent.http.long_poll import number, poll_query
 from starling_agent.node.drain_deadline import DrainDeadline
 from starling_agent.node.pinned_commit import PinnedCommit
+from starling_agent.node.standby import Standby
 from starling_agent.openai.sleeping import put_to_sleep, sleep_answer, wake
 from starling_agent.report_state import ReportState
 from starling_agent.routers_only import RoutersOnly
@@ -25,10 +26,14 @@ from starling_agent.settings import MIB, READ_SECONDS
 
 
 class SleepRoutes:
-    """Sleep for the engine that serves now; the admin endpoint is there before it, and outlives it."""
+    """Sleep for the engine that serves now; the admin endpoint is there before it, and outlives it.
+
+    `standby` has what the operator orders, which the engine follows by itself.
+    """
 
     def __init__(self) -> None:
         self.engine: AsyncEngine | None = None
+        self.standby = Standby()
 
     async def answer(self, request: Request) -> Response:
         """Answers one of the three routes. Raises ApiError."""
@@ -73,6 +78,8 @@ def create_admin(
             deadline.set(number(request.query_params, "ends_in"))
         if routers_only is not None and (routed := request.query_params.get("routed")) in ("yes", "no"):
             routers_only.set(routed == "yes")
+        if "sleep" in request.query_params:
+            sleep_routes.standby.order(number(request.query_params, "sleep"))
         answer = await state.wait(after, request.query_params.get("incarnation"), seconds)
         return Response(answer.model_dump_json(), media_type="application/json")
 

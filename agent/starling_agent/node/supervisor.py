@@ -184,6 +184,7 @@ class Supervisor:
             await _first_of(first_token, *loops)
             self._become_ready()
             self._sleep_routes.engine = engine
+            loops.append(asyncio.create_task(self._follow_standby(engine)))
             await _first_of(*loops)
             raise AssertionError("these loops end only by raising")
         finally:
@@ -191,6 +192,9 @@ class Supervisor:
             for task in (first_token, *loops):
                 task.cancel()
             await asyncio.gather(first_token, *loops, return_exceptions=True)
+
+    async def _follow_standby(self, engine: AsyncEngine) -> Never:
+        await self._sleep_routes.standby.follow(engine, lambda cause: self._state.update(last_error=cause))
 
     def _on_view(self, engine: AsyncEngine, view: GroupView) -> None:
         """Stops new requests while the group shrinks to a size without this node, or loses workers. Open streams go on."""

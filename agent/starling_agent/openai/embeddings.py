@@ -1,19 +1,24 @@
 """POST /v1/embeddings, /v2/embed and /pooling"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.pooled_texts import role_of
+from starling_engine.outputs import PooledNumbers
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
 from starling_agent.openai.field_names import errors_named
 from starling_agent.openai.messages import text_of_part
+from starling_agent.openai.pooled_data import check_answer_size, pooled_data
 from starling_agent.openai.pooling import pool, prompt_form
-from starling_agent.openai.protocol.answers import EmbedAnswer, Embedding, EmbedMeta, InputTokens, NumberedAnswers, PooledData
+from starling_agent.openai.protocol.answers import EmbedAnswer, Embedding, EmbedMeta, InputTokens, NumberedAnswers
 from starling_agent.openai.protocol.base import refuse_unknown, shown
 from starling_agent.openai.protocol.embedding import EmbeddingFields, EmbeddingRequest, EmbedRequest, PoolingRequest
 from starling_agent.openai.protocol.refused import MEDIA
@@ -22,7 +27,6 @@ from starling_agent.openai.request_body import body_of, body_schema
 from starling_agent.openai.vector_types import as_base64, check_types, vectors_by_type
 
 T = TypeVar("T")
-Vector = list[float] | str
 PROMPT_NAMES = {
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage", "corpus"),
@@ -36,13 +40,27 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingRequest))
 async def embeddings(request: Request, body: Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]) -> Response:
     """Returns one vector for each input: the pooled hidden states of the last layer."""
-    return await _answer(request, body, "embd", lambda i, vector: Embedding(index=i, embedding=vector))
+    as_text = body.encoding_format == "base64"
+
+    async def made(i: int, vector: PooledNumbers) -> Embedding:
+        assert isinstance(vector, list), "the task gives one vector"
+        return Embedding(index=i, embedding=as_base64(vector) if as_text else vector)
+
+    return await _answer(request, body, body.params, "embd", made)
 
 
 @router.post("/pooling", openapi_extra=body_schema(PoolingRequest))
 async def pooling(request: Request, body: Annotated[PoolingRequest, Depends(body_of(PoolingRequest))]) -> Response:
-    """Returns the same vectors in vLLM's form."""
-    return await _answer(request, body, "pool", lambda i, vector: PooledData(index=i, data=vector))
+    """Returns the same vectors in vLLM's form, or what another of its tasks makes of each input."""
+    endpoint, params = endpoint_of(request), body.params
+    if body.task is None:
+        params = msgspec.structs.replace(params, task=endpoint.engine.model_config.pooler.task)
+    classifier, labels = endpoint.engine.model_config.classifier, params.task in ("classify", "token_classify")
+    activation = classifier.label_activation if classifier and labels and body.use_activation is not False else "identity"
+    as_text = body.encoding_format == "base64"
+    if as_text and params.task == "sparse_embed":
+        raise InvalidRequest("a sparse vector has lists; possible: float", "encoding_format")
+    return await _answer(request, body, params, "pool", lambda i, numbers: pooled_data(i, numbers, activation, as_text))
 
 
 @router.post("/v2/embed", openapi_extra=body_schema(EmbedRequest))
@@ -116,33 +134,49 @@ def _check_longest(body: EmbedRequest, source: str, prompts: list[list[int]]) ->
             raise InvalidRequest(f"has {len(prompt)} tokens, and max_tokens is {body.max_tokens}", f"{source}[{i}]")
 
 
-async def _answer(request: Request, body: EmbeddingFields, kind: str, made: Callable[[int, Vector], T]) -> Response:
-    """Answers with the vectors as the request wants them, each in the form that is `made` of its number and itself."""
+async def _answer(
+    request: Request, body: EmbeddingFields, params: PoolingParams, kind: str, made: Callable[[int, PooledNumbers], Awaitable[T]]
+) -> Response:
+    """Answers with what the engine makes of each input, in the form that is `made` of its number and its numbers."""
     endpoint = endpoint_of(request)
     model = endpoint.model_name(body.model)
     body.check_source()
-    field, prompts = await _prompts(endpoint, body, caller_of(request).request_id)
-    params = PoolingParams(pooling=body.pooling, normalize=body.normalize, dimensions=body.dimensions)
+    endpoint.engine.validate([], params)
+    of_labels = params.task in ("classify", "token_classify")
+    field, prompts = await _prompts(endpoint, body, caller_of(request).request_id, of_labels=of_labels)
+    check_answer_size(prompts, field, params, endpoint.engine.model_config, body.encoding_format == "base64")
     answer_id = caller_of(request).answer_id(kind, body.request_id)
-    pooled = await pool(request, endpoint, {field: prompts}, params, answer_id)
-    as_text = body.encoding_format == "base64"
-    data = [made(i, as_base64(vector) if as_text else vector) for i, vector in enumerate(pooled.vectors)]
+    late, role = endpoint.pooled_texts.late, role_of(body.prompt_name)
+    asked = [late.prompt(ids, params, role) for ids in prompts]
+    pooled = await pool(request, endpoint, {field: [ids for ids, _ in asked]}, [one for _, one in asked], answer_id)
+    if params.task == "token_embed":
+        each = zip(asked, pooled.rows, strict=True)
+        pooled = replace(pooled, numbers=[late.vectors(ids, rows, role) for (ids, _), rows in each])
+    data = [await made(i, numbers) for i, numbers in enumerate(pooled.numbers)]
     return json_response(NumberedAnswers(id=answer_id, created=int(time.time()), model=model, data=data, usage=pooled.usage))
 
 
-async def _prompts(endpoint: Endpoint, body: EmbeddingFields, request_id: str) -> tuple[str, list[list[int]]]:
-    """Returns the prompts, and the field that they are of. A chat is one prompt, rendered as if it were to be answered."""
+async def _prompts(
+    endpoint: Endpoint, body: EmbeddingFields, request_id: str, *, of_labels: bool = False
+) -> tuple[str, list[list[int]]]:
+    """Returns the prompts, and the field that they are of. A chat is one prompt, rendered as if it were to be answered.
+
+    Texts that get labels are read as they are.
+    """
     if body.messages is not None:
         form = prompt_form(endpoint, body, add_special_tokens=bool(body.add_special_tokens))
         chat = await render_alone(endpoint, body, body.messages, request_id)
         return "messages", [await endpoint.prompts.chat(chat, "messages", form)]
+    if of_labels:
+        form = prompt_form(endpoint, body, add_special_tokens=body.add_special_tokens is not False)
+        return "input", await endpoint.prompts.read(body.input, "input", form)
     texts = endpoint.pooled_texts
     prefix = texts.prompt(body.prompt_name)
     if body.prompt_name is not None and not _are_texts(body.input):
         raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
     special = texts.special_tokens if body.add_special_tokens is None else body.add_special_tokens
     form = prompt_form(endpoint, body, add_special_tokens=special, prefix=prefix)
-    return "input", await endpoint.prompts.read(body.input, "input", form, texts.ids)
+    return "input", await endpoint.prompts.read(body.input, "input", form, texts.reader(role_of(body.prompt_name)))
 
 
 def _are_texts(value: object) -> bool:

@@ -11,7 +11,7 @@ from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.pooled_texts import truncation_to
 from starling_engine.frontend.prompt_encoder import PromptForm
 from starling_engine.frontend.tokenizer import Truncation
-from starling_engine.outputs import EmbeddingRequestOutput
+from starling_engine.outputs import PooledNumbers, PoolingRequestOutput, SparseVector, TokenRows
 
 from starling_agent.openai.endpoint import Endpoint, caller_of
 from starling_agent.openai.field_names import errors_named
@@ -24,10 +24,20 @@ OPEN_INPUTS = 64
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompts:
-    """The vector of each prompt, and the tokens of all of them."""
+    """Numbers that the engine made of each prompt, and the tokens of all of them."""
 
-    vectors: list[list[float]]
+    numbers: list[PooledNumbers]
     usage: Usage
+
+    @property
+    def vectors(self) -> list[list[float]]:
+        """The numbers, of a task that gives one vector for each prompt."""
+        return [numbers for numbers in self.numbers if isinstance(numbers, list)]
+
+    @property
+    def rows(self) -> list[TokenRows]:
+        """The numbers, of a task that gives some for each token."""
+        return [numbers for numbers in self.numbers if not isinstance(numbers, list | SparseVector)]
 
 
 async def pool(
@@ -37,17 +47,17 @@ async def pool(
     params: PoolingParams | Sequence[PoolingParams],
     answer_id: str,
 ) -> PooledPrompts:
-    """Returns the vectors of the prompts; the first failure, or a client that is gone, cancels the others.
+    """Returns the numbers of the prompts; the first failure, or a client that is gone, cancels the others.
 
     `prompts` has them by the request's fields that they are of, which errors name; `params` are for all of them, or for each.
     """
     semaphore = asyncio.Semaphore(OPEN_INPUTS)
     salt = caller_of(request).cache_salt(None)
 
-    async def one(ids: list[int], wanted: PoolingParams, engine_id: str) -> EmbeddingRequestOutput:
+    async def one(ids: list[int], wanted: PoolingParams, engine_id: str) -> PoolingRequestOutput:
         async with semaphore:
             with endpoint.metrics.pooling(len(ids)):
-                return await endpoint.engine.embed(ids, wanted, request_id=engine_id, cache_salt=salt)
+                return await endpoint.engine.encode(ids, wanted, request_id=engine_id, cache_salt=salt)
 
     flat = list(itertools.chain(*prompts.values()))
     each = [params] * len(flat) if isinstance(params, PoolingParams) else params
@@ -56,7 +66,7 @@ async def pool(
     pending = gather_or_cancel(one(ids, wanted, f"{answer_id}-{i}") for i, (ids, wanted) in enumerate(zip(flat, each, strict=True)))
     found = await endpoint.open_requests.run(request.receive, pending)
     tokens, cached = sum(len(output.prompt_token_ids) for output in found), sum(output.num_cached_tokens for output in found)
-    return PooledPrompts([output.outputs.embedding for output in found], make_usage(tokens, 0, cached))
+    return PooledPrompts([output.outputs.data for output in found], make_usage(tokens, 0, cached))
 
 
 def check_prompts(engine: AsyncEngine, prompts: Mapping[str, list[list[int]]], params: PoolingParams) -> None:

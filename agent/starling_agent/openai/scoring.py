@@ -13,11 +13,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, cosines
+from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, similarities
 from starling_engine.model_config.classifier import activated
+from starling_engine.model_config.multi_vector import ROLES
 
 from starling_agent.openai.answering import json_response
 from starling_agent.openai.endpoint import Endpoint, caller_of, endpoint_of
+from starling_agent.openai.pooled_data import check_answer_size
 from starling_agent.openai.pooling import pool, prompt_form, truncation_of
 from starling_agent.openai.protocol.answers import (
     Classification,
@@ -74,7 +76,7 @@ async def rerank(request: Request, body: Annotated[RerankRequest, Depends(body_o
 async def classify(request: Request, body: Annotated[ClassifyRequest, Depends(body_of(ClassifyRequest))]) -> Response:
     """Returns the probability of each label for each input."""
     endpoint = endpoint_of(request)
-    model, params = endpoint.model_name(body.model), PoolingParams(classify=True)
+    model, params = endpoint.model_name(body.model), PoolingParams(task="classify")
     endpoint.engine.validate([], params)
     classifier = endpoint.engine.model_config.classifier
     assert classifier is not None, "checked with the parameters"
@@ -103,7 +105,9 @@ async def _score(request: Request, body: ScoringRequest, first: Side, second: Si
     second = await _shortened(endpoint, second, body.max_tokens_per_doc, "max_tokens_per_doc")
     if endpoint.pair_scorer is not None:
         return await _judge(request, endpoint.pair_scorer, body, first, second, answer_id)
-    return await _compare(request, body, first, second, answer_id)
+    check_compared(body.instruction, body.use_activation)
+    compare = _compare if endpoint.engine.model_config.pooler.multi_vector is None else _compare_tokens
+    return await compare(request, body, first, second, answer_id)
 
 
 async def _shortened(endpoint: Endpoint, side: Side, most: int | None, field: str) -> Side:
@@ -137,12 +141,33 @@ async def _judge(
 
 
 async def _compare(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
-    """Scores by the cosine of the vectors that /v1/embeddings has for the two texts."""
+    """Scores by the cosine of the vectors that /v1/embeddings has for the two texts, or by the product of sparse ones."""
     endpoint = endpoint_of(request)
-    check_compared(body.instruction, body.use_activation)
     texts = endpoint.pooled_texts
     form = prompt_form(endpoint, body, add_special_tokens=texts.special_tokens, prefix=texts.prompt(None))
     prompts = {side.field: await endpoint.prompts.read(side.sent, side.field, form, texts.ids) for side in (first, second)}
-    pooled = await pool(request, endpoint, prompts, PoolingParams(normalize=True), answer_id)
+    is_sparse = endpoint.engine.model_config.pooler.splade is not None
+    params = PoolingParams(task="sparse_embed") if is_sparse else PoolingParams(normalize=True)
+    pooled = await pool(request, endpoint, prompts, params, answer_id)
     split = len(first.texts)
-    return ScoredPairs(cosines(pooled.vectors[:split], pooled.vectors[split:]), pooled.usage)
+    return ScoredPairs(similarities(pooled.numbers[:split], pooled.numbers[split:]), pooled.usage)
+
+
+async def _compare_tokens(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
+    """Scores by the vectors that /pooling has for the tokens of the two texts."""
+    endpoint, params = endpoint_of(request), PoolingParams(task="token_embed")
+    texts, prompts, each = endpoint.pooled_texts, dict[str, list[list[int]]](), list[PoolingParams]()
+    for role, side in zip(ROLES, (first, second), strict=True):
+        form = prompt_form(endpoint, body, add_special_tokens=texts.special_tokens, prefix=texts.prompt(role))
+        read = await endpoint.prompts.read(side.sent, side.field, form, texts.reader(role))
+        asked = [texts.late.prompt(ids, params, role) for ids in read]
+        prompts[side.field] = [ids for ids, _ in asked]
+        each += [one for _, one in asked]
+        check_answer_size(prompts[side.field], side.field, params, endpoint.engine.model_config, as_text=True)
+    pooled = await pool(request, endpoint, prompts, each, answer_id)
+    found = iter(pooled.rows)
+    queries, documents = (
+        [texts.late.vectors(ids, next(found), role) for ids in prompts[side.field]]
+        for role, side in zip(ROLES, (first, second), strict=True)
+    )
+    return ScoredPairs(await asyncio.to_thread(texts.late.scores, queries, documents), pooled.usage)

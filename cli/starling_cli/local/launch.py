@@ -205,8 +205,7 @@ def unused_here(spec: InferenceServiceSpec) -> list[str]:
             found += [f"spec.template.spec.containers[agent].{field}" for field in sorted(_IN_CONTAINER & set(container))]
         else:
             found.append(f"spec.template.spec.containers[{name}]")
-    if spec.scaling.idle_seconds is not None:
-        found.append("spec.scaling.idleSeconds")
+    found += [f"spec.scaling.{to_camel(name)}" for name in type(spec.scaling).model_fields if name in spec.scaling.model_fields_set]
     if spec.rollout.canary is not None:
         found.append("spec.rollout.canary")
     if router is not None:

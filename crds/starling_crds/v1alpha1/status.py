@@ -133,10 +133,11 @@ class ScalingStatus(ApiModel):
     """The number of groups that spec.scaling makes of spec.replicas."""
 
     wanted: int = Field(description="Groups that the service is to have now.")
+    sleep_level: int = Field(default=0, description="Level at which all of them are to sleep; 0: they serve.")
     message: str = Field(default="", description="Why.")
-    since: str = Field(default="", description="When the service last went to zero or was woken, RFC 3339.")
+    since: str = Field(default="", description="When the service last went to zero or to sleep, or was woken, RFC 3339.")
     started_at: str = Field(default="", description="When a group first served after that, RFC 3339.")
-    start_seconds: int = Field(default=0, description="From no group to one that served, the last time; 0: not known.")
+    start_seconds: int = Field(default=0, description="From then on until a group served, the last time; 0: not known.")
 
 
 class InferenceServiceStatus(ApiModel):

@@ -27,21 +27,23 @@ class BidirectionalAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, _kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         q, k, v = split_heads(qkv, layer, meta.positions)
         assert meta.host_lens is not None, "encoders know their lengths on the host"
-        out, starts = torch.empty_like(q, memory_format=torch.contiguous_format), meta.host_lens[0]
-        for start, end in itertools.pairwise(starts):
-            _attend(q[start:end], k[start:end], v[start:end], layer, out[start:end])
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        starts, seen = meta.host_lens
+        for (start, end), keys in zip(itertools.pairwise(starts), seen, strict=True):
+            _attend(q[start:end], k[start : start + keys], v[start : start + keys], layer, out[start:end])
         return out.flatten(1)
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionWeights, out: torch.Tensor) -> None:
-    """q [T, H, D], k and v [T, KVH, D] of one sequence -> out [T, H, D]."""
+    """q [T, H, D], k and v [N, KVH, D] of one sequence, whose first N tokens are seen -> out [T, H, D]."""
     length, window = len(q), layer.window
     if not window or length <= window:
-        out.copy_(_attention(q, k, v, layer, None if layer.bias is None else layer.bias(length)))
+        out.copy_(_attention(q, k, v, layer, None if layer.bias is None else layer.bias(length)[..., : len(k)]))
         return
     for first in range(0, length, WINDOW_QUERIES):
         last = min(first + WINDOW_QUERIES, length)
-        low, high = max(0, first - window + 1), min(length, last + window - 1)
+        low = min(max(0, first - window + 1), len(k) - 1)
+        high = min(len(k), last + window - 1)
         query_at = torch.arange(first, last, device=q.device).unsqueeze(1)
         key_at = torch.arange(low, high, device=q.device).unsqueeze(0)
         seen = (key_at - query_at).abs() < window

@@ -8,6 +8,7 @@ import torch
 from starling_engine import native
 from starling_engine.attention import native_cpu
 from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.compressed import CompressedAttention
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
@@ -17,7 +18,7 @@ from starling_engine.kernels.attention_plan import MAX_GROUP
 from starling_engine.platforms.base import Platform
 from starling_engine.platforms.triton_support import why_not_triton
 
-Backend = AttentionBackend | MlaBackend
+Backend = AttentionBackend | MlaBackend | CompressedAttention
 
 BY_NAME_ONLY = ("flash_attn", "flashinfer")
 """Backends of packages that are not installed with Starling: taken only when asked for."""
@@ -39,20 +40,24 @@ def select_attention(
     group: int = 1,
     latent: bool = False,
     indexed: bool = False,
+    compressed: bool = False,
     sinks: bool = False,
     cache: CacheType | None = None,
 ) -> tuple[Backend, str]:
     """Returns the backend and why it was taken. "auto" takes the first of the platform's backends that can serve the model.
 
     `group` query heads share a key-value head. `latent` is for a model whose cache holds latents (MLA), `indexed` for one that
-    attends to those that an indexer chooses; all others have grouped-query attention, maybe with `sinks`. With `cache` keys and
-    values are cached in that, not in `dtype`. Raises ConfigError when `name` cannot serve the model; it lists those that can.
+    attends to those that an indexer chooses. `compressed` is for one that compresses runs of tokens. All others have grouped-query
+    attention, maybe with `sinks`. With `cache` keys and values are cached in that, not in `dtype`. Raises ConfigError when `name`
+    cannot serve the model; it lists those that can.
     """
     offered = platform.attention_backends()
 
     def why_not(other: str) -> str | None:
         if indexed and other == "triton":
             return "it has no kernels for an indexer, which chooses what this model attends to"
+        if compressed and other not in ("torch", "sdpa"):
+            return "it has no kernels for compressed runs of tokens, to which this model attends"
         return _why_not(other, platform, dtype, head_dim, group, latent, sinks, cache)
 
     refused = {other: why for other in offered if (why := why_not(other))}
@@ -70,7 +75,7 @@ def select_attention(
         why = refused.get(name, f"{platform.name} has no such backend")
         raise ConfigError(f"{name!r} is not possible ({why}); possible: auto, {', '.join(possible)}", "attention_backend")
     logger.info("attention: %s (%s)", chosen, reason)
-    return _make(chosen, latent), reason
+    return CompressedAttention() if compressed else _make(chosen, latent), reason
 
 
 def _why_not(

@@ -24,12 +24,22 @@ from starling_engine.frontend.classifier import with_classifier
 from starling_engine.frontend.cores import CoreClients
 from starling_engine.frontend.following import follow_caches
 from starling_engine.frontend.grammars import GrammarCompiler
+from starling_engine.frontend.pooling import check_gives_tokens, check_pooling, numbers_of, resolved
 from starling_engine.frontend.request_progress import RequestProgress, raise_failure
 from starling_engine.frontend.resolve import resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.kv.changes import CoreChanges
 from starling_engine.model_config.config import ModelConfig
-from starling_engine.outputs import EarlierOutput, EarlierRun, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamDelta
+from starling_engine.outputs import (
+    EarlierOutput,
+    EarlierRun,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    StreamDelta,
+)
 from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
 from starling_engine.request import EngineRequest, ReasoningLimit
 from starling_engine.sleep import check_level, check_mode, check_tags
@@ -81,7 +91,7 @@ class AsyncEngine:
     async def _without_cores(cls, args: EngineArgs, node: NodePlacement | None = None) -> "AsyncEngine":
         """Reads configs and tokenizer. Raises ConfigError or ModelError."""
         folder, model_config, config = await asyncio.to_thread(resolve, args, node)
-        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder))
+        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder), model_config.pooler.markers)
         tokenizer.check_fits(model_config.vocab_size)
         model_config = with_classifier(model_config, classifier_of(args), tokenizer)
         return cls(tokenizer, model_config, config, node.host if node is not None else None)
@@ -211,10 +221,19 @@ class AsyncEngine:
         self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None, cache_salt: str | None = None
     ) -> EmbeddingRequestOutput:
         """Returns one vector for the prompt. Raises as `stream` does."""
+        found = await self.encode(prompt, params, request_id=request_id, cache_salt=cache_salt)
+        vector, cached = found.outputs.data, found.num_cached_tokens
+        assert isinstance(vector, list), "the task gives one vector"
+        return EmbeddingRequestOutput(found.request_id, found.prompt_token_ids, EmbeddingOutput(vector), num_cached_tokens=cached)
+
+    async def encode(
+        self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None, cache_salt: str | None = None
+    ) -> PoolingRequestOutput:
+        """Returns what the parameters' task makes of the prompt; logits, of a task with labels. Raises as `stream` does."""
         request_id = request_id or new_request_id()
         self._check_params(params)
         ids = await self._prompt_ids(prompt, room=0)
-        pooling = _resolved(params, self.model_config)
+        pooling = resolved(params, self.model_config)
         request = EngineRequest(id=request_id, prompt_ids=ids, pooling=pooling, arrival=time.time(), cache_salt=cache_salt)
         delta = await self._pool(request, ids if pooling.reads_prefix_cache else [])
         raise_failure(delta)
@@ -222,7 +241,9 @@ class AsyncEngine:
             raise RequestFailed("the engine was put to sleep before the prompt was read")
         assert delta.pooled is not None
         cached = delta.cached_tokens or 0
-        return EmbeddingRequestOutput(request_id, ids, EmbeddingOutput(delta.pooled), num_cached_tokens=cached)
+        special = self.tokenizer.special_ids if self.model_config.pooler.retrieval is not None else ()
+        numbers = numbers_of(delta.pooled, pooling, len(ids), left_out=special)
+        return PoolingRequestOutput(request_id, ids, PoolingOutput(numbers), num_cached_tokens=cached)
 
     async def _pool(self, request: EngineRequest, cacheable: list[int]) -> Delta:
         """Returns the last delta of a request without output tokens, by the core that may have `cacheable`. Raises EngineDead."""
@@ -274,19 +295,13 @@ class AsyncEngine:
     def _check_params(self, params: SamplingParams | PoolingParams | BeamSearchParams) -> None:
         model = self.model_config
         if isinstance(params, PoolingParams):
-            params.validate(model.vector_size, model.vocab_size, model.pooler.dimensions, model.traits.token_types)
+            check_pooling(params, model)
         elif isinstance(params, BeamSearchParams):
             params.validate(len(model.eos_token_ids))
         else:
             params.validate(model.vocab_size, model.eos_token_ids)
-        if isinstance(params, PoolingParams) and params.classify:
-            if model.classifier is None:
-                raise InvalidRequest("this model has no classification head", "model")
-            return
-        if model.pooler.fault is not None and isinstance(params, PoolingParams) and params.logit_token_ids is None:
-            raise InvalidRequest(f"this model makes no vectors here: {model.pooler.fault}", "model")
-        if not model.has_lm_head and (not isinstance(params, PoolingParams) or params.logit_token_ids is not None):
-            raise InvalidRequest("this model makes vectors alone: its checkpoint has no head that gives tokens", "model")
+        if not isinstance(params, PoolingParams):
+            check_gives_tokens(model)
 
     async def _submit(
         self,
@@ -439,18 +454,6 @@ def _with_forks(first: EngineRequest) -> Iterator[EngineRequest]:
 def _continued(record: EngineRequest, output: EarlierOutput) -> EngineRequest:
     """Returns the record of a sequence that ran elsewhere. It was accepted there, as its attempt says."""
     return msgspec.structs.replace(record, output_ids=list(output.token_ids), attempt=1)
-
-
-def _resolved(params: PoolingParams, model: ModelConfig) -> PoolingParams:
-    """Returns the parameters with the model's defaults. Logits are those behind the last token, whatever its vectors are."""
-    if params.logit_token_ids is not None:
-        return PoolingParams(pooling="last", normalize=False, logit_token_ids=params.logit_token_ids)
-    if params.classify:
-        assert model.classifier is not None, "checked with the parameters"
-        return PoolingParams(pooling=model.classifier.head.pooling, normalize=False, classify=True, second_from=params.second_from)
-    pooler = model.pooler
-    normalize = pooler.normalize if params.normalize is None else params.normalize
-    return msgspec.structs.replace(params, pooling=params.pooling or pooler.pooling, normalize=normalize)
 
 
 def new_request_id() -> str:

@@ -39,7 +39,7 @@ class CrossEncoder:
         encode = self._encoder.tokenizer.encode_pair
         ids, second = await asyncio.to_thread(encode, query, document, truncation, param)
         segment = second if self._has_segments else None
-        return PairPrompt(self._encoder.fitting(ids, param, 0), PoolingParams(classify=True, second_from=segment))
+        return PairPrompt(self._encoder.fitting(ids, param, 0), PoolingParams(task="classify", second_from=segment))
 
     def scores(self, found: Sequence[Vector], use_activation: bool | None) -> list[float]:
         """See `PairScorer`: what the head gives, through the activation that the checkpoint names."""
@@ -58,7 +58,7 @@ def _knows_segments(tokenizer_config: Mapping[str, Any]) -> bool:
 def pair_scorer(encoder: PromptEncoder, render: Render, model: ModelConfig) -> PairScorer | None:
     """Returns what scores pairs with the model; None for one whose scores are cosines of vectors."""
     head = model.classifier
-    if head is not None:
+    if head is not None and not head.of_tokens:
         activation = model.pooler.score_activation or head.score_activation
         return CrossEncoder(encoder, len(head.labels), activation, has_segments=model.traits.token_types > 1)
     return Reranker(encoder, render, model.pooler) if model.pooler.classifier_tokens else None

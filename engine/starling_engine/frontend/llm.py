@@ -1,4 +1,7 @@
-"""The engine for scripts: `LLM("model").generate(prompts)`. Names and order of arguments are vLLM's."""
+"""The engine for scripts: `LLM("model").generate(prompts)`. Names and order of arguments are vLLM's.
+
+It has more than 500 lines since it is one class, as vLLM's is, whose methods and their arguments take most of them.
+"""
 
 import asyncio
 import threading
@@ -7,8 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
+import msgspec
+import numpy as np
 from tqdm import tqdm
 
 from starling_engine.args import EngineArgs
@@ -22,26 +27,30 @@ from starling_engine.frontend.cross_encoder import pair_scorer
 from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
-from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, cosines
-from starling_engine.frontend.pooled_texts import PooledTexts, truncation_to
+from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, similarities
+from starling_engine.frontend.pooled_texts import PooledTexts, role_of, truncation_to
+from starling_engine.frontend.pooling import activated_rows
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
 from starling_engine.frontend.tokenizer import Tokenizer
-from starling_engine.model_config.classifier import activated
+from starling_engine.model_config.classifier import LabelActivation, activated
+from starling_engine.model_config.multi_vector import ROLES, TextRole
 from starling_engine.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingRequestOutput,
+    PooledNumbers,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
 )
-from starling_engine.params import BeamSearchParams, PoolingParams, SamplingParams
+from starling_engine.params import BeamSearchParams, PoolingParams, PoolingTask, SamplingParams
 
 T = TypeVar("T")
+Pooled = EmbeddingRequestOutput | PoolingRequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,8 @@ class LLM:
         """
         parsed = parse_prompts(prompts)
         each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        if any(one.task != "embed" for one in each):
+            raise InvalidRequest("must have the task embed; LLM.encode does the others", "pooling_params")
         checked = self._thread.run(self._pooled(parsed, each, prompt_name, truncate_prompt_tokens))
         return self._embed(checked, each, use_tqdm)
 
@@ -169,27 +180,37 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
         *,
-        pooling_task: str = "embed",
+        pooling_task: PoolingTask | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Returns the vectors of `embed`, or the probabilities of `classify`, each as `outputs.data`.
+        """Returns what `pooling_task` makes of each prompt, as `outputs.data`; by default the parameters' task.
 
-        Raises InvalidRequest for any other `pooling_task`, and where labels are asked for with an argument of vectors.
+        These are the vectors of `embed`, the probabilities of `classify`, and those of `reward` ("token_classify"). A vector of
+        each token ("token_embed") comes in an array [T, size], a sparse one ("sparse_embed") as a SparseVector. Without
+        parameters the task is "embed", or that of a model which makes no vector of a text. Raises InvalidRequest for any other
+        task, and where labels are asked for with an argument of vectors.
         """
-        if pooling_task == "classify":
+        if pooling_task not in (None, *get_args(PoolingTask)):
+            possible = f"possible: {', '.join(get_args(PoolingTask))}; scores are those of LLM.score"
+            raise InvalidRequest(f"{possible}, got {pooling_task!r}", "pooling_task")
+        if pooling_task in ("classify", "token_classify"):
             for name, given in (("pooling_params", pooling_params), ("prompt_name", prompt_name)):
                 if given is not None:
                     raise InvalidRequest("is for vectors; labels have none", name)
+            if pooling_task == "token_classify":
+                return self.reward(prompts, use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
             labelled = self.classify(prompts, use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
             return [_pooling_output(one, one.outputs.probs) for one in labelled]
-        if pooling_task != "embed":
-            possible = "possible: 'embed', 'classify'; scores are those of LLM.score"
-            raise InvalidRequest(f"{possible}, got {pooling_task!r}", "pooling_task")
-        found = self.embed(
-            prompts, pooling_params, use_tqdm, prompt_name=prompt_name, truncate_prompt_tokens=truncate_prompt_tokens
-        )
-        return [_pooling_output(one, one.outputs.embedding) for one in found]
+        parsed = parse_prompts(prompts)
+        each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        task = pooling_task or (None if pooling_params else self.engine.model_config.pooler.task)
+        if task is not None:
+            each = [msgspec.structs.replace(one, task=task) for one in each]
+        if any(one.task in ("classify", "token_classify") for one in each):
+            raise InvalidRequest("labels are asked for by pooling_task", "pooling_params")
+        checked = self._thread.run(self._pooled(parsed, each, prompt_name, truncate_prompt_tokens))
+        return self._interacting(checked, each, role_of(prompt_name), use_tqdm)
 
     def classify(
         self,
@@ -203,14 +224,8 @@ class LLM:
 
         Texts are read as they are, and cut as by `embed`. Raises InvalidRequest for a model without such a head.
         """
-        parsed, params = parse_prompts(prompts), PoolingParams(classify=True)
-        each = [params] * len(parsed)
-        self.engine.validate([], params)
-        form = self._form(True, "", truncate_prompt_tokens)
-        found = self._embed(self._thread.run(self._token_ids(parsed, each, form, self._encoder.text)), each, use_tqdm)
-        classifier = self.engine.model_config.classifier
-        assert classifier is not None, "checked with the parameters"
-        activation = "identity" if use_activation is False else classifier.label_activation
+        found = self._embed(*self._read_plain(prompts, PoolingParams(task="classify"), truncate_prompt_tokens), use_tqdm)
+        activation = self._label_activation(use_activation)
         return [
             ClassificationRequestOutput(
                 one.request_id,
@@ -220,6 +235,22 @@ class LLM:
             )
             for one in found
         ]
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Returns the probability of each label for each token, as `outputs.data` [T, labels]; with `use_activation` False logits.
+
+        The name is vLLM's, for models whose head rates each token. See `classify`.
+        """
+        found = self._encode(*self._read_plain(prompts, PoolingParams(task="token_classify"), truncate_prompt_tokens), use_tqdm)
+        activation = self._label_activation(use_activation)
+        return [_pooling_output(one, activated_rows(activation, np.asarray(one.outputs.data))) for one in found]
 
     def score(
         self,
@@ -235,13 +266,16 @@ class LLM:
 
         A reranker's score is the probability of "yes" in [0, 1], or with `use_activation` False the difference of the logits; that
         of a model with a head for one label is what its authors make of it, or with `use_activation` False its logit. The score
-        of any other model is the cosine in [-1, 1] of the vectors that `embed` has. A reranker's prompt is cut at its document's
-        end. Raises InvalidRequest or PromptTooLong, naming the argument.
+        of any other model is the cosine in [-1, 1] of the vectors that `embed` has. Where each token has a vector, it is the sum
+        of the best cosines of the query's tokens; of sparse vectors it is the product. A reranker's prompt is cut at its
+        document's end. Raises InvalidRequest or PromptTooLong, naming the argument.
         """
         first, second = Side("queries", _listed(queries)), Side("documents", _listed(documents))
         check_sides(first, second)
         if self._scorer is None:
             check_compared(instruction, use_activation)
+            if self.engine.model_config.pooler.multi_vector is not None:
+                return self._compare_tokens(first, second, truncate_prompt_tokens, use_tqdm)
             return self._compare(first, second, truncate_prompt_tokens, use_tqdm)
         prompts = self._thread.run(self._pairs(self._scorer, first, second, instruction, truncate_prompt_tokens))
         found = self._embed([prompt.ids for prompt in prompts], [prompt.params for prompt in prompts], use_tqdm)
@@ -292,6 +326,21 @@ class LLM:
         """Renders here: a script trusts its checkpoint, and nobody waits behind it."""
         return self.get_tokenizer().renderer.render(**job)
 
+    def _read_plain(
+        self, prompts: Prompt | Sequence[Prompt], params: PoolingParams, truncate: int | None
+    ) -> tuple[list[list[int]], list[PoolingParams]]:
+        """Returns token ids and parameters of prompts that a head labels: texts are read as they are."""
+        parsed = parse_prompts(prompts)
+        each = [params] * len(parsed)
+        self.engine.validate([], params)
+        form = self._form(True, "", truncate)
+        return self._thread.run(self._token_ids(parsed, each, form, self._encoder.text)), each
+
+    def _label_activation(self, use_activation: bool | None) -> LabelActivation:
+        classifier = self.engine.model_config.classifier
+        assert classifier is not None, "checked with the parameters"
+        return "identity" if use_activation is False else classifier.label_activation
+
     def _form(self, special: bool, prefix: str, truncate: int | None) -> PromptForm:
         least = self.get_tokenizer().num_around(special) + 1
         truncation = truncation_to(truncate, None, least, self.engine.cores.longest_request)
@@ -304,7 +353,7 @@ class LLM:
         form = self._form(self._texts.special_tokens, self._texts.prompt(prompt_name), truncate)
         if prompt_name is not None and any(prompt.ids is not None for prompt in prompts):
             raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
-        return await self._token_ids(prompts, params, form, self._texts.ids)
+        return await self._token_ids(prompts, params, form, self._texts.reader(role_of(prompt_name)))
 
     async def _token_ids(
         self,
@@ -340,18 +389,48 @@ class LLM:
         return prompts
 
     def _compare(self, first: Side, second: Side, truncate: int | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
-        """Scores by cosines. A query that is for all documents is computed once."""
-        params, count = PoolingParams(normalize=True), len(first.texts)
+        """Scores by cosines, or by products of sparse vectors. A query that is for all documents is computed once."""
+        is_sparse, count = self.engine.model_config.pooler.splade is not None, len(first.texts)
+        params = PoolingParams(task="sparse_embed") if is_sparse else PoolingParams(normalize=True)
         texts = [ParsedPrompt(text) for text in (*first.texts, *second.texts)]
         prompts = self._thread.run(self._pooled(texts, [params] * len(texts), None, truncate))
-        found = self._embed(prompts, [params] * len(prompts), use_tqdm)
+        found = self._encode(prompts, [params] * len(prompts), use_tqdm)
         queries, documents = found[:count], found[count:]
-        scores = cosines([one.outputs.embedding for one in queries], [one.outputs.embedding for one in documents])
+        scores = similarities([one.outputs.data for one in queries], [one.outputs.data for one in documents])
         each = queries if count == len(documents) else queries * len(documents)
         return [_scored(*row) for row in zip(scores, documents, each, strict=True)]
 
+    def _compare_tokens(self, first: Side, second: Side, truncate: int | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
+        """Scores by the vectors of tokens. A query that is for all documents is computed once."""
+        params = PoolingParams(task="token_embed")
+        found = []
+        for role, side in zip(ROLES, (first, second), strict=True):
+            texts = [ParsedPrompt(text) for text in side.texts]
+            prompts = self._thread.run(self._pooled(texts, [params] * len(texts), role, truncate))
+            found.append(self._interacting(prompts, [params] * len(texts), role, use_tqdm))
+        queries, documents = ([np.asarray(one.outputs.data) for one in outputs] for outputs in found)
+        scores = self._texts.late.scores(queries, documents)
+        each = found[0] if len(queries) == len(documents) else found[0] * len(documents)
+        return [_scored(*row) for row in zip(scores, found[1], each, strict=True)]
+
+    def _interacting(
+        self, prompts: list[list[int]], params: Sequence[PoolingParams], role: TextRole, use_tqdm: bool
+    ) -> list[PoolingRequestOutput]:
+        """Returns what `_encode` does, of texts of a role: where each token has a vector, some have none."""
+        late = self._texts.late
+        asked = [late.prompt(ids, one, role) for ids, one in zip(prompts, params, strict=True)]
+        found = self._encode([ids for ids, _ in asked], [one for _, one in asked], use_tqdm)
+        for output, one in zip(found, params, strict=True):
+            if one.task == "token_embed":
+                output.outputs.data = late.vectors(output.prompt_token_ids, np.asarray(output.outputs.data), role)
+        return found
+
     def _embed(self, prompts: list[list[int]], params: Sequence[PoolingParams], use_tqdm: bool) -> list[EmbeddingRequestOutput]:
         calls = [partial(self.engine.embed, ids, each) for ids, each in zip(prompts, params, strict=True)]
+        return self._run_all(calls, 1, max(map(len, prompts), default=1), use_tqdm)
+
+    def _encode(self, prompts: list[list[int]], params: Sequence[PoolingParams], use_tqdm: bool) -> list[PoolingRequestOutput]:
+        calls = [partial(self.engine.encode, ids, each) for ids, each in zip(prompts, params, strict=True)]
         return self._run_all(calls, 1, max(map(len, prompts), default=1), use_tqdm)
 
     # ---- one request ----
@@ -453,11 +532,11 @@ def _listed(texts: str | Sequence[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-def _pooling_output(one: EmbeddingRequestOutput | ClassificationRequestOutput, data: list[float]) -> PoolingRequestOutput:
+def _pooling_output(one: ClassificationRequestOutput | PoolingRequestOutput, data: PooledNumbers) -> PoolingRequestOutput:
     return PoolingRequestOutput(one.request_id, one.prompt_token_ids, PoolingOutput(data), num_cached_tokens=one.num_cached_tokens)
 
 
-def _scored(score: float, document: EmbeddingRequestOutput, query: EmbeddingRequestOutput | None = None) -> ScoringRequestOutput:
+def _scored(score: float, document: Pooled, query: Pooled | None = None) -> ScoringRequestOutput:
     ids = [*query.prompt_token_ids, *document.prompt_token_ids] if query else document.prompt_token_ids
     cached = document.num_cached_tokens + (query.num_cached_tokens if query else 0)
     return ScoringRequestOutput(document.request_id, ids, ScoringOutput(score), num_cached_tokens=cached)

@@ -8,6 +8,7 @@ from typing import Protocol
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.tokenizer import Truncation
 from starling_engine.model_config.classifier import sigmoid
+from starling_engine.outputs import PooledNumbers, SparseVector
 from starling_engine.params import PoolingParams
 
 Vector = Sequence[float]
@@ -74,9 +75,9 @@ def check_sides(first: Side, second: Side) -> None:
 def check_compared(instruction: str | None, use_activation: bool | None) -> None:
     """Raises InvalidRequest for what a reranker alone has a use for."""
     if instruction is not None:
-        raise InvalidRequest("this model is no reranker that takes one; its scores are cosines of two vectors", "instruction")
+        raise InvalidRequest("this model is no reranker that takes one; its scores are products of vectors", "instruction")
     if use_activation is False:
-        raise InvalidRequest("this model's scores are cosines, which have none", "use_activation")
+        raise InvalidRequest("this model's scores are cosines, sums of them or products, which have none", "use_activation")
 
 
 def answer_scores(logits: Sequence[Vector], use_activation: bool | None) -> list[float]:
@@ -88,13 +89,20 @@ def answer_scores(logits: Sequence[Vector], use_activation: bool | None) -> list
     return differences if use_activation is False else list(map(sigmoid, differences))
 
 
-def cosines(first: Sequence[Vector], second: Sequence[Vector]) -> list[float]:
-    """Returns the cosine of each pair of vectors, which have length 1. One of the first side may be for all of the second."""
+def similarities(first: Sequence[PooledNumbers], second: Sequence[PooledNumbers]) -> list[float]:
+    """Returns the cosine of each pair of vectors, which have length 1, or the inner product of sparse ones.
+
+    One of the first side may be for all of the second.
+    """
     each = first if len(first) == len(second) else [*first] * len(second)
-    return [_cosine(one, other) for one, other in zip(each, second, strict=True)]
+    return [_similarity(one, other) for one, other in zip(each, second, strict=True)]
 
 
-def _cosine(one: Vector, other: Vector) -> float:
-    """Returns the product of the vectors, which rounding may bring past 1."""
+def _similarity(one: PooledNumbers, other: PooledNumbers) -> float:
+    if isinstance(one, SparseVector) and isinstance(other, SparseVector):
+        weights = dict(zip(one.indices, one.values, strict=True))
+        return sum(weights.get(token, 0.0) * weight for token, weight in zip(other.indices, other.values, strict=True))
+    assert isinstance(one, list) and isinstance(other, list), "a task gives vectors of one kind"
+    # Rounding may bring a cosine past 1.
     product: float = sum(map(operator.mul, one, other))
     return max(-1.0, min(1.0, product))

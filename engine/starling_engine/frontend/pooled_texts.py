@@ -8,8 +8,10 @@ from typing import Literal
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.chat import Message
 from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.late_interaction import LateInteraction
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.tokenizer import Truncation
+from starling_engine.model_config.multi_vector import TextRole
 from starling_engine.model_config.pooler import PoolerConfig
 
 Render = Callable[..., Awaitable[ChatPrompt]]
@@ -26,6 +28,7 @@ class PooledTexts:
         self._render = render
         self._pooler = pooler
         self._rendering = pooler.rendering
+        self.late = LateInteraction(encoder.tokenizer, pooler.late)
         self._tails: dict[tuple[str, bool], list[int]] = {}
 
     @property
@@ -50,6 +53,14 @@ class PooledTexts:
 
     def _cased(self, text: str) -> str:
         return text.lower() if self._pooler.lower_case else text
+
+    def reader(self, role: TextRole) -> Callable[[str, str, PromptForm], Awaitable[list[int]]]:
+        """Returns `ids` for texts of a role, which a model with a vector for each token may cut."""
+
+        async def read(text: str, param: str, form: PromptForm) -> list[int]:
+            return await self.ids(text, param, self.late.form(form, role))
+
+        return read
 
     async def ids(self, text: str, param: str, form: PromptForm) -> list[int]:
         """Returns the token ids of a text, whose prompt is the form's prefix. Raises InvalidRequest or PromptTooLong."""
@@ -108,3 +119,8 @@ def truncation_to(tokens: int | None, side: Literal["left", "right"] | None, lea
     if tokens != -1 and not least <= tokens <= longest:
         raise InvalidRequest(f"must be -1 or in [{least}, {longest}], got {tokens}", "truncate_prompt_tokens")
     return Truncation(longest if tokens == -1 else tokens, side or "right")
+
+
+def role_of(prompt_name: str | None) -> TextRole:
+    """Returns the role of texts behind the prompt of that name."""
+    return "query" if prompt_name == "query" else "document"

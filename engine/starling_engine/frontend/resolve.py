@@ -19,6 +19,7 @@ from starling_engine.errors import ConfigError
 from starling_engine.gguf.reader import is_gguf
 from starling_engine.kv_offload.sizes import host_slots, staging_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
+from starling_engine.model_config.retrieval_heads import RetrievalHeads
 from starling_engine.model_config.split import check_split
 from starling_engine.platforms.cgroup import cpu_limit
 from starling_engine.sleep import SLEEP_EXCLUDES_DP_SYNC
@@ -38,6 +39,8 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
     folder = resolve_model(args.model, args.revision)
     tokenizer = resolve_tokenizer(args, folder)
     model = load_model_config(folder, tokenizer)
+    if model.pooler.retrieval is not None and args.load_format == "auto":
+        model = replace(model, pooler=replace(model.pooler, retrieval=RetrievalHeads(readable=False)))
     max_model_len = args.max_model_len or model.usual_length
     if max_model_len > model.max_position:
         raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")
@@ -157,6 +160,8 @@ def _kv_cache(args: EngineArgs, model: ModelConfig) -> CacheType | None:
     name, cache = args.kv_cache_dtype, CACHE_TYPES[args.kv_cache_dtype]
     if cache is not None and model.mla:
         raise ConfigError(f"{name} is not possible: this model caches latents (MLA); possible: auto", "kv_cache_dtype")
+    if cache is not None and model.compressed:
+        raise ConfigError(f"{name} is not possible: this model caches compressed runs of tokens; possible: auto", "kv_cache_dtype")
     if cache in ("int8", "int4") and model.head_dim % CACHE_GROUP:
         why = f"{CACHE_GROUP} columns share a scale, and head_dim is {model.head_dim}"
         raise ConfigError(f"{name} is not possible: {why}; possible: auto, fp8", "kv_cache_dtype")

@@ -55,6 +55,7 @@ class Tokenizer:
         self._last_plain_id = max((id_ for id_ in listed if id_ not in added), default=-1)
         self.bos_token_id = self._id_of(named_tokens.get("bos_token"))
         self.eos_token_id = self._id_of(named_tokens.get("eos_token"))
+        self.mask_token_id = self._id_of(named_tokens.get("mask_token"))
         special = frozenset(token.content for token in added.values() if token.special)
         others = frozenset(token.content for token in added.values()) - special
         control = ControlTokens.of(special | templates.turn_markers(others))
@@ -62,9 +63,13 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
-        """Reads tokenizer.json and the small files next to it. Raises ModelError when they cannot be used."""
+    def load(cls, folder: Path, markers: Sequence[str] = ()) -> "Tokenizer":
+        """Reads tokenizer.json and the small files next to it. Raises ModelError when they cannot be used.
+
+        Texts of the vocabulary that `markers` are, or begin with, are one token wherever they are spelled.
+        """
         files = read_tokenizer(folder)
+        _mark(files.backend, markers)
         return cls(files.backend, files.named_tokens, ChatTemplates.load(folder, files.config), files.config)
 
     def check_fits(self, vocab_size: int) -> None:
@@ -185,6 +190,13 @@ class Tokenizer:
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
+
+
+def _mark(backend: tokenizers.Tokenizer, markers: Sequence[str]) -> None:
+    for marker in markers:
+        known = [text for text in (marker, *marker.split()[:1]) if backend.token_to_id(text) is not None]
+        if known and backend.encode(known[0], add_special_tokens=False).tokens != known[:1]:
+            backend.add_special_tokens([tokenizers.AddedToken(known[0], normalized=False, special=True)])
 
 
 def _decoder_section(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:

@@ -113,7 +113,8 @@ def experts(
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
     gate_ups, downs = biases
-    form = {"ALPHA": 0.0, "LIMIT": 0.0} if gate is None else {"ALPHA": gate.alpha, "LIMIT": gate.limit}
+    alpha, limit, offset = (0.0, 0.0, 0.0) if gate is None else (gate.alpha, gate.limit, gate.offset)
+    form = {"ALPHA": alpha, "LIMIT": limit, "OFFSET": offset}
     stride = hidden if isinstance(gate_up, ScaledWeight) else x.stride(0)  # rounded rows lie side by side
     _launch(_gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, gate_ups, stride, TOP_K=top_k, **form)
     _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, downs, topk_weights)
@@ -207,6 +208,7 @@ def _gate_up(
     TOP_K: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    OFFSET: tl.constexpr,
     DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
     SINGLE: tl.constexpr,
@@ -276,7 +278,7 @@ def _gate_up(
     if LIMIT > 0:
         gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        activated = (up + 1) * gate * tl.sigmoid(ALPHA * gate)
+        activated = (up + OFFSET) * gate * tl.sigmoid(ALPHA * gate)
     else:
         activated = gate * tl.sigmoid(gate) * up
     out_at = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]

@@ -15,7 +15,15 @@ class ParallelCache:
     state: LayerState
 
 
-LayerCache = torch.Tensor | LayerState | ParallelCache | None
+@dataclass(frozen=True, slots=True)
+class RunCache:
+    """Cache of a layer that compresses runs of tokens: rows of the last ones, and the entries of complete runs."""
+
+    window: torch.Tensor
+    entries: torch.Tensor
+
+
+LayerCache = torch.Tensor | LayerState | ParallelCache | RunCache | None
 """Cache of a layer: keys and values [num_blocks, *layer_block_shape] (see `kv/spec.py`), its state, both, or nothing."""
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec
+from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, RunSpec
 
 Medium = Literal["GPU", "CPU"]
 """vLLM's words for the device, whatever it is, and for the CPU tier."""
@@ -170,6 +170,6 @@ def event_hash(block_hash: bytes) -> int:
 
 
 def _kind(spec: KVSpec) -> str:
-    if isinstance(spec, LatentSpec):
+    if isinstance(spec, LatentSpec | RunSpec):
         return "mla_attention"
     return "sliding_window" if spec.window else "full_attention"

@@ -7,15 +7,18 @@ from starling_engine.kv.spec import (
     KVGroup,
     KVSpec,
     LatentSpec,
+    RunSpec,
     StateGroup,
     StatePart,
     StateSpec,
+    WindowRowsSpec,
     WindowSpec,
     group_layers,
     slab_bytes,
 )
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
+from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.mamba import MambaConfig
 from starling_engine.model_config.mamba2 import Mamba2Config
 from starling_engine.topology.shard import ALL, Shard
@@ -53,7 +56,10 @@ def _state_layers(model: ModelConfig, config: WorkerConfig) -> tuple[int, StateS
 
 def whole_groups(model: ModelConfig, config: WorkerConfig, tensor: Shard = ALL) -> list[KVGroup]:
     """Returns the groups with the layers of all stages, for the heads of `tensor`. An encoder has none."""
-    return group_layers({} if not model.causal else kv_specs(model, config.block_size, config.kv_dtype, tensor))
+    if not model.causal:
+        return []
+    sizes = config.block_size, config.kv_dtype
+    return group_layers(kv_specs(model, *sizes, tensor), run_specs(model, *sizes))
 
 
 def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard = ALL) -> dict[int, KVSpec]:
@@ -65,7 +71,16 @@ def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard 
         return {}
     heads = tensor.heads(config.num_kv_heads).size
     attending = {index: layer for index, layer in enumerate(config.layers) if layer.attends}
-    return {index: _spec(config, heads, layer.window, block_size, kv_dtype) for index, layer in attending.items()}
+    return {index: _spec(config, heads, layer, block_size, kv_dtype) for index, layer in attending.items()}
+
+
+def run_specs(config: ModelConfig, block_size: int, kv_dtype: str) -> dict[int, RunSpec]:
+    """Returns the spec of the compressed runs of each layer that has such, by its index. They are the same on every rank."""
+    shape, runs = config.compressed, {index: layer.runs for index, layer in enumerate(config.layers) if layer.runs is not None}
+    if shape is None:
+        return {}
+    width = DTYPE_BYTES[kv_dtype]
+    return {at: RunSpec(block_size, 1, shape.entry_size(run), width, run.rate) for at, run in runs.items()}
 
 
 def state_specs(config: ModelConfig, tensor: Shard = ALL) -> dict[int, StateSpec]:
@@ -107,12 +122,16 @@ def _mamba2_state(mamba: Mamba2Config, tensor: Shard) -> StateSpec:
     return StateSpec((recurrent, StatePart(mamba.kernel - 1, (channels,))))
 
 
-def _spec(config: ModelConfig, heads: int, window: int, block_size: int, kv_dtype: str) -> KVSpec:
+def _spec(config: ModelConfig, heads: int, layer: LayerConfig, block_size: int, kv_dtype: str) -> KVSpec:
     dtype_bytes, row_size = DTYPE_BYTES[kv_dtype], _row_size(config.head_dim, kv_dtype)
     if config.mla:  # one row for all heads, the same on every rank
         return LatentSpec(block_size, 1, config.mla.row_dim, dtype_bytes)
-    if window:
-        return WindowSpec(block_size, heads, row_size, dtype_bytes, window)
+    if config.compressed:
+        shape, runs = config.compressed, layer.runs
+        window = max(layer.window, 0 if runs is None else runs.span)
+        return WindowRowsSpec(block_size, 1, shape.row_size(runs), dtype_bytes, window)
+    if layer.window:
+        return WindowSpec(block_size, heads, row_size, dtype_bytes, layer.window)
     return KVSpec(block_size, heads, row_size, dtype_bytes)
 
 

@@ -34,6 +34,11 @@ class KVSpec:
         return math.prod(self.layer_block_shape) * self.dtype_bytes
 
     @property
+    def planes(self) -> int:
+        """Parts of a block in this layer: keys and values."""
+        return 2
+
+    @property
     def window(self) -> int:
         """Tokens that a query sees, itself included; 0 means all."""
         return 0
@@ -73,6 +78,51 @@ class LatentSpec(KVSpec):
     @property
     def layer_block_shape(self) -> tuple[int, ...]:
         return (self.block_size, self.row_size)
+
+    @property
+    def planes(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRowsSpec(WindowSpec):
+    """Rows of the last `sliding_window` tokens, of a layer that compresses runs of tokens. A block of it is [block_size, row_size].
+
+    A row has a token's key, which is its value, too, and what its run is compressed of. The window covers what attention sees, and
+    the tokens of a run that is not complete, with those of the run before where runs overlap.
+    """
+
+    @property
+    def layer_block_shape(self) -> tuple[int, ...]:
+        return (self.block_size, self.row_size)
+
+    @property
+    def planes(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec(KVSpec):
+    """Entries of all complete runs of `rate` tokens of a sequence, of a layer that has rows of a window beside them.
+
+    A block of one layer is [entries, row_size]: an entry lies in the block of its run's last token. Blocks that are shorter than a
+    run have room for one, and most of them leave it unused.
+    """
+
+    rate: int = 1
+
+    @property
+    def entries(self) -> int:
+        """Entries that a block has room for."""
+        return max(1, self.block_size // self.rate)
+
+    @property
+    def layer_block_shape(self) -> tuple[int, ...]:
+        return (self.entries, self.row_size)
+
+    @property
+    def planes(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +229,16 @@ def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, max_in_flight: int) 
     return peak
 
 
-def group_layers(specs: Mapping[int, KVSpec]) -> list[KVGroup]:
+def group_layers(specs: Mapping[int, KVSpec], runs: Mapping[int, RunSpec] | None = None) -> list[KVGroup]:
     """Groups layers by spec into groups of as many layers as fit into a slab; `specs` has the layers by their index.
 
-    That has room for all layers of one kind: of the one that needs least. It has room for any one layer, too. What a group does not
-    fill of its slabs stays unused.
+    Layers that compress runs of tokens are in a second group each, by their specs in `runs`.
+
+    A slab has room for all layers of one kind: of the one that needs least. It has room for any one layer, too. What a group does
+    not fill of its slabs stays unused.
     """
     kinds: dict[KVSpec, list[int]] = {}
-    for layer, spec in specs.items():
+    for layer, spec in (*specs.items(), *(runs or {}).items()):
         kinds.setdefault(spec, []).append(layer)
     room = max(
         min((len(layers) * spec.layer_block_bytes for spec, layers in kinds.items()), default=0),

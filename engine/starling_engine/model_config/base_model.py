@@ -14,6 +14,13 @@ _TEXT = "language_model."
 """The same of the text part of a model that has more parts, in a model with a head behind `_PREFIX`."""
 _EMBEDDING = "embed_tokens.weight"
 _ENCODER_EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
+_AUTHORS_EMBEDDING = "embed.weight"
+"""The embedding in DeepSeek-V4's own checkpoints, whose names have no `_PREFIX`, and whose scales have names of their own."""
+_AUTHORS_NAMES = {
+    "head.weight": "lm_head.weight",
+    _AUTHORS_EMBEDDING: _PREFIX + _EMBEDDING,
+    **{f"hc_head_{each}": f"{_PREFIX}hc_head.hc_{each}" for each in ("fn", "base", "scale")},
+}
 _OTHER_ENDINGS = {
     "LayerNorm.gamma": "LayerNorm.weight",
     "LayerNorm.beta": "LayerNorm.bias",
@@ -27,12 +34,20 @@ _OTHER_ENDINGS = {
 def model_names(stored: Iterable[str]) -> dict[str, str]:
     """Returns the stored name of each tensor by its name here."""
     stored = list(stored)
+    if _AUTHORS_EMBEDDING in stored:
+        return {_of_authors(name): name for name in stored}
     added = _PREFIX if _EMBEDDING in stored else ""
     text = next((each for each in (f"{_PREFIX}{_TEXT}", _TEXT) if f"{each}{_EMBEDDING}" in stored), None)
     if text is not None:
         return {_PREFIX + _new_ending(name.removeprefix(text)) if name.startswith(text) else name: name for name in stored}
     removed = next((name.removesuffix(end) for name in stored for end in _ENCODER_EMBEDDINGS if name.endswith(f".{end}")), "")
     return {f"{added}{_new_ending(name.removeprefix(removed))}": name for name in stored}
+
+
+def _of_authors(name: str) -> str:
+    """Returns the name of a tensor of DeepSeek-V4's own checkpoints."""
+    module = name.removesuffix(".scale")
+    return _AUTHORS_NAMES.get(name) or _PREFIX + (name if module == name else f"{module}.weight_scale")
 
 
 def _new_ending(name: str) -> str:

@@ -20,7 +20,7 @@ NAMES = TensorNames(
     down="output.dense",
     mlp_out_norm="output.LayerNorm",
     ignored=("embeddings.position_ids", "embeddings.token_type_ids"),
-    left_out=("pooler.", "cls.", "lm_head.", "classifier."),
+    left_out=("pooler.", "cls.", "lm_head.", "classifier.", "linear."),
 )
 TRAITS = Traits(
     qkv_bias=True,
@@ -37,6 +37,12 @@ TRAITS = Traits(
 def sum_norms(_config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     """Returns the layers of an encoder as the first ones were: nothing is rotated, and norms are of the sum."""
     return (LayerConfig(rope=None, norms="sum"),) * num_layers
+
+
+def _masked_head(config: Fields) -> HeadShape:
+    of = "cls.predictions"
+    activation = config.text("hidden_act", "gelu")
+    return HeadShape(out=of, dense=f"{of}.transform.dense", activation=activation, norm=f"{of}.transform.LayerNorm")
 
 
 def _bert_traits(config: Fields) -> Traits:
@@ -57,6 +63,8 @@ BERT = ModelDefinition(
     ropes=no_ropes,
     causal=False,
     head=fixed_head(HeadShape(dense="pooler.dense")),
+    token_head=fixed_head(HeadShape()),
+    masked_head=_masked_head,
     activation="gelu",
     eps_field="layer_norm_eps",
     rms_eps=1e-12,
@@ -68,6 +76,7 @@ ROBERTA = replace(
     architecture="RobertaModel",
     traits=_roberta_traits,
     head=fixed_head(HeadShape(dense="classifier.dense", out="classifier.out_proj")),
+    masked_head=fixed_head(HeadShape(out="lm_head", dense="lm_head.dense", activation="gelu", norm="lm_head.layer_norm")),
 )
 XLM_ROBERTA = replace(ROBERTA, architecture="XLMRobertaModel")
 CAMEMBERT = replace(ROBERTA, architecture="CamembertModel")

@@ -1,4 +1,4 @@
-"""Classification heads, of architectures that end with ForSequenceClassification, and what their numbers mean."""
+"""Classification heads, of texts (ForSequenceClassification) and of tokens (ForTokenClassification): what their numbers mean."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,6 +9,10 @@ from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.fields import Fields
 
 ENDING = "ForSequenceClassification"
+TOKEN_ENDING = "ForTokenClassification"
+MASKED_ENDING = "ForMaskedLM"
+REWARDS = {"Qwen2ForRewardModel": 1, "Qwen2ForProcessRewardModel": 2}
+"""Architectures of Qwen's own code whose head rates each token, and how many numbers it has by default."""
 PoolingType = Literal["mean", "last", "cls"]
 LabelActivation = Literal["sigmoid", "softmax", "identity"]
 MAX_LABELS = 100_000
@@ -45,6 +49,13 @@ def fixed_head(head: HeadShape) -> ReadHead:
 decoder_head = fixed_head(HeadShape(out="score", bias=False, pooling="last"))
 
 
+def decoder_token_head(config: Fields) -> HeadShape:
+    """Returns the head of `transformers`, or the one of two layers that reward models have."""
+    if not REWARDS.keys().isdisjoint(config.texts("architectures")):
+        return HeadShape(out="score.2", dense="score.0", activation="relu", pooling="last")
+    return HeadShape(out="score", bias=config.boolean("token_classification_bias", True), pooling="last")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig:
     """A model's head.
@@ -52,33 +63,40 @@ class ClassifierConfig:
     labels             names of what each of its numbers is of
     label_activation   makes probabilities of the numbers of a text
     score_activation   makes the score of a pair of the one number that it has
+    of_tokens          the head labels tokens, and no text as a whole
     """
 
     head: HeadShape
     labels: tuple[str, ...]
     label_activation: LabelActivation
     score_activation: LabelActivation
+    of_tokens: bool = False
 
 
-def read_classifier(config: Fields, read_head: ReadHead | None) -> ClassifierConfig | None:
+def read_classifier(config: Fields, head: ReadHead | None, token_head: ReadHead | None) -> ClassifierConfig | None:
     """Reads labels and activations, as transformers and sentence-transformers write them; None for a model without a head."""
-    if read_head is None or not any(name.endswith(ENDING) for name in config.texts("architectures")):
+    names = config.texts("architectures")
+    rewards = next((REWARDS[name] for name in names if name in REWARDS), None)
+    of_tokens = rewards is not None or any(name.endswith(TOKEN_ENDING) for name in names)
+    read_head = token_head if of_tokens else head
+    if read_head is None or not (of_tokens or any(name.endswith(ENDING) for name in names)):
         return None
-    names = config.child("id2label")
-    if names.values and sorted(names.values, key=_number) != [str(at) for at in range(len(names.values))]:
+    named = config.child("id2label")
+    if named.values and sorted(named.values, key=_number) != [str(at) for at in range(len(named.values))]:
         raise config.error("id2label", "must name the labels 0, 1 and so on")
-    count = len(names.values) or config.integer("num_labels", 2, high=MAX_LABELS)
-    labels = tuple(names.text(str(at), f"LABEL_{at}") for at in range(count))
+    count = len(named.values) or config.integer("num_labels", rewards or 2, high=MAX_LABELS)
+    labels = tuple(named.text(str(at), f"LABEL_{at}") for at in range(count))
     problem = config.text("problem_type") if config.has("problem_type") else None
     if problem is not None and problem not in _PROBLEMS:
         raise config.error("problem_type", f"must be one of {', '.join(_PROBLEMS)}")
-    activation = _PROBLEMS[problem or "single_label_classification"]
+    activation = _PROBLEMS[problem or ("regression" if rewards == 1 else "single_label_classification")]
     return ClassifierConfig(
         head=read_head(config),
         labels=labels,
         # As in transformers' pipeline: a softmax over one label would be 1 whatever it is of.
         label_activation="sigmoid" if activation == "softmax" and count == 1 else activation,
         score_activation=_score_activation(config) or "sigmoid",
+        of_tokens=of_tokens,
     )
 
 

@@ -10,7 +10,8 @@ from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
 from starling_engine.model_config.base_model import is_base_model
-from starling_engine.model_config.classifier import ClassifierConfig, read_classifier
+from starling_engine.model_config.classifier import MASKED_ENDING, ClassifierConfig, HeadShape, read_classifier
+from starling_engine.model_config.compressed import CompressedShape
 from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
@@ -57,6 +58,7 @@ class ModelConfig:
     layers              what layers differ in, from the first to the last
     traits              what they have in common
     mla                 sizes of multi-head latent attention, where the model has it; head_dim is then a query's
+    compressed          sizes of attention with compressed runs of tokens, where layers have such
     gated_delta         sizes of Gated DeltaNet, where layers have it; `mamba` those of Mamba, `mamba2` those of Mamba-2,
                         `short_conv` those of gated short convolutions
     quantization        how the checkpoint has quantized its weights, where it has
@@ -90,12 +92,20 @@ class ModelConfig:
     has_lm_head: bool = True
     classifier: ClassifierConfig | None = None
     """The head for classification; such a model gives no tokens."""
+    masked_head: HeadShape | None = None
+    """The head for masked tokens, of a model that makes sparse vectors by it."""
     gated_delta: GatedDeltaConfig | None = None
     mamba: MambaConfig | None = None
     mamba2: Mamba2Config | None = None
     short_conv: ShortConvConfig | None = None
+    compressed: CompressedShape | None = None
     causal: bool = True
     """Tokens see those before them alone. Where they see all, nothing is cached, and there are no tokens to sample."""
+
+    @property
+    def stream_size(self) -> int:
+        """Elements of a token between layers: of all its residual streams."""
+        return self.hidden_size * (1 if self.traits.streams is None else self.traits.streams.count)
 
     @property
     def vector_size(self) -> int:
@@ -120,6 +130,8 @@ class ModelConfig:
     @property
     def usual_length(self) -> int:
         """The longest sequence, in tokens, of an engine whose arguments do not say."""
+        if self.pooler.max_length is not None and not self.has_lm_head:
+            return min(self.max_position, self.pooler.max_length)
         return STATE_LENGTH if not self.attends and self.max_position == MAX_LENGTH else self.max_position
 
     @property
@@ -157,6 +169,17 @@ class ModelConfig:
             at -= 1
         return at
 
+    def attention_scratch(self, queries: int, context: int) -> int:
+        """Returns the most elements that a layer's attention takes beside its inputs and outputs, where it is torch's own.
+
+        It is of a step with at most `queries` tokens, and sequences of at most `context`.
+        """
+        if self.mla is not None:
+            return self.mla.scratch_elements(queries, context)
+        shape = self.compressed
+        layers = {(layer.window, layer.runs) for layer in self.layers}
+        return 0 if shape is None else max(shape.scratch_elements(queries, context, *layer) for layer in layers)
+
     def rope_factors(self, max_model_len: int) -> str:
         """Names the factors that an engine of this longest sequence takes of LongRoPE's; empty for all other models.
 
@@ -179,6 +202,9 @@ def load_model_config(path: Path, tokenizer: Path | None = None) -> ModelConfig:
     extra = Fields.read(generation) if generation.exists() else Fields({}, generation.name)
     model = replace(parse_model_config(config, extra), pooler=read_pooler(path, config))
     _check_projections(model)
+    model = replace(model, pooler=_possible(model))
+    if model.pooler.splade is None:
+        model = replace(model, masked_head=None)
     model = replace(model, max_position=within_training(path, model.ropes, model.max_position))
     model = _with_end(model, end_of_tokenizer(tokenizer or path))
     if not model.has_lm_head:
@@ -197,6 +223,20 @@ def _check_projections(model: ModelConfig) -> None:
                 f"{one.folder}/config.json: in_features must be {width}, as what comes before it, got {one.in_features}"
             )
         width = one.out_features
+
+
+def _possible(model: ModelConfig) -> PoolerConfig:
+    """Returns the pooler, with a fault where the layers cannot leave a query's expansion unseen, or a head is not there."""
+    if model.pooler.splade is not None and (model.masked_head is None or not model.tie_word_embeddings):
+        why = f"its SpladePooling needs a head for masked tokens, tied to the embedding, and {model.architecture} has none here"
+        return replace(model.pooler, fault=why)
+    multi = model.pooler.multi_vector
+    if multi is None or multi.expansion is None or multi.expansion.seen:
+        return model.pooler
+    if model.causal or any(0 < window < multi.expansion.length for window in model.windows):
+        why = "its query_expansion has attend: false, which is not supported in a decoder, or beyond a window"
+        return replace(model.pooler, fault=why)
+    return model.pooler
 
 
 def _with_end(model: ModelConfig, token: int | None) -> ModelConfig:
@@ -234,7 +274,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     length = config.integer(length_field, None if heads.count else MAX_LENGTH)
     ropes = heads.ropes
     max_position = _within_one_chunk(config, layers, min((rope.max_position(length) for rope in ropes), default=length))
-    traits, classifier = definition.traits(config), read_classifier(config, definition.head)
+    traits, classifier = definition.traits(config), read_classifier(config, definition.head, definition.token_head)
     tied = config.boolean("tie_word_embeddings", definition.tie_word_embeddings)
     max_position -= traits.positions_from or 0
     has_state = any(layer.has_state for layer in layers)
@@ -274,12 +314,19 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         generation_defaults=_read_generation_defaults(generation),
         has_lm_head=causal and classifier is None,
         classifier=classifier,
+        masked_head=_masked_head(config, definition),
         gated_delta=gated_delta,
         mamba=mamba,
         mamba2=mamba2,
         short_conv=short_conv,
+        compressed=heads.compressed,
         causal=causal,
     )
+
+
+def _masked_head(config: Fields, definition: ModelDefinition) -> HeadShape | None:
+    is_there = any(name.endswith(MASKED_ENDING) for name in config.texts("architectures"))
+    return definition.masked_head(config) if is_there and definition.masked_head else None
 
 
 def _within_one_chunk(config: Fields, layers: tuple[LayerConfig, ...], max_position: int) -> int:
@@ -312,6 +359,7 @@ class AttentionHeads:
     kv_count: int = 0
     dim: int = 0
     mla: MlaShape | None = None
+    compressed: CompressedShape | None = None
     ropes: tuple[RopeConfig, ...] = ()
 
 
@@ -320,10 +368,12 @@ NO_HEADS = AttentionHeads()
 
 def _read_attention(config: Fields, definition: ModelDefinition) -> AttentionHeads:
     count, kv_count = _read_heads(config)
+    compressed = definition.compressed(config, count)
     mla, ropes = definition.mla(config, count), definition.ropes(config, definition.rope_theta)
     dim = mla.key_dim if mla else _read_head_dim(config, count, definition)
     _check_ropes(config, ropes, mla.rope_dim if mla else dim)
-    return AttentionHeads(count=count, kv_count=kv_count, dim=dim, mla=mla, ropes=ropes)
+    kv_count = kv_count if compressed is None else 1
+    return AttentionHeads(count=count, kv_count=kv_count, dim=dim, mla=mla, compressed=compressed, ropes=ropes)
 
 
 def _read_mlp_size(config: Fields, definition: ModelDefinition, layers: tuple[LayerConfig, ...]) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starling_engine.errors import UnsupportedModel
-from starling_engine.model_config.classifier import ReadHead, decoder_head
+from starling_engine.model_config.classifier import ReadHead, decoder_head, decoder_token_head
+from starling_engine.model_config.compressed import CompressedNames, CompressedShape, no_compression
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import DeltaNames, GatedDeltaConfig, no_gated_delta
 from starling_engine.model_config.layer import LayerConfig, Norms, with_windows
@@ -25,13 +26,15 @@ class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
     Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias`,
-    `fused_router_bias` and `sinks` are a tensor's whole name.
+    `fused_router_bias`, `router_table` and `sinks` are a tensor's whole name.
     Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts.
     Those are two tensors, each of which may have several names, and they lie as `expert_layout` says.
 
     Where q, k and v are one name, that module holds queries, keys and values of each head in turn. `other_lm_head` is another name
     of the head. `activation` has the parameters of an MLP's activation. `delta`, `mamba`, `mamba2` and `short_conv` have the
-    names of a Gated DeltaNet, a Mamba mixer, one of Mamba-2 and a gated short convolution.
+    names of a Gated DeltaNet, a Mamba mixer, one of Mamba-2 and a gated short convolution. `compressed` has those of compressed
+    attention. `attention_streams`, `mlp_streams` and `head_streams` begin the names of three tensors each, in models with several
+    residual streams.
 
     Norms of a part's input end with `_norm`, those of its output with `_out_norm`.
 
@@ -62,6 +65,10 @@ class TensorNames:
     mamba: MambaNames = field(default_factory=MambaNames)
     mamba2: Mamba2Names = field(default_factory=Mamba2Names)
     short_conv: ShortConvNames = field(default_factory=ShortConvNames)
+    compressed: CompressedNames = field(default_factory=CompressedNames)
+    attention_streams: str = "hc_attn_"
+    mlp_streams: str = "hc_ffn_"
+    head_streams: str = "model.hc_head.hc_"
     q_a: str = "self_attn.q_a_proj"
     q_a_norm: str = "self_attn.q_a_layernorm"
     q_b: str = "self_attn.q_b_proj"
@@ -81,6 +88,7 @@ class TensorNames:
     router: str = "mlp.gate"
     router_bias: str = "mlp.gate.e_score_correction_bias"
     router_bias_is_row: bool = False
+    router_table: str = "mlp.gate.tid2eid"
     experts: str = "mlp.experts"
     expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_experts: str = "mlp.shared_experts"
@@ -168,11 +176,13 @@ class ModelDefinition:
     num_layers    the number of layers
     layers        the layers, for so many; experts are added by `moe`
     ropes         the rotary embeddings that the layers name, where `rope_theta` is the default
-    mla, moe      latents and experts, of a family that has them
+    mla, moe      latents and experts, of a family that has them; so is `compressed` attention with compressed runs of tokens
     gated_delta   Gated DeltaNet, of a family whose layers may have it; read where one has. So are Mamba by `mamba`, Mamba-2 by
                   `mamba2` and gated short convolutions by `short_conv`
     mlp_size      the width of a plain MLP, from what the config's field says
     head          of its checkpoints for classification, or of those that score pairs; None: these are not supported
+    token_head    of its checkpoints that label tokens
+    masked_head   of its checkpoints for masked tokens, by which vectors are sparse; `out` has the bias; None: none is supported
     causal        False for an encoder, whose tokens see each other in both directions
 
     Others are defaults for configs without the field. Without any head_dim it is hidden size / heads. `eps_field` is the field's
@@ -188,6 +198,7 @@ class ModelDefinition:
     layers: Callable[[Fields, int], tuple[LayerConfig, ...]] = full_attention
     ropes: Callable[[Fields, float], tuple[RopeConfig, ...]] = one_rope
     mla: Callable[[Fields, int], MlaShape | None] = no_latents
+    compressed: Callable[[Fields, int], CompressedShape | None] = no_compression
     moe: Callable[[Fields, int], MoeConfig | None] = no_experts
     gated_delta: Callable[[Fields], GatedDeltaConfig | None] = no_gated_delta
     mamba: Callable[[Fields], MambaConfig | None] = no_mamba
@@ -196,6 +207,8 @@ class ModelDefinition:
     mlp_size: Callable[[Fields, int], int] = written_size
     causal: bool = True
     head: ReadHead | None = decoder_head
+    token_head: ReadHead | None = decoder_token_head
+    masked_head: ReadHead | None = None
     head_dim: int | None = None
     rope_theta: float = DEFAULT_THETA
     rms_eps: float = 1e-6

@@ -13,11 +13,17 @@ def _traits(config: Fields) -> Traits:
     return TRAITS
 
 
+def _masked_head(config: Fields) -> HeadShape:
+    activation = config.text("hidden_act", "gelu")
+    return HeadShape(out="vocab_projector", dense="vocab_transform", activation=activation, norm="vocab_layer_norm")
+
+
 DISTILBERT = replace(
     BERT,
     architecture="DistilBertModel",
     traits=_traits,
     head=fixed_head(HeadShape(dense="pre_classifier", activation="relu")),
+    masked_head=_masked_head,
     field_names={
         "hidden_size": "dim",
         "num_hidden_layers": "n_layers",

@@ -26,6 +26,22 @@ class Temperature:
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of `rate` tokens each that a layer compresses to one entry, which its queries see once the run is complete.
+
+    With `indexed` an entry is made of the run before, too, and an indexer chooses the entries that a query attends to.
+    """
+
+    rate: int
+    indexed: bool = False
+
+    @property
+    def span(self) -> int:
+        """Tokens that an entry is made of."""
+        return self.rate * (2 if self.indexed else 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
     """One layer: a mixer of tokens, then a feed-forward part, both added to one residual stream. It may have one of them alone.
@@ -44,6 +60,7 @@ class LayerConfig:
                   "sum": one of the stream, once their output is added (arXiv 1706.03762, section 3.1);
                   "before feed-forward": none of attention's input, which is normed already
     temperature   of queries, where it depends on their position
+    runs          what it compresses of tokens that its queries do not see any more, with `ModelConfig.compressed`; None: nothing
     shares_choice the layer has no indexer, and attends to the tokens that the last one before it chose
     feed_forward  a plain MLP, or `ModelConfig.moe`
 
@@ -58,6 +75,7 @@ class LayerConfig:
     feed_forward: FeedForward = "mlp"
     temperature: Temperature | None = None
     shares_choice: bool = False
+    runs: Runs | None = None
 
     @property
     def has_state(self) -> bool:

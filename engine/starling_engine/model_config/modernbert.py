@@ -47,6 +47,10 @@ def _head(config: Fields) -> HeadShape:
     )
 
 
+def _masked_head(config: Fields) -> HeadShape:
+    return replace(_head(config), out="decoder", bias=config.boolean("decoder_bias", True))
+
+
 MODERNBERT = ModelDefinition(
     architecture="ModernBertModel",
     traits=_traits,
@@ -54,6 +58,8 @@ MODERNBERT = ModelDefinition(
     ropes=_ropes,
     causal=False,
     head=_head,
+    token_head=_head,
+    masked_head=_masked_head,
     activation="gelu",
     eps_field="norm_eps",
     rms_eps=1e-5,

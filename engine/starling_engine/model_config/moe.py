@@ -22,7 +22,8 @@ Gates lie before ups, or gate and up take turns (gpt-oss).
 class Routing:
     """Rules by which each token chooses `top_k` of `num_experts`, and weighs them.
 
-    score         turns a token's logits into affinities: softmax over all experts, or the sigmoid of each
+    score         turns a token's logits into affinities: softmax over all experts, or the sigmoid of each, or the square root of
+                  its softplus (DeepSeek-V4)
     bias          a learnt bias is added to the affinities for the choice alone, not for the weights (DeepSeek-V3, arXiv 2408.15664)
     num_groups    number of equal groups of experts; only those in the `top_groups` best can be chosen
                   (DeepSeek-V2, arXiv 2405.04434, section 2.2.2)
@@ -33,7 +34,7 @@ class Routing:
 
     num_experts: int
     top_k: int
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sqrt softplus"] = "softmax"
     bias: bool = False
     num_groups: int = 1
     top_groups: int = 1
@@ -48,13 +49,14 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
-    """The gate of gpt-oss's experts: (up + 1) * gate * sigmoid(alpha * gate), in place of silu(gate) * up.
+    """The gate of gpt-oss's experts: (up + offset) * gate * sigmoid(alpha * gate), in place of silu(gate) * up.
 
-    Before that gate is at most `limit`, and up within `limit` on both sides.
+    Before that gate is at most `limit`, and up within `limit` on both sides. DeepSeek-V4 clamps alone: with an offset of 0.
     """
 
     alpha: float
     limit: float
+    offset: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +68,10 @@ class MoeConfig:
     shared_size         of the MLP that every token takes in addition to its experts; 0 means none
     shared_gate         its output is multiplied by the sigmoid of one learnt projection of the token
     bias                of the router's matrix, and of each of an expert's
-    gate                in place of SiLU, where an expert has another gate
+    gate                in place of SiLU, where an expert has another gate; so have shared experts then
     gated               False where an expert has none: it is down(relu(up(x))^2) (arXiv 2109.08668)
     scaled_inputs       the affinity of a token's one expert multiplies what goes in, not what comes out (Llama 4)
+    by_table            layers in which a table says which experts a token goes to, by its id; they weigh these alone
     """
 
     layers: tuple[int, ...]
@@ -80,6 +83,7 @@ class MoeConfig:
     gate: ClampedSwiglu | None = None
     gated: bool = True
     scaled_inputs: bool = False
+    by_table: tuple[int, ...] = ()
 
     @property
     def num_experts(self) -> int:

@@ -1,19 +1,35 @@
 """Reads how a checkpoint's authors make vectors and scores: sentence-transformers' files beside the config. Imports no torch."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from starling_engine.errors import ModelError
 from starling_engine.model_config.classifier import LabelActivation, PoolingType, read_activation
+from starling_engine.model_config.colbert import (
+    METADATA,
+    PYLATE,
+    STANFORD,
+    markers_of,
+    pylate_mask,
+    pylate_texts,
+    stanford_files,
+    stanford_projection,
+    with_markers,
+)
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.multi_vector import KEY, ROLES, MultiVectorConfig, read_multi_vector
 from starling_engine.model_config.projection import ProjectionConfig, read_projection
+from starling_engine.model_config.retrieval_heads import RetrievalHeads, read_retrieval_heads
+from starling_engine.model_config.splade import SpladeConfig, read_splade
+from starling_engine.params import PoolingTask
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 TRANSFORMER = "sentence_bert_config.json"
+MASK, SPLADE = "MultiVectorMask", "SpladePooling"
 _MODES: Mapping[str, PoolingType] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}
 _OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -26,6 +42,8 @@ _OLD_MODES = {
 """Names of modes before release 5.4, each of which is true or false."""
 
 
+_ALIASES = {"pylate.models.Dense.Dense": "Dense"}
+"""Classes of others that do what those of sentence-transformers do."""
 _LENGTH_NAMES = frozenset({"padding", "padding_side", "pad_to_multiple_of", "truncation", "max_length", "return_tensors"})
 """Arguments of processors that change no token but those that they cut. A request says what is cut."""
 _RENDER_NAMES = frozenset(
@@ -59,6 +77,11 @@ class PoolerConfig:
     classifier_tokens    tokens whose logits give a score: that of "yes", and that of "no", which some models lack
     messages             how texts are rendered before they are pooled; None: they are read as they are
     template_variables   what the chat template gets when it renders a text, or the pair that is scored
+    multi_vector         how texts are compared by vectors of their tokens, of a model that has those alone
+    markers              beginnings of prompts that are one token each, where the tokenizer knows them
+    max_length           the longest text that the authors mean, in tokens; None: as long as the model takes
+    splade               how a text's sparse vector is made, of a model that has those alone
+    retrieval            other heads, which make vectors of tokens and sparse vectors beside those of a text
     """
 
     pooling: PoolingType = "mean"
@@ -73,6 +96,28 @@ class PoolerConfig:
     classifier_tokens: tuple[int, ...] = ()
     messages: TextMessages | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    multi_vector: MultiVectorConfig | None = None
+    markers: tuple[str, ...] = ()
+    max_length: int | None = None
+    splade: SpladeConfig | None = None
+    retrieval: RetrievalHeads | None = None
+
+    @property
+    def has_sparse(self) -> bool:
+        """Says if the model makes sparse vectors."""
+        return self.splade is not None or self.retrieval is not None
+
+    @property
+    def late(self) -> MultiVectorConfig:
+        """Returns how queries and documents become vectors of their tokens, of any model."""
+        return self.multi_vector or MultiVectorConfig(skips_first=self.retrieval is not None)
+
+    @property
+    def task(self) -> PoolingTask:
+        """The task of a request for vectors that names none."""
+        if self.splade is not None:
+            return "sparse_embed"
+        return "embed" if self.multi_vector is None else "token_embed"
 
     @property
     def rendering(self) -> dict[str, Any]:
@@ -89,42 +134,93 @@ def pooler_of(kind: PoolingType | None) -> PoolerConfig:
 
 def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     """Reads the files in a checkpoint's folder, of which none has to be there. Raises ModelError naming a wrong field."""
-    dimensions = config.integers("matryoshka_dimensions")
+    dimensions, retrieval = config.integers("matryoshka_dimensions"), read_retrieval_heads(folder)
     if not (folder / MODULES).exists():
-        return PoolerConfig(dimensions=dimensions)
+        if STANFORD in config.texts("architectures"):
+            return _stanford(folder, config)
+        return PoolerConfig(dimensions=dimensions, retrieval=retrieval)
     listed = _modules(folder)
     modules = dict(listed)
-    found: dict[str, Any] = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
+    saved, texts = _fields(folder / PROMPTS), _fields(folder / TRANSFORMER)
+    length = texts.integer("max_seq_length") if texts.has("max_seq_length") else None
+    alike: dict[str, Any] = {"dimensions": dimensions, "max_length": length}
+    if SPLADE in modules:
+        return PoolerConfig(**alike, **_prompts(saved), **_sparse(folder, listed, texts))
+    if saved.get("model_type") == PYLATE:
+        found = _multi_vector(folder, listed, pylate_mask(saved), Fields({}, PROMPTS), pylate_texts(saved, texts))
+        return PoolerConfig(**alike, **_prompts(with_markers(saved), ROLES), **found | _marked(saved))
+    if saved.get("model_type") == "MultiVectorEncoder":
+        mask = _fields(folder / Path(modules.get(MASK, MASK)).name / "config.json")
+        return PoolerConfig(**alike, **_prompts(saved, ROLES), **_multi_vector(folder, listed, mask, saved, texts))
+    found = {"normalize": "Normalize" in modules} if "Pooling" in modules else {}
     for name, read in _READERS.items():
         if name in modules:
             # A name only: the file must not lead out of its folder.
             path = folder / Path(modules[name]).name / "config.json"
             found |= read(Fields.read(path)) if path.exists() else {"fault": f"{path.parent.name}/{path.name} is missing"}
-    texts = _fields(folder / TRANSFORMER)
     template = texts.child("processing_kwargs").child("chat_template")
     if "Pooling" in modules:
         found |= _reading(texts)
         found["lower_case"] = texts.boolean("do_lower_case", False)
         found["messages"] = _messages(texts.child("modality_config"), template)
     found["template_variables"] = _variables(template)
-    found |= _projections(folder, listed)
+    found |= _projections(folder, listed, "Pooling", "sentence_embedding")
     if unknown := [name for name in modules if name not in ("Transformer", "Normalize", "Dense", *_READERS)]:
         found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
-    saved = _fields(folder / PROMPTS)
     if "LogitScore" not in modules:
         found["score_activation"] = read_activation(saved, "activation_fn")
-    return PoolerConfig(dimensions=dimensions, **_prompts(saved), **found)
+    return PoolerConfig(**alike, retrieval=retrieval, **_prompts(saved), **found)
 
 
-def _projections(folder: Path, modules: list[tuple[str, str]]) -> dict[str, Any]:
-    """Reads the dense modules, which come behind the pooling, and before vectors are normalized."""
+def _sparse(folder: Path, modules: list[tuple[str, str]], texts: Fields) -> dict[str, Any]:
+    """Reads a checkpoint with a weight for each token of the vocabulary."""
+    paths = dict(modules)
+    found: dict[str, Any] = {"splade": read_splade(Fields.read(folder / Path(paths[SPLADE]).name / "config.json"))}
+    found["lower_case"] = texts.boolean("do_lower_case", False)
+    found |= _reading(texts, output="logits")
+    if unknown := [name for name in paths if name not in ("Transformer", "MLMTransformer", SPLADE)]:
+        found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
+    return found
+
+
+def _stanford(folder: Path, config: Fields) -> PoolerConfig:
+    """Reads a checkpoint of ColBERT's authors, without files of sentence-transformers."""
+    saved, texts = stanford_files(folder)
+    found = _multi_vector(folder, [], pylate_mask(saved), Fields({}, METADATA), pylate_texts(saved, texts))
+    found["projections"] = (stanford_projection(folder, config),)
+    return PoolerConfig(**_prompts(with_markers(saved), ROLES), **found | _marked(saved))
+
+
+def _marked(saved: Fields) -> dict[str, Any]:
+    """Returns what PyLate's models do besides what their modules say."""
+    return {"normalize": True, "markers": tuple(filter(None, markers_of(saved).values()))}
+
+
+def _multi_vector(folder: Path, modules: list[tuple[str, str]], mask: Fields, saved: Fields, texts: Fields) -> dict[str, Any]:
+    """Reads a checkpoint with a vector for each token; `mask` is the config of the module of that name."""
+    paths = dict(modules)
+    found = {"normalize": "Normalize" in paths, "multi_vector": read_multi_vector(texts, mask, saved)}
+    found["lower_case"] = texts.boolean("do_lower_case", False)
+    found |= _reading(texts, expands=True)
+    found |= _projections(folder, modules, "Transformer", KEY)
+    if "Normalize" in paths and _fields(folder / Path(paths["Normalize"]).name / "config.json").get("module_input_name") != KEY:
+        found["fault"] = f"its Normalize module has another module_input_name than {KEY!r}"
+    if texts.child("modality_config").has("message"):
+        found["fault"] = f"{TRANSFORMER} sends texts of a model with a vector for each token through a chat template"
+    if unknown := [name for name in paths if name not in ("Transformer", "Normalize", "Dense", MASK)]:
+        found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
+    return found
+
+
+def _projections(folder: Path, modules: list[tuple[str, str]], first: str, features: str) -> dict[str, Any]:
+    """Reads the dense modules, which come behind the module `first`, and before vectors are normalized."""
     names = [name for name, _ in modules]
     if "Dense" not in names:
         return {}
     last = len(names) - 1 - names[::-1].index("Dense")
-    if "Pooling" not in names[: names.index("Dense")] or "Normalize" in names[:last]:
-        return {"fault": f"its {MODULES} has Dense where it is not supported, before Pooling or behind Normalize"}
-    found = [read_projection(folder / Path(path).name) for name, path in modules if name == "Dense"]
+    if first not in names[: names.index("Dense")] or "Normalize" in names[:last]:
+        return {"fault": f"its {MODULES} has Dense where it is not supported, before {first} or behind Normalize"}
+    found = [read_projection(folder / Path(path).name, features) for name, path in modules if name == "Dense"]
     why = next((one for one in found if isinstance(one, str)), None)
     if why is not None:
         return {"fault": f"its Dense module has {why}, which is not supported"}
@@ -146,7 +242,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _class_of(name: str) -> str:
-    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
+    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else _ALIASES.get(name, name)
 
 
 def _pooling(config: Fields) -> dict[str, Any]:
@@ -181,19 +277,19 @@ def _variables(template: Fields) -> dict[str, Any]:
     return {name: value for name, value in template.values.items() if name not in (*_LENGTH_NAMES, "restore_suffix")}
 
 
-def _reading(texts: Fields) -> dict[str, Any]:
-    """Returns the fault of a way to read texts that is not ours, if there is one."""
-    why = next(_ways_of_reading(texts), None)
+def _reading(texts: Fields, *, expands: bool = False, output: str = "last_hidden_state") -> dict[str, Any]:
+    """Returns the fault of a way to read texts that is not ours, if there is one. `expands`: queries may be expanded."""
+    why = next((way for way in _ways_of_reading(texts, output) if not (expands and way == "query_expansion")), None)
     return {} if why is None else {"fault": f"{TRANSFORMER} asks for {why}, which is not supported"}
 
 
-def _ways_of_reading(texts: Fields) -> Iterator[str]:
+def _ways_of_reading(texts: Fields, output: str) -> Iterator[str]:
     """Yields what a file asks of its texts that is not done here, by the field's name."""
     if texts.has("query_expansion"):
         yield "query_expansion"
     modalities = texts.child("modality_config")
     used = "message" if modalities.has("message") else "text"
-    for name, ours in (("method", "forward"), ("method_output_name", "last_hidden_state")):
+    for name, ours in (("method", "forward"), ("method_output_name", output)):
         if (value := modalities.child(used).get(name)) not in (None, ours):
             yield f"modality_config.{used}.{name} {value!r}"
     for group in ("processor_kwargs", "tokenizer_args"):
@@ -208,9 +304,10 @@ _READERS = {"Pooling": _pooling, "LogitScore": _classifier}
 """Readers of modules' configs, by the module's class."""
 
 
-def _prompts(config: Fields) -> dict[str, Any]:
+def _prompts(config: Fields, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads the prompts; those of `names` are there in any case."""
     prompts = config.child("prompts")
-    texts = {name: prompts.text(name) for name in prompts.names()}
+    texts = {**dict.fromkeys(names, ""), **{name: prompts.text(name) for name in prompts.names()}}
     default = config.text("default_prompt_name") if config.has("default_prompt_name") else None
     if default is not None and default not in texts:
         raise config.error("default_prompt_name", f"must be one of {', '.join(texts)}")

@@ -21,16 +21,20 @@ class ProjectionConfig:
     activation: str
 
 
-def read_projection(path: Path) -> ProjectionConfig | str:
-    """Reads the config of a module in the folder `path`; returns why it is not supported, where it is not."""
+def read_projection(path: Path, features: str) -> ProjectionConfig | str:
+    """Reads the config of a module in the folder `path`; returns why it is not supported, where it is not.
+
+    `features` is the name of what it takes and gives.
+    """
     config = Fields.read(path / "config.json")
     name = config.text("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
     if name not in _ACTIVATIONS:
         return f"activation_function {name!r} (possible: {', '.join(_ACTIVATIONS)})"
     if config.boolean("use_residual", False):
         return "use_residual"
-    names = [config.text(field, "sentence_embedding") for field in ("module_input_name", "module_output_name")]
-    if names != ["sentence_embedding"] * 2:
+    taken = config.text("module_input_name", features)
+    names = [taken, config.text("module_output_name", taken)]
+    if names != [features] * 2:
         return f"module_input_name and module_output_name {names}"
     return ProjectionConfig(
         folder=path.name,

@@ -12,9 +12,11 @@ from starling_engine.model_config.apertus import APERTUS
 from starling_engine.model_config.arcee import ARCEE
 from starling_engine.model_config.bamba import BAMBA
 from starling_engine.model_config.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
-from starling_engine.model_config.classifier import ENDING
+from starling_engine.model_config.classifier import ENDING, MASKED_ENDING, REWARDS, TOKEN_ENDING
 from starling_engine.model_config.cohere import COHERE, COHERE2
+from starling_engine.model_config.colbert import STANFORD
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_2
+from starling_engine.model_config.deepseek_v4 import DEEPSEEK_V4
 from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.distilbert import DISTILBERT
 from starling_engine.model_config.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
@@ -70,6 +72,7 @@ _ALL = (
         DEEPSEEK_V2,
         DEEPSEEK_V3,
         DEEPSEEK_V3_2,
+        DEEPSEEK_V4,
         ERNIE4_5,
         ERNIE4_5_MOE,
         EXAONE4,
@@ -102,17 +105,24 @@ DEFINITIONS = {definition.architecture: definition for definition in _ALL}
 OTHER_NAMES = {
     "Ernie4_5_ForCausalLM": ERNIE4_5.architecture,
     "BertForPreTraining": BERT.architecture,
+    STANFORD: BERT.architecture,
+    **dict.fromkeys(REWARDS, QWEN2.architecture),
     "Qwen3_5ForConditionalGeneration": QWEN3_5.architecture,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE.architecture,
     f"Qwen3_5Text{ENDING}": QWEN3_5.architecture,
     **{
         f"{name.removesuffix('Model')}{ending}": name
         for name, each in DEFINITIONS.items()
-        for ending in ("ForMaskedLM", ENDING)
+        for ending in (MASKED_ENDING, ENDING, TOKEN_ENDING)
         if not each.causal and (ending != ENDING or each.head is not None)
     },
-    **{f"{name.removesuffix('ForCausalLM')}{ENDING}": name for name in DEFINITIONS if name.endswith("ForCausalLM")},
-    **{f"Gte{ending}": GTE.architecture for ending in ("Model", "ForMaskedLM", ENDING)},
+    **{
+        f"{name.removesuffix('ForCausalLM')}{ending}": name
+        for name in DEFINITIONS
+        if name.endswith("ForCausalLM")
+        for ending in (ENDING, TOKEN_ENDING)
+    },
+    **{f"Gte{ending}": GTE.architecture for ending in ("Model", MASKED_ENDING, ENDING, TOKEN_ENDING)},
 }
 """Architectures that are one of `DEFINITIONS` but for their name and their head."""
 

@@ -124,6 +124,11 @@ def read_rope(config: Fields, default_theta: float = DEFAULT_THETA, partial: flo
     return _read(fields, config, _theta(config, default_theta), rotated)
 
 
+def read_rope_of(fields: Fields, config: Fields, theta: float, partial: float) -> RopeConfig:
+    """Reads the rotary embedding that `fields` of a config describe, for layers that rotate that part of each head."""
+    return _read(fields, config, theta, partial)
+
+
 def read_ropes(config: Fields, theta: float, sliding_theta: float | None = None) -> tuple[RopeConfig, ...]:
     """Reads the rotary embeddings of layers with full attention, and of those that slide, which old configs never scale.
 

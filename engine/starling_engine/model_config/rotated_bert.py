@@ -62,7 +62,7 @@ NOMIC_BERT = replace(
     rope_theta=1000.0,
     activation="silu",
     activation_names={"swiglu": "silu"},
-    head=None,
+    masked_head=None,
     field_names={
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
@@ -90,6 +90,7 @@ GTE = replace(
     layers=same_layers("sum"),
     ropes=one_rope,
     rope_theta=160_000.0,
+    masked_head=None,
     names=replace(
         NAMES,
         q="attention.q_proj",
@@ -115,6 +116,7 @@ JINA_V3 = replace(
     rope_theta=20_000.0,
     rms_eps=1e-5,
     head=fixed_head(HeadShape(dense="classifier.dense", out="classifier.out_proj")),
+    masked_head=None,
     names=replace(
         FLASH_NAMES,
         fused_qkv="mixer.Wqkv",

@@ -20,7 +20,8 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
         most = model.num_heads or max(_divided(model, expert_parallel).values())
         possible = ", ".join(str(n) for n in range(1, most + 1) if _splits(model, n, expert_parallel))
         parts = ", ".join(f"{name} ({size})" for name, size in _divided(model, expert_parallel).items())
-        shared = "" if model.mla or not model.attends else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
+        has_no_heads = model.mla or model.compressed or not model.attends
+        shared = "" if has_no_heads else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
         shared += f"; so must the groups of its Mamba-2 ({model.mamba2.groups})" if model.mamba2 is not None else ""
         raise ConfigError(
             f"{tensor} ranks cannot share this model: it must divide {parts}{shared}; possible: {possible}", "tensor_parallel_size"
@@ -34,6 +35,15 @@ def _check_stages(model: ModelConfig, stages: int) -> None:
         possible = ", ".join(str(n) for n in range(1, model.num_layers + 1) if _has_layers(model, n))
         why = "leave one without a layer, for layers that share a choice of tokens stay together"
         raise ConfigError(f"{stages} stages {why}; possible: {possible}", "pipeline_parallel_size")
+    if not _reads_ids(model, stages):
+        possible = ", ".join(str(n) for n in range(1, model.num_layers + 1) if _reads_ids(model, n))
+        why = "leave layers whose experts go by token ids to another one than the first"
+        raise ConfigError(f"{stages} stages {why}; possible: {possible}", "pipeline_parallel_size")
+
+
+def _reads_ids(model: ModelConfig, stages: int) -> bool:
+    """Says if layers whose experts go by token ids are all in the first stage: later ones do not know these in time."""
+    return model.moe is None or not model.moe.by_table or model.moe.by_table[-1] in model.stage_layers(Shard(0, stages))
 
 
 def _has_layers(model: ModelConfig, stages: int) -> bool:
@@ -44,6 +54,8 @@ def _has_layers(model: ModelConfig, stages: int) -> bool:
 def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
     """Returns the sizes of which every rank holds an equal part, by their name in errors."""
     sizes = {"its attention heads": model.num_heads} if model.attends else {}
+    if model.compressed is not None:
+        sizes["the groups of its heads"] = model.compressed.groups
     if model.gated_delta is not None:
         sizes["the key heads of its Gated DeltaNet"] = model.gated_delta.key_heads
     if model.mamba is not None:

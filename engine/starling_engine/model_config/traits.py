@@ -4,6 +4,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Residual streams of a model that has several (manifold-constrained hyper-connections, DeepSeek-V4).
+
+    count       of the streams
+    iterations  that make the matrix by which they are mixed doubly stochastic (Sinkhorn and Knopp)
+    eps         added to its sums, and to the weights by which streams become one
+    """
+
+    count: int
+    iterations: int
+    eps: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """The small differences between families; the defaults are Llama's.
@@ -35,6 +49,7 @@ class Traits:
     attention_out_scale  multiplies what such attention gives
     mlp_gate_scale       multiplies an MLP's gate before the activation (Falcon-H1)
     mlp_out_scale        multiplies what an MLP gives
+    streams              of a model with several; None: there is one, to which all parts are added
     num_draft_layers     layers for drafts that a checkpoint may hold behind the last one; not loaded
     """
 
@@ -64,4 +79,5 @@ class Traits:
     attention_out_scale: float = 1.0
     mlp_gate_scale: float = 1.0
     mlp_out_scale: float = 1.0
+    streams: Streams | None = None
     num_draft_layers: int = 0

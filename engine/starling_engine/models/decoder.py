@@ -1,7 +1,7 @@
 """The decoder: one for all architectures of the registry, driven by `ModelConfig`. Encoders are decoders that cache nothing."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
@@ -22,10 +22,14 @@ from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.registry import definition_of
 from starling_engine.models.added_embeddings import AddedEmbeddings
 from starling_engine.models.build_context import BuildContext
-from starling_engine.models.classification_head import ClassificationHead
+from starling_engine.models.classification_head import ClassificationHead, MaskedHead
 from starling_engine.models.decoder_layer import Attention, DecoderLayer
 from starling_engine.models.distance_bias import DistanceBias
 from starling_engine.models.projections import Projections
+from starling_engine.models.splade import add_tokens
+from starling_engine.models.streams import StreamHead
+from starling_engine.models.streams_layer import StreamsLayer
+from starling_engine.models.token_heads import TokenHeads, add_weights
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.cache_scales import ENDINGS
@@ -44,6 +48,7 @@ class ForwardContext:
     tick       called once a layer, so that a watcher sees progress inside a long step
     types      [T] int64, each token's segment, for a model that has segments; None: all are of the first
     state      metadata of the layers that have a state, for those that attend beside it
+    runs       block tables of compressed runs, by the layers that have such
     """
 
     kv: Sequence[LayerCache]
@@ -52,6 +57,7 @@ class ForwardContext:
     tick: Callable[[], None] = no_tick
     types: torch.Tensor | None = None
     state: AttentionMetadata | None = None
+    runs: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
 class HasWeightSlots(Protocol):
@@ -107,21 +113,30 @@ class Decoder:
         self._embedding_scale = torch.tensor(config.traits.embedding_scale, dtype=dtype).item()
         self._elsewhere = self._held_elsewhere(build)
         self.projections = Projections(config.pooler.projections if stage.last else (), device)
-        self._layers = [DecoderLayer(build, index) for index in self.layers]
+        has_heads = config.pooler.retrieval is not None and stage.last
+        self.token_heads = TokenHeads(config.hidden_size, device) if has_heads else None
+        streams = config.traits.streams
+        self._layers = [] if streams is not None else [DecoderLayer(build, index) for index in self.layers]
+        self._streams_layers = [] if streams is None else [StreamsLayer(build, index) for index in self.layers]
+        """Layers of a model with several residual streams, in place of others."""
+        self._stream_head = StreamHead(build) if streams is not None and stage.last else None
         self._norm = build.norm(self._names.norm) if config.traits.final_norm else None
         self._build_ends(build)
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None = None) -> torch.Tensor:
         """ids [T] int64 -> hidden [R, hidden_size] of `ctx.rows` (or of all tokens) after the final norm.
 
-        With `arrived` [T, hidden_size] ids are not looked at: later stages take the output of the stage before. All but the last
-        return [T, hidden_size] for the next one. Writes the step's keys and values to `ctx.kv`.
+        With `arrived` [T, hidden_size] ids are not embedded: later stages take the output of the stage before. All but the last
+        return [T, hidden_size] for the next one, or all residual streams of a model with several. Writes the step's keys and values
+        to `ctx.kv`.
         """
         hidden = arrived
         if hidden is None:
             hidden = self.embed(ids)
             if self._added_embeddings is not None:
                 hidden = self._added_embeddings.add(hidden, ctx.attention[0].positions, ctx.types)
+        if self._streams_layers:
+            return self._through_streams(hidden, ids, ctx)
         residual: torch.Tensor | None = None
         last = len(self._layers) - 1 if self.stage.last else -1
         for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
@@ -131,6 +146,19 @@ class Decoder:
             return hidden if residual is None else hidden.add_(residual)
         return self._norm.forward(hidden, residual)[0]
 
+    def _through_streams(self, x: torch.Tensor, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """Takes x [T, streams * hidden_size] through the layers, or embeddings [T, hidden_size], with which each stream begins."""
+        streams = self.config.traits.streams
+        assert streams is not None and self._norm is not None, "its layers have several residual streams"
+        x = x.view(len(x), -1, self.config.hidden_size)
+        if self.stage.first:
+            x = x.expand(-1, streams.count, -1)
+        for index, layer, kv, meta in zip(self.layers, self._streams_layers, ctx.kv, ctx.attention, strict=True):
+            rows = ctx.rows if index == self.config.num_layers - 1 else None
+            x = layer.forward(x, kv, meta, ids, ctx.runs.get(index), rows)
+            ctx.tick()
+        return x.flatten(1) if self._stream_head is None else self._norm.forward(self._stream_head.forward(x), None)[0]
+
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Looks up ids [T] int64 -> [T, hidden_size], in the first stage."""
         found = self._embed(ids)
@@ -138,15 +166,19 @@ class Decoder:
 
     def forward_without_tokens(self, tick: Callable[[], None] = no_tick) -> None:
         """Runs a step without tokens of its own: makes the exchanges of `forward` with the ranks that have some, layer by layer."""
-        for layer in self._layers:
+        for layer in self._all_layers:
             if layer.moe is not None:
                 layer.moe.forward_without_tokens()
             tick()
 
     @property
+    def _all_layers(self) -> Sequence[DecoderLayer | StreamsLayer]:
+        return [*self._layers, *self._streams_layers]
+
+    @property
     def experts(self) -> dict[int, Experts]:
         """The experts of each layer here that has any, by its index among all such layers of the model."""
-        return {layer.moe.moe_layer: layer.moe.experts for layer in self._layers if layer.moe is not None}
+        return {layer.moe.moe_layer: layer.moe.experts for layer in self._all_layers if layer.moe is not None}
 
     @property
     def kv_scaled(self) -> dict[str, AttentionWeights]:
@@ -187,18 +219,33 @@ class Decoder:
         """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank; written to `out`, if given."""
         # A GPU's product has the model's dtype: one copy widens it and writes it to `out`.
         assert self._lm_head is not None, "an encoder gives no tokens"
+        if self._masked_head is not None:
+            states = self._masked_head.forward(hidden)
+            return self._masked_head.add_bias(self._vocabulary.gather(self._lm_head.forward(states, torch.float32)))
         dtype = None if out is not None and out.is_cuda else torch.float32
         logits = self._vocabulary.gather(self._lm_head.forward(hidden, dtype))
         return self._finished(logits if out is None else out.copy_(logits))
 
-    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
-        """pooled [N, hidden_size] -> [N, labels] fp32, in the last stage of a model with such a head."""
+    def classify(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden_size], pooled or not -> [N, labels] fp32, in the last stage of a model with such a head."""
         assert self._head is not None, "this stage has no head"
-        return self._head.forward(pooled)
+        return self._head.forward(hidden)
 
-    def project(self, vector: torch.Tensor) -> torch.Tensor:
-        """Takes a pooled state [hidden_size] fp32 through the dense modules of sentence-transformers that the model has."""
-        return self.projections.forward(vector)
+    def add_lexical(self, hidden: torch.Tensor, ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+        """hidden [N, hidden_size], ids [N] -> weights [vocab_size] fp32 of these tokens and those `before`."""
+        if self.token_heads is not None:
+            weights = hidden.new_zeros(self.config.vocab_size, dtype=torch.float32) if before is None else before
+            return add_weights(ids, self.token_heads.weights(hidden.float()), weights)
+        assert self.config.pooler.splade is not None, "checked with the parameters"
+        return add_tokens(self.config.pooler.splade, self.logits(hidden), before)
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Takes states [..., hidden_size] fp32, pooled or not, through the model's dense modules of sentence-transformers."""
+        return self.projections.forward(hidden)
+
+    def project_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Makes the vectors of tokens of their states [N, hidden_size] fp32."""
+        return self.project(hidden) if self.token_heads is None else self.token_heads.vectors(hidden)
 
     def _finished(self, logits: torch.Tensor) -> torch.Tensor:
         """Divides and caps logits, in place, where the model does."""
@@ -240,6 +287,7 @@ class Decoder:
             others.append(f"{names.lm_head}.")
         if not self.stage.last:
             others += [f"{name}." for name in (names.norm, names.lm_head, names.other_lm_head) if name]
+            others.append(names.head_streams)
         if config.moe is not None and build.expert_ranks is not None:
             # Experts that this rank has are known by their slots, in spite of the prefix.
             experts = (f"{names.experts}.", *chain(*names.fused_experts))
@@ -253,7 +301,7 @@ class Decoder:
         self._vocabulary = Vocabulary(config.vocab_size, build.tensor)
         rows, traits = self._vocabulary.share, config.traits
         self._lm_head: Linear | None = None
-        if config.causal:
+        if config.causal or config.masked_head:
             head, other = (names.embedding, names.lm_head) if tied else (names.lm_head, names.other_lm_head)
             shape = stacked([head], [rows], config.hidden_size, traits.head_bias, lookup=tied, fused=other)
             self._lm_head = build.linear(shape)
@@ -266,5 +314,7 @@ class Decoder:
         first: tuple[HasWeightSlots | None, ...] = (table, self._added_embeddings) if self.stage.first else ()
         first = (*first, self._distance_bias)
         self._head = ClassificationHead(build, config.classifier) if config.classifier and self.stage.last else None
-        last: tuple[HasWeightSlots | None, ...] = (self._norm, self._lm_head, self._head) if self.stage.last else ()
-        self._parts: tuple[HasWeightSlots, ...] = tuple(part for part in (*first, *self._layers, *last) if part is not None)
+        self._masked_head = MaskedHead(build, config.masked_head) if config.masked_head and self.stage.last else None
+        ends = (self._stream_head, self._norm, self._lm_head, self._head, self._masked_head)
+        last: tuple[HasWeightSlots | None, ...] = ends if self.stage.last else ()
+        self._parts: tuple[HasWeightSlots, ...] = tuple(part for part in (*first, *self._all_layers, *last) if part is not None)

@@ -6,6 +6,7 @@ Another kind of attention or MLP is another class with the same `forward` and `w
 import torch
 
 from starling_engine.attention.base import AttentionWeights
+from starling_engine.attention.compressed import CompressedAttention
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
@@ -67,7 +68,7 @@ class Attention:
         """Elements of a head that lie in pairs in the checkpoint, and here as halves; 0: none do."""
         if traits.paired_rope and layer.rope is not None:
             self._pairs = config.rotary_dims[layer.rope]
-        assert not isinstance(build.backend, MlaBackend), "selected for a model with latents"
+        assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
 
     @property

@@ -8,7 +8,9 @@ import torch
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import Xielu, activate, activate_and_mul
 from starling_engine.layers.linear import stacked
+from starling_engine.model_config.moe import ClampedSwiglu
 from starling_engine.models.build_context import BuildContext
+from starling_engine.native.reference import clamped_swiglu
 from starling_engine.weights.weight_slot import WeightSlot, also_below
 
 CACHED_ROWS = 512
@@ -23,7 +25,8 @@ class Mlp:
 
     A checkpoint may have gate and up as one module, too, which is `fused`; `up_first` says in which order. Or it has all three
     below a module of another name, which is `other`. SiLU is a part of the product; others come after it.
-    Without a gate (`Traits.mlp_gate`) it is down(activation(up(x))). `activation` is the module of one with parameters.
+    A gate may be `clamped`. Without one (`Traits.mlp_gate`) it is down(activation(up(x))). `activation` is the module of one with
+    parameters.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Mlp:
         other: str = "",
         *,
         up_first: bool = False,
+        clamped: ClampedSwiglu | None = None,
     ) -> None:
         gate, up, down = names
         self._module, self._other = down.rpartition(".")[0], other
@@ -43,9 +47,11 @@ class Mlp:
         hidden, bias, act = config.hidden_size, config.traits.mlp_bias, config.hidden_act
         self._activate: Callable[[torch.Tensor], torch.Tensor]
         if config.traits.mlp_gate:
-            gated = act == "silu" and config.traits.mlp_gate_scale == 1
+            gated = act == "silu" and config.traits.mlp_gate_scale == 1 and clamped is None
             shape = stacked([gate, up], [share, share], hidden, bias, gated=gated, fused=fused, fused_backwards=up_first)
             self._activate = _unchanged if shape.gated else partial(activate_and_mul, act)
+            if clamped is not None:
+                self._activate = partial(clamped_swiglu, gate=clamped)
         else:
             shape = stacked([up], [share], hidden, bias)
             self._activate = Xielu(activation, build.dtype, build.device) if act == "xielu" else partial(activate, act)

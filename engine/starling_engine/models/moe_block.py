@@ -21,7 +21,7 @@ class MoeBlock:
         self.experts = _experts(build, moe, prefix)
         self.moe_layer = moe.layers.index(index)
         """Index of the layer among the model's layers with experts."""
-        self._router = _router(build, moe, prefix)
+        self._router = _router(build, moe, prefix, index)
         self._shared = SharedExperts(build, moe, prefix) if moe.shared_size else None
         self._ranks = build.expert_ranks
         self._tensor = build.tensor
@@ -30,13 +30,18 @@ class MoeBlock:
         # Not where a step's memory depends on its tokens' experts: that memory is measured with padding.
         self._skips = build.expert_ranks is None and self.experts.method.capturable
         self._no_tokens = torch.empty(0, build.config.hidden_size, dtype=build.dtype, device=build.device)
+        self._no_ids = torch.empty(0, dtype=torch.int64, device=build.device)
 
-    def forward(self, x: torch.Tensor, slot_mapping: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, slot_mapping: torch.Tensor | None = None, token_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]. `slot_mapping` as in `AttentionMetadata`: with it padding reads no expert.
+
+        `token_ids` [T] are the tokens', for a layer whose experts go by these.
 
         Not in pieces, as the plain MLP is: every piece would read the weights of nearly all experts.
         """
-        weights, ids = self._router.forward(x, slot_mapping if self._skips else None)
+        weights, ids = self._router.forward(x, slot_mapping if self._skips else None, token_ids)
         routed = x
         if self._scaled_inputs:
             routed, weights = x * weights.to(x.dtype), torch.ones_like(weights)
@@ -51,7 +56,7 @@ class MoeBlock:
     def forward_without_tokens(self) -> None:
         """Makes the exchanges of `forward` without tokens of its own: this rank's experts compute the others' tokens."""
         assert self._ranks is not None, "ranks that share no experts exchange nothing"
-        weights, ids = self._router.forward(self._no_tokens)
+        weights, ids = self._router.forward(self._no_tokens, None, self._no_ids)
         self._ranks.dispatch(self.moe_layer, self._no_tokens, ids, weights)(self.experts.forward)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
@@ -67,11 +72,16 @@ class MoeBlock:
         return part if ranks.shard.count == 1 else ranks.all_reduce(part.to(ranks.part_dtype(part.dtype))).to(part.dtype)
 
 
-def _router(build: BuildContext, moe: MoeConfig, prefix: str) -> Router:
+def _router(build: BuildContext, moe: MoeConfig, prefix: str, index: int) -> Router:
     names = build.names
     linear = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, moe.bias, exact=True))
     bias, fused, fused_bias = (f"{prefix}.{name}" for name in (names.router_bias, names.fused_router, names.fused_router_bias))
-    return Router(linear, moe.routing, bias, fused, fused_bias, build.device, bias_is_row=names.router_bias_is_row)
+    return Router(
+        *(linear, moe.routing, bias, fused, fused_bias, build.device),
+        bias_is_row=names.router_bias_is_row,
+        table=f"{prefix}.{names.router_table}" if index in moe.by_table else "",
+        vocabulary=build.config.vocab_size,
+    )
 
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:
@@ -89,7 +99,7 @@ class SharedExperts:
     def __init__(self, build: BuildContext, moe: MoeConfig, prefix: str) -> None:
         names = build.names
         gate, up, down = (f"{prefix}.{names.shared_experts}.{name}" for name in names.shared_projections)
-        self._mlp = Mlp(build, (gate, up, down), moe.shared_size, f"{prefix}.{names.fused_shared}")
+        self._mlp = Mlp(build, (gate, up, down), moe.shared_size, f"{prefix}.{names.fused_shared}", clamped=moe.gate)
         self._gate: Linear | None = None
         if moe.shared_gate:
             self._gate = build.linear(stacked([f"{prefix}.{names.shared_gate}"], [1], build.config.hidden_size, exact=True))

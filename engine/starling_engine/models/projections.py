@@ -24,11 +24,11 @@ class Projections:
     def held_bytes(self) -> int:
         return sum(each.nbytes for each in (*self._matrices, *self._biases))
 
-    def forward(self, vector: torch.Tensor) -> torch.Tensor:
-        """vector [hidden_size] fp32 -> [out_features] of the last module."""
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """vectors [..., hidden_size] fp32 -> [..., out_features] of the last module."""
         for config, matrix, bias in zip(self._configs, self._matrices, self._biases, strict=True):
-            vector = activate(config.activation, F.linear(vector, matrix, bias))
-        return vector
+            vectors = activate(config.activation, F.linear(vectors, matrix, bias))
+        return vectors
 
     def load(self, folder: Path, *, pickles: bool) -> None:
         """Reads the files below the model's folder. Raises WeightError naming what is missing, or has another shape."""

@@ -184,9 +184,9 @@ def address_of(biases: Tensor | None, experts: HasRows) -> int | None:
     return biases.data_ptr()
 
 
-def gate_arguments(gate: ClampedSwiglu | None) -> tuple[float, float]:
-    """Returns alpha and limit as kernels take them; a limit of 0 is SiLU times up."""
-    return (0.0, 0.0) if gate is None else (gate.alpha, gate.limit)
+def gate_arguments(gate: ClampedSwiglu | None) -> tuple[float, float, float]:
+    """Returns alpha, limit and offset as kernels take them; a limit of 0 is SiLU times up."""
+    return (0.0, 0.0, 0.0) if gate is None else (gate.alpha, gate.limit, gate.offset)
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:

@@ -126,7 +126,7 @@ def clamped_swiglu(gate_up: Tensor, gate: ClampedSwiglu) -> Tensor:
     """Applies the gate in fp32: gate_up [T, 2 I] -> [T, I] of its type."""
     opened, up = gate_up.float().chunk(2, dim=-1)
     opened, up = opened.clamp(max=gate.limit), up.clamp(-gate.limit, gate.limit)
-    return ((up + 1) * opened * torch.sigmoid(gate.alpha * opened)).to(gate_up.dtype)
+    return ((up + gate.offset) * opened * torch.sigmoid(gate.alpha * opened)).to(gate_up.dtype)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

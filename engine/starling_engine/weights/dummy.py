@@ -16,6 +16,9 @@ HOST = torch.device("cpu")
 QUERY_AND_KEY = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
 """Matrices that decide how sharply attention chooses."""
 
+EXPERT_TABLE = ".tid2eid"
+"""Experts of each token, by its id: the first ones, since a slot does not tell how many there are."""
+
 DECAYS = ".A_log"
 SLOW_DECAY = -2.0
 """Logarithm of a recurrent state's rate of decay, with which it remembers some ten tokens."""
@@ -39,12 +42,14 @@ class DummyWeights:
 
     def fill(self, slots: Mapping[str, WeightSlot]) -> None:
         for name, slot in slots.items():
-            is_vector = len(slot.shape) == 1 or name.endswith(DECAYS)
+            is_vector = len(slot.shape) == 1 or name.endswith((DECAYS, EXPERT_TABLE))
             whole = _vector(name, slot) if is_vector else _matrix(name, slot, self._pool, self._scaled)
             slot.load(whole[slot.part] if slot.part else whole)
 
 
 def _vector(name: str, slot: WeightSlot) -> torch.Tensor:
+    if name.endswith(EXPERT_TABLE):
+        return torch.arange(slot.shape[-1]).expand(slot.shape)
     if name.endswith(DECAYS):
         return torch.full(slot.shape, SLOW_DECAY)
     return torch.zeros(slot.shape) if name.endswith(".bias") else torch.ones(slot.shape)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.reader import is_gguf
 
-ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "artifact.metadata")
 """Configs, weights and tokenizers; never pickles or code."""
 _OF_MODULES = ("*.json", "*.safetensors")
 IGNORED = ("[!0-9]*/*", *(f"*/{pattern}" for pattern in ALLOWED if pattern not in _OF_MODULES), "consolidated*")

@@ -15,7 +15,7 @@ from starling_engine.weights.source import Index, TensorInfo
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4}
 
 
 class SafetensorsWeights:

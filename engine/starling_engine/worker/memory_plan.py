@@ -7,12 +7,11 @@ import numpy as np
 import torch
 
 from starling_engine.config import WorkerConfig
-from starling_engine.kernels.kv_cache import KVCache, LayerCache, ParallelCache
+from starling_engine.kernels.kv_cache import KVCache, LayerCache, ParallelCache, RunCache
 from starling_engine.kernels.recurrent_state import LayerState, StateRows
-from starling_engine.kv.spec import KVGroup, StateGroup, peak_blocks, slab_bytes
+from starling_engine.kv.spec import KVGroup, RunSpec, StateGroup, peak_blocks, slab_bytes
 from starling_engine.kv_offload.sizes import host_memory
 from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, plan_memory, replay_bytes
-from starling_engine.models.decoder import Decoder
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.runner_factory import RunnerFactory
 
@@ -29,6 +28,7 @@ def plan(factory: RunnerFactory, dtype: torch.dtype, reserved: int) -> Ledger:
     # First, for it also takes what torch does not count: modules, libraries' workspaces, communicators.
     activations, recordings = _working_memory(factory, dtype)
     held = sum(slot.held_bytes(dtype.itemsize) for slot in model.weight_slots().values()) + model.projections.held_bytes
+    held += 0 if model.token_heads is None else model.token_heads.held_bytes
     in_flight = config.layout.depth(asynchronous=True) * config.max_num_batched_tokens
     state, state_blocks = factory.state, factory.state.num_blocks if factory.state is not None else 0
     per_request = peak_blocks(groups, config.max_model_len, in_flight) + state_blocks
@@ -64,7 +64,9 @@ def _working_memory(factory: RunnerFactory, dtype: torch.dtype) -> tuple[int, in
     state_layers = () if factory.state is None else factory.state.layers
     kept = replay_bytes(model.config, dtype.itemsize, len(state_layers), config.max_num_samples)
     if measured is not None:
-        return measured + kept + _expanded_latents(config, model) * dtype.itemsize, recordings
+        # The step that is measured attends to nothing, or to latents as they are.
+        scratch = model.config.attention_scratch(config.max_num_batched_tokens, config.max_model_len)
+        return measured + kept + scratch * dtype.itemsize, recordings
     sizes = config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
     return activation_bytes(model.config, dtype.itemsize, *sizes) + kept + factory.recorded_bytes, recordings
 
@@ -78,12 +80,6 @@ def _measure(factory: RunnerFactory) -> tuple[int | None, int]:
     del runner
     gc.collect()  # it has reference cycles, and its memory would be counted as taken, and in `measured` again
     return measured
-
-
-def _expanded_latents(config: WorkerConfig, model: Decoder) -> int:
-    """Elements that a long prompt takes for expanded latents: the step that is measured attends to latents as they are."""
-    mla = model.config.mla
-    return mla.scratch_elements(config.max_num_batched_tokens, config.max_model_len) if mla is not None else 0
 
 
 def kv_dtype(config: WorkerConfig) -> torch.dtype:
@@ -110,20 +106,24 @@ def allocate(
     storage = _zeros(num_blocks * size, device).view(num_blocks, size)
     states = {} if state is None else _state_views(state, storage)
     views: dict[int, torch.Tensor] = {}
+    entries: dict[int, torch.Tensor] = {}
     for group in groups:
-        spec = group.spec
+        spec, found = group.spec, entries if isinstance(group.spec, RunSpec) else views
         for index, layer in enumerate(group.layers):
             part = storage.narrow(1, index * spec.layer_block_bytes, spec.layer_block_bytes)
-            views[layer] = part.view(dtype).view(num_blocks, *spec.layer_block_shape)
+            found[layer] = part.view(dtype).view(num_blocks, *spec.layer_block_shape)
     own = sorted({*views, *states}) if layers is None else layers
-    return KVCache(storage, [_layer_cache(views.get(layer), states.get(layer)) for layer in own])
+    return KVCache(storage, [_layer_cache(views.get(layer), states.get(layer), entries.get(layer)) for layer in own])
 
 
 def _slab_bytes(groups: Sequence[KVGroup], state: StateGroup | None) -> int:
     return slab_bytes(groups) if state is None else slab_bytes(groups, state.spec, len(state.layers))
 
 
-def _layer_cache(kv: torch.Tensor | None, state: LayerState | None) -> LayerCache:
+def _layer_cache(kv: torch.Tensor | None, state: LayerState | None, entries: torch.Tensor | None) -> LayerCache:
+    if entries is not None:
+        assert kv is not None, "a layer with entries has rows of a window beside them"
+        return RunCache(kv, entries)
     return ParallelCache(kv, state) if kv is not None and state is not None else state if kv is None else kv
 
 

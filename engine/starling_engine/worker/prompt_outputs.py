@@ -1,4 +1,4 @@
-"""Outputs of a prompt's hidden states: log probabilities, or a vector."""
+"""Outputs of a prompt's hidden states: log probabilities, or vectors."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,6 +10,7 @@ import torch
 
 from starling_engine.ledger import LOGPROB_ROWS
 from starling_engine.models.decoder import ForwardContext
+from starling_engine.params import OF_TOKENS, PoolingParams
 from starling_engine.sampling.logprobs import read_scores, scores
 from starling_engine.step import RowExtras, StepPlan, StepResult
 from starling_engine.worker.device.pinned import DeviceValues
@@ -22,8 +23,9 @@ class RunnableModel(Protocol):
     embed    ids [T] int64 -> [T, hidden], in the first stage
     forward  ids [T] int64 -> [T, hidden]; `arrived` [T, hidden] comes from the stage before, or from `embed`, in place of ids
     logits   hidden [R, hidden] -> [R, vocab] fp32, in `out` if given
-    classify pooled [N, hidden] -> [N, labels] fp32
-    project  pooled [hidden] fp32 -> the vector that it gives
+    classify hidden [N, hidden] -> [N, labels] fp32
+    add_lexical  hidden [N, hidden], ids [N] and weights [vocab] fp32 of tokens before, if any -> those of all
+    project  hidden [..., hidden] fp32 -> the vectors that it gives; `project_tokens` those of tokens
     """
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
@@ -32,9 +34,13 @@ class RunnableModel(Protocol):
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
 
-    def classify(self, pooled: torch.Tensor) -> torch.Tensor: ...
+    def classify(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
-    def project(self, vector: torch.Tensor) -> torch.Tensor: ...
+    def add_lexical(self, hidden: torch.Tensor, ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor: ...
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def project_tokens(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class NoModel:
@@ -43,7 +49,7 @@ class NoModel:
     def forward(self, *_: object) -> NoReturn:
         raise AssertionError("no step is planned for a core that sleeps")
 
-    embed = logits = classify = project = forward
+    embed = logits = classify = add_lexical = project = project_tokens = forward
 
 
 class PromptOutputs:
@@ -68,6 +74,12 @@ class PromptOutputs:
             row_hidden = hidden[first : first + plan.num_tokens[r]]
             if state.pooling is None:
                 yield from self._prompt_logprobs(state, row_hidden, slot, plan.starts[r], result.extras_of(r))
+            elif state.pooling.task in OF_TOKENS:
+                yield from self._token_rows(state, row_hidden, result.extras_of(r) if plan.sample[r] else None)
+            elif state.pooling.task == "sparse_embed":
+                self._add_lexical(state, row_hidden, slot, plan.starts[r])
+                if plan.sample[r] and state.pooled is not None:
+                    yield DeviceValues(state.pooled.view(torch.int32), partial(_take_sparse, result.extras_of(r)))
             elif (vector := self._pool(state, row_hidden, plan.starts[r], done=plan.sample[r])) is not None:
                 yield DeviceValues(vector.view(torch.int32), partial(_take_vector, result.extras_of(r)))
 
@@ -77,11 +89,31 @@ class PromptOutputs:
         tokens = state.pooling.logit_token_ids
         if tokens is None:
             pooled = _pool(state, hidden, start, done=done)
-            if pooled is None or state.pooling.classify:
-                return None if pooled is None else self._model.classify(pooled[None])[0]
-            vector = self._model.project(pooled)[: state.pooling.dimensions]
-            return torch.nn.functional.normalize(vector, dim=0) if state.pooling.normalize else vector
+            return None if pooled is None else self._numbers(state.pooling, pooled[None])[0]
         return self._model.logits(hidden[-1:])[0, tokens] if done else None
+
+    def _add_lexical(self, state: SlotState, hidden: torch.Tensor, slot: int, start: int) -> None:
+        """Adds a row's tokens, which begin at position `start`, to the weights that lie in `state.pooled`."""
+        ids = self._send(self._batch.tokens[slot, start : start + len(hidden)].astype(np.int64))
+        for at in range(0, len(hidden), LOGPROB_ROWS):
+            part = slice(at, at + LOGPROB_ROWS)
+            state.pooled = self._model.add_lexical(hidden[part], ids[part], state.pooled)
+
+    def _token_rows(self, state: SlotState, hidden: torch.Tensor, extras: RowExtras | None) -> Iterator[DeviceValues]:
+        """Yields the numbers of the tokens of a row; `extras` gets those of all steps, and is set in the last one."""
+        assert state.pooling is not None
+        for at in range(0, len(hidden), LOGPROB_ROWS):
+            end = at + LOGPROB_ROWS
+            found = self._numbers(state.pooling, hidden[at:end])
+            yield DeviceValues(found.view(torch.int32), partial(_take_rows, state, extras if end >= len(hidden) else None))
+
+    def _numbers(self, pooling: PoolingParams, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden_size] -> [N, labels] or [N, dimensions] fp32."""
+        if pooling.task in ("classify", "token_classify"):
+            return self._model.classify(hidden)
+        project = self._model.project_tokens if pooling.task == "token_embed" else self._model.project
+        vectors = project(hidden.float())[:, : pooling.dimensions]
+        return torch.nn.functional.normalize(vectors, dim=1) if pooling.normalize else vectors.contiguous()
 
     def _prompt_logprobs(
         self, state: SlotState, hidden: torch.Tensor, slot: int, start: int, extras: RowExtras
@@ -103,7 +135,24 @@ def _take_prompt_logprobs(extras: RowExtras, most: int, found: torch.Tensor) -> 
 
 
 def _take_vector(extras: RowExtras, found: torch.Tensor) -> None:
-    extras.pooled = found.view(torch.float32).tolist()
+    extras.pooled = _packed(found)
+
+
+def _take_sparse(extras: RowExtras, found: torch.Tensor) -> None:
+    """Takes the ids of the tokens that have a weight, and the weights behind these."""
+    ids = found.view(torch.float32).nonzero().flatten()
+    extras.pooled = _packed(ids.int()) + _packed(found[ids])
+
+
+def _take_rows(state: SlotState, extras: RowExtras | None, found: torch.Tensor) -> None:
+    state.token_rows.append(_packed(found))
+    if extras is not None:
+        extras.pooled = b"".join(state.token_rows)
+
+
+def _packed(found: torch.Tensor) -> bytes:
+    """Returns floats, viewed as int32, as `token_packing` has them."""
+    return found.numpy().astype("<i4", copy=False).tobytes()
 
 
 def _pool(state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:

@@ -72,7 +72,7 @@ class RunnerFactory:
         """Memory for the steps that a host records; 0 where it records none."""
         config, model = self.config, self.model.config
         alone = config.layout.world_size == 1 and not config.dp_sync
-        by_kernels = config.dtype == "bfloat16" and model.mla is None and native.load() is not None
+        by_kernels = config.dtype == "bfloat16" and model.mla is None and model.compressed is None and native.load() is not None
         records = self.platform.queue is None and not config.enforce_eager and alone and by_kernels and model.causal
         return recorded_bytes(model, 2) if records else 0
 

@@ -97,7 +97,7 @@ class RankSetup:
         """Makes the parts of the model's runner that are there before its KV cache."""
         config, shape = self.config, self.model
         batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, shape.eos_token_ids, state)
-        link = StageLink(self.ranks.pipeline, shape.hidden_size, self.dtype, self.platform.device)
+        link = StageLink(self.ranks.pipeline, shape.stream_size, self.dtype, self.platform.device)
         return RunnerFactory(config, self.platform, model, groups, state, batch, link, tick, masking)
 
     def load(self, model: Decoder, on_progress: Callable[[int, int], None]) -> None:
@@ -106,10 +106,14 @@ class RankSetup:
             if self.config.load_format == "dummy":
                 load_dummy(model, self.config.seed, self.platform.device)
                 model.projections.fill()
+                if model.token_heads is not None:
+                    model.token_heads.fill()
                 return
             folder, pickles = Path(self.config.model_path), self.config.load_format == "pt"
             load_weights(model, folder, on_progress, pickles=pickles)
             model.projections.load(folder, pickles=pickles)
+            if model.token_heads is not None and pickles:
+                model.token_heads.load(folder)
             if self.config.kv_cache == "fp8":
                 load_kv_scales(model.kv_scaled, folder, pickles=pickles)
 
@@ -124,6 +128,7 @@ def _causal_attention(config: WorkerConfig, platform: Platform, dtype: torch.dty
         group=model.num_heads // config.layout.tensor // max(1, model.num_kv_heads // config.layout.tensor),
         latent=model.mla is not None,
         indexed=model.mla is not None and model.mla.index is not None,
+        compressed=model.compressed is not None,
         sinks=model.traits.attention_sinks,
         cache=config.kv_cache,
     )

@@ -26,6 +26,7 @@ class AgentTarget:
     commit    to load
     ends_at   when its pod has to have ended
     routed    it is to answer routers alone; None: as it does
+    sleep     level at which its group is to sleep; 0: not at all. None: another agent of the group is told
     """
 
     address: str
@@ -33,6 +34,7 @@ class AgentTarget:
     commit: str | None
     ends_at: float | None
     routed: bool | None
+    sleep: int | None
 
 
 class AgentReports(Polls[AgentTarget, Report]):
@@ -50,10 +52,16 @@ class AgentReports(Polls[AgentTarget, Report]):
         """Returns whom to poll, by pod UID."""
         children, pods, ends = observed.children, observed.pods, drain_deadlines(observed)
         sets = {live["metadata"]["uid"] for (kind, _), live in children.items() if kind == "StatefulSet"}
-        routed, polled = answers_routers_alone(observed), self._polls.get(key, {})
+        routed, polled, scaling = answers_routers_alone(observed), self._polls.get(key, {}), observed.service.status.scaling
+        level = scaling.sleep_level if scaling is not None else 0
         return {
             pod.uid: AgentTarget(
-                pod.address, observed.token, pinned_commit(key[1], pod.revision, children), ends.get(pod.uid), routed
+                pod.address,
+                observed.token,
+                pinned_commit(key[1], pod.revision, children),
+                ends.get(pod.uid),
+                routed,
+                level if pod.number == 0 else None,
             )
             for pod in pods
             if pod.phase == "Running" and pod.address and (pod.owner in sets or pod.uid in polled)
@@ -69,6 +77,7 @@ class AgentReports(Polls[AgentTarget, Report]):
                 commit=target.commit,
                 ends_in=None if target.ends_at is None else target.ends_at - time.time(),
                 routed=target.routed,
+                sleep=target.sleep,
                 seconds=WAIT_SECONDS + ANSWER_GRACE_SECONDS,
             )
         except AgentRefusal as refusal:

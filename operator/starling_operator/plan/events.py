@@ -46,11 +46,16 @@ def _spec_changed(inputs: StatusInputs) -> tuple[Event, ...]:
 
 def _idle_or_woken(inputs: StatusInputs) -> tuple[Event, ...]:
     old, new = inputs.service.status.scaling, inputs.scale.status
-    if old is None or new is None or bool(old.wanted) == bool(new.wanted):
+    if old is None or new is None or (bool(old.wanted), bool(old.sleep_level)) == (bool(new.wanted), bool(new.sleep_level)):
         return ()
-    if new.wanted:
+    if not new.wanted:
+        return (Event("Normal", "Idle", f"No group is needed: {new.message}; the next request wakes the service"),)
+    if new.sleep_level:
+        return (Event("Normal", "Asleep", f"{new.wanted} groups go to sleep: {new.message}; the next request wakes them"),)
+    if not old.wanted:
         return (Event("Normal", "Woken", f"A request came: scaling from 0 to {new.wanted} groups"),)
-    return (Event("Normal", "Idle", f"No group is needed: {new.message}; the next request wakes the service"),)
+    why = "A rollout goes on" if inputs.groups.old or inputs.canary is not None else "A request came"
+    return (Event("Normal", "Woken", f"{why}: {new.wanted} groups wake"),)
 
 
 def _created(inputs: StatusInputs) -> tuple[Event, ...]:

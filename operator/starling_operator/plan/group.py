@@ -110,6 +110,11 @@ class Group:
         return min((pod.created_at for pod in self.remaining_pods), default=math.inf)
 
     @property
+    def is_asleep(self) -> bool:
+        """True if all its engine cores have given memory back, which its leader knows."""
+        return any(pod.number == 0 and pod.report is not None and pod.report.asleep for pod in self.remaining_pods)
+
+    @property
     def scheduled(self) -> bool:
         """True if all pods that it needs have a node: it serves whatever other waiting groups hold, even if it cannot grow."""
         return len(self.needed_pods) == self.needed_nodes and all(pod.scheduled for pod in self.needed_pods)

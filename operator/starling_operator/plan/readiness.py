@@ -189,4 +189,4 @@ def _state(pod: Pod) -> str:
         return "its agent refuses the operator's token"
     if report is None:
         return "its container starts" if pod.phase == "Pending" else "its agent has not answered yet"
-    return phase_text(report) + (f"; last error: {report.last_error}" if report.last_error else "")
+    return ("asleep" if report.asleep else phase_text(report)) + (f"; last error: {report.last_error}" if report.last_error else "")

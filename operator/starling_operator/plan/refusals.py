@@ -45,13 +45,17 @@ def refusal(observed: Observed, unsupported: Unsupported) -> Refusal | None:
 
 def check_spec(spec: InferenceServiceSpec) -> None:
     """Raises ValueError naming the first field that can never work, and what is possible."""
-    group_layout(spec.parallelism, spec.accelerators.per_node)
+    layout = group_layout(spec.parallelism, spec.accelerators.per_node)
     for name, value in spec.engine.extra_args.items():
         _check_argument(name, value)
     try:
-        EngineArgs(model=spec.model.source, **engine_arguments(spec))
+        args = EngineArgs(model=spec.model.source, **engine_arguments(spec))
     except ConfigError as error:
         raise ValueError(f"{_field_of(spec, error.field)}: {_without_field(error)}") from None
+    shares_experts = args.enable_expert_parallel and (layout.data > 1 or args.enable_eplb)
+    if spec.scaling.standby == "asleep" and (shares_experts or spec.parallelism.elastic is not None):
+        why = "cores that share experts, and groups that change their size, do not sleep"
+        raise ValueError(f"scaling.standby: must be none here: {why}")
 
 
 def not_in_this_release(spec: InferenceServiceSpec) -> Iterator[str]:

@@ -1,11 +1,12 @@
-"""Number of groups that a service is to have now. With spec.scaling.idleSeconds it is 0 while nobody asks for anything.
+"""Number of groups that a service is to have now. With spec.scaling.idleSeconds it is 0, or all sleep, while nobody asks.
 
-Routers report what clients ask for. One request wakes a service at zero. Before a service goes there, all routers have to say that
+Routers report what clients ask for. One request wakes the service. Before it goes to zero or to sleep, all routers have to say that
 there is none: one that says nothing may have some. The status remembers where the service is, and spec.replicas is never written.
 """
 
 from dataclasses import dataclass
 
+from starling_crds.v1alpha1.scaling import ScalingSpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import InferenceServiceStatus, ScalingStatus
 
@@ -28,7 +29,10 @@ class Scale:
 
 
 def wanted_scale(observed: Observed, spec: InferenceServiceSpec, *, rolls: bool = False) -> Scale:
-    """Returns how many groups there are to be. While the service `rolls`, groups of its old revision may be all that works."""
+    """Returns how many groups there are to be, and whether they sleep.
+
+    While the service `rolls`, groups of its old revision may be all that works. Those of the new one have to show that they do.
+    """
     idle_seconds, last = spec.scaling.idle_seconds, observed.service.status.scaling
     if spec.suspend or idle_seconds is None:
         return Scale(0 if spec.suspend else spec.replicas)
@@ -39,7 +43,9 @@ def wanted_scale(observed: Observed, spec: InferenceServiceSpec, *, rolls: bool 
     if last.wanted == 0:
         if last.message == _NO_REPLICAS and spec.replicas:
             last = last.model_copy(update={"message": "no request has come yet"})
-        return _at_zero(observed, last, groups, idle_seconds)
+        return _at_zero(observed, last, groups)
+    if last.sleep_level:
+        return _asleep(observed, last, groups, rolls=rolls)
     return _in_use(observed, last, groups, idle_seconds, may_go=not rolls and not _works(observed))
 
 
@@ -59,20 +65,32 @@ def start_seconds_left(last: ScalingStatus | None, now: float) -> float | None:
     return left if left > 0 else None
 
 
-def _at_zero(observed: Observed, last: ScalingStatus, groups: int, idle_seconds: int) -> Scale:
-    """A request wakes the service, whether it waits, a group that still drains has it, or it has just ended."""
+def _at_zero(observed: Observed, last: ScalingStatus, groups: int) -> Scale:
+    return _woken(observed, last, groups) if _is_asked(observed) else Scale(0, last)
+
+
+def _asleep(observed: Observed, last: ScalingStatus, groups: int, *, rolls: bool) -> Scale:
+    if rolls or _is_asked(observed):
+        return _woken(observed, last, groups)
+    level = _scaling(observed).standby_level
+    if not level:
+        return Scale(0, last.model_copy(update={"wanted": 0, "sleep_level": 0, "since": rfc3339(observed.now)}))
+    return Scale(groups, last.model_copy(update={"wanted": groups, "sleep_level": level}))
+
+
+def _is_asked(observed: Observed) -> bool:
+    """Says whether there is a request: it waits, a group that still drains has it, or it has just ended."""
     believed = (pod.report for pod in observed.routers if is_believed(pod))
-    if not any(report is not None and (report.open or report.quiet_seconds is None) for report in believed):
-        return Scale(0, last)
-    since = rfc3339(observed.now)
-    return Scale(
-        groups,
-        ScalingStatus(wanted=groups, message=_goes_after(idle_seconds), since=since, start_seconds=last.start_seconds),
-    )
+    return any(report is not None and (report.open or report.quiet_seconds is None) for report in believed)
+
+
+def _woken(observed: Observed, last: ScalingStatus, groups: int) -> Scale:
+    since, message = rfc3339(observed.now), _goes_after(observed)
+    return Scale(groups, ScalingStatus(wanted=groups, message=message, since=since, start_seconds=last.start_seconds))
 
 
 def _in_use(observed: Observed, last: ScalingStatus, groups: int, idle_seconds: int, *, may_go: bool) -> Scale:
-    stays = last.model_copy(update={"wanted": groups, "message": _goes_after(idle_seconds)})
+    stays = last.model_copy(update={"wanted": groups, "message": _goes_after(observed)})
     since = serves_since(observed.service.status)
     if since is None:
         # A service that does not come up stays, for whoever looks into it.
@@ -88,8 +106,10 @@ def _in_use(observed: Observed, last: ScalingStatus, groups: int, idle_seconds: 
     left = idle_seconds - min(quiet, observed.now - since)
     if left > 0:
         return Scale(groups, stays, due=left)
-    message = f"no request for {idle_seconds} s"
-    return Scale(0, stays.model_copy(update={"wanted": 0, "message": message, "since": rfc3339(observed.now)}))
+    level = _scaling(observed).standby_level
+    wanted = groups if level else 0
+    idle = {"message": f"no request for {idle_seconds} s", "since": rfc3339(observed.now), "sleep_level": level}
+    return Scale(wanted, stays.model_copy(update={"wanted": wanted} | idle))
 
 
 def _works(observed: Observed) -> bool:
@@ -126,5 +146,11 @@ def _with_start(last: ScalingStatus, serves_since: float) -> ScalingStatus:
     return last.model_copy(update={"started_at": rfc3339(serves_since), "start_seconds": known})
 
 
-def _goes_after(idle_seconds: int) -> str:
-    return f"all groups go after {idle_seconds} s without a request"
+def _goes_after(observed: Observed) -> str:
+    scaling = _scaling(observed)
+    return f"all groups {'sleep' if scaling.standby_level else 'go'} after {scaling.idle_seconds} s without a request"
+
+
+def _scaling(observed: Observed) -> ScalingSpec:
+    assert observed.service.spec is not None
+    return observed.service.spec.scaling

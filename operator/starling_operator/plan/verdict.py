@@ -13,7 +13,7 @@ from starling_operator.plan.timestamps import rfc3339
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`state`: "ready": as the spec asks; "reconciling": not yet; "stalled": somebody must act; "stopped": no groups are wanted."""
+    """`state`: "ready": as the spec asks; "reconciling": not yet; "stalled": somebody must act; "stopped": no group is to serve."""
 
     state: str
     reason: str
@@ -33,6 +33,7 @@ def verdict(inputs: StatusInputs) -> Verdict:
         _deadline_exceeded,
         _recovering,
         _pods_refused,
+        _sleeping,
         _trying,
         _rolling,
         _draining,
@@ -116,6 +117,24 @@ def _why_stopped(inputs: StatusInputs) -> tuple[str, str]:
     if spec is not None and spec.suspend:
         return "Suspended", "spec.suspend is true"
     return ("ScaledToZero", "spec.replicas is 0") if scaling is None else ("Idle", scaling.message)
+
+
+def _sleeping(inputs: StatusInputs) -> Verdict | None:
+    """Applies while nobody asks for anything and groups are kept for the next request."""
+    scaling = inputs.scale.status
+    if scaling is None or not scaling.sleep_level:
+        return None
+    waiting = [group for group in inputs.current if not group.is_asleep]
+    asleep = len(inputs.current) - len(waiting)
+    if waiting or asleep != inputs.replicas:
+        text = f"{scaling.message}; {asleep} of {inputs.replicas} groups sleep"
+        return Verdict("reconciling", "Asleep", _with(text, inputs.unready[waiting[0].name] if waiting else _waits(inputs)))
+    unheard = _router_starting(inputs)
+    return (
+        Verdict("stopped", "Asleep", f"{scaling.message}; {asleep} groups sleep; the next request wakes them")
+        if unheard is None
+        else unheard
+    )
 
 
 def _recovering(inputs: StatusInputs) -> Verdict | None:
@@ -221,8 +240,13 @@ def _starting(inputs: StatusInputs) -> Verdict | None:
     if any(pod.waiting.startswith("Unschedulable") for group in waiting for pod in group.remaining_pods):
         reason = "Unschedulable"
     else:
-        reason = "Recovering" if has_served(first) and not first.available else "Progressing"
+        reason = "Recovering" if has_served(first) and not first.available and not _is_woken(inputs) else "Progressing"
     return Verdict("reconciling", reason, _with(f"{_count(inputs)} serve; {cause}", first_size(inputs, first)))
+
+
+def _is_woken(inputs: StatusInputs) -> bool:
+    """Says whether no group has served yet since the service was woken."""
+    return inputs.scale.status is not None and not inputs.scale.status.started_at
 
 
 def _router_starting(inputs: StatusInputs) -> Verdict | None:

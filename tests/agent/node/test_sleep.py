@@ -1,8 +1,11 @@
 """Sleep through the admin endpoint: the pod is unready, but healthy."""
 
-import httpx
+import time
 
-from tests.agent.node.conftest import Agent, complete
+import httpx
+from starling_agent.node.standby import RETRY_SECONDS
+
+from tests.agent.node.conftest import SECONDS, Agent, complete
 
 
 def test_a_node_sleeps_and_wakes_by_its_admin_endpoint(agent: Agent) -> None:
@@ -23,3 +26,26 @@ def test_a_node_sleeps_and_wakes_by_its_admin_endpoint(agent: Agent) -> None:
     assert not report.asleep and report.engine_restarts == 0
     assert complete(agent).status_code == 200
     assert 'sleep_state="awake"} 1.0' in agent.http.get("/metrics").text
+
+
+def test_a_node_sleeps_as_polls_order_it_and_wakes_when_one_says_so(agent: Agent) -> None:
+    for query, status in (("deep", 400), ("3", 400), ("0", 200), ("2", 200)):
+        assert agent.admin.get("/admin/report", params={"sleep": query}).status_code == status
+    agent.reports(lambda report: report.asleep)
+    assert complete(agent).json()["error"]["code"] == "engine_asleep"
+    assert agent.admin.post("/admin/wake_up").json() == {"is_sleeping": False}
+    limit = time.monotonic() + SECONDS
+    while not agent.admin.get("/admin/is_sleeping").json()["is_sleeping"]:
+        assert time.monotonic() < limit, "the order still holds"
+    agent.admin.get("/admin/report", params={"sleep": "0"})
+    agent.reports(lambda report: report.ready)
+    assert complete(agent).status_code == 200
+
+
+def test_what_people_put_to_sleep_is_not_woken_by_polls(agent: Agent) -> None:
+    assert agent.admin.post("/admin/sleep").json() == {"is_sleeping": True}
+    agent.reports(lambda report: report.asleep)
+    agent.admin.get("/admin/report", params={"sleep": "0"})
+    time.sleep(2 * RETRY_SECONDS)
+    assert agent.admin.get("/admin/is_sleeping").json() == {"is_sleeping": True}
+    assert agent.admin.post("/admin/wake_up").json() == {"is_sleeping": False}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from starling_engine import native
 from starling_engine.attention import select
+from starling_engine.attention.compressed import CompressedAttention
 from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.select import select_attention
 from starling_engine.config import ParallelLayout
@@ -88,6 +89,14 @@ def test_a_gpu_serves_an_indexer_without_kernels_of_its_own(monkeypatch: pytest.
     with pytest.raises(ConfigError, match=r"'triton' is not possible .*indexer.*possible: auto, sdpa, torch"):
         select_attention("triton", CudaPlatform(), BF16, 192, latent=True, indexed=True)
     assert select_attention("auto", CudaPlatform(), BF16, 192, latent=True)[0].name == "triton"
+
+
+def test_a_gpu_serves_compressed_runs_without_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "why_not_triton", lambda _: None)
+    backend, why = select_attention("auto", CudaPlatform(), BF16, 512, compressed=True, sinks=True)
+    assert isinstance(backend, CompressedAttention) and why.startswith("not triton: it has no kernels for compressed runs")
+    with pytest.raises(ConfigError, match=r"'triton' is not possible .*compressed runs.*possible: auto, sdpa, torch"):
+        select_attention("triton", CudaPlatform(), BF16, 512, compressed=True, sinks=True)
 
 
 @pytest.mark.parametrize(

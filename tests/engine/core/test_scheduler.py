@@ -15,6 +15,7 @@ from starling_engine.request_state import Gate
 from starling_engine.scheduler.preemption_log import BURST_SECONDS, PreemptionLog
 from starling_engine.scheduler.queue import make_queue
 from starling_engine.step import FOLLOWS, StepResult
+from starling_engine.token_packing import pack_floats
 
 from tests.engine.toy_engine import NO_GRAMMAR, ToyConstraint, ToyEngine, expected_output, prefix_hashes, state_of
 
@@ -353,7 +354,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         if name in movable and done is not None and done.error is None and movable[name][1].prompt_logprobs is not None:
             assert [row.token_ids[0] for row in engine.prompt_rows[name]] == movable[name][0][1:], name
     for name, prompt in pooled.items():
-        assert engine.finished[name].pooled == [float(prefix_hashes(prompt)[-1])]
+        assert engine.finished[name].pooled == pack_floats([float(prefix_hashes(prompt)[-1])])
 
 
 def move(engine: ToyEngine, name: str, movable: dict[str, Any]) -> None:

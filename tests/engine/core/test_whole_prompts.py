@@ -11,6 +11,7 @@ from starling_engine.params import PoolingParams
 from starling_engine.request import EngineRequest
 from starling_engine.scheduler.scheduler import Scheduler
 from starling_engine.step import RowExtras, StepPlan, StepResult
+from starling_engine.token_packing import pack_floats
 
 LONGEST, BUDGET, SLOTS = 32, 40, 3
 BAD = 49
@@ -30,7 +31,7 @@ class Encoder:
         assert list(map(len, prompts)) == plan.num_tokens
         if any(prompt[0] == BAD for prompt in prompts):
             return StepResult(plan.step_id, plan.epoch, error="boom")
-        extras = {row: RowExtras(pooled=[float(len(prompt))]) for row, prompt in enumerate(prompts)}
+        extras = {row: RowExtras(pooled=pack_floats([len(prompt)])) for row, prompt in enumerate(prompts)}
         return StepResult(plan.step_id, plan.epoch, [0] * len(prompts), extras=extras)
 
 
@@ -71,7 +72,7 @@ def test_random_traffic_with_faults_and_aborts(policy: SchedulingPolicy, depth: 
     assert finished.keys() | aborted == set(map(str, prompts)) and not finished.keys() & aborted
     for name, delta in finished.items():
         prompt = prompts[int(name)]
-        assert (delta.pooled, delta.error) == ((None, "boom") if prompt[0] == BAD else ([float(len(prompt))], None))
+        assert (delta.pooled, delta.error) == ((None, "boom") if prompt[0] == BAD else (pack_floats([len(prompt)]), None))
     stats = scheduler.snapshot()
     assert (stats.running, stats.waiting, stats.kv_blocks, stats.prefix_queries_total) == (0, 0, 0, 0)
     assert stats.step_tokens == BUDGET, "no stream waits for prompts"

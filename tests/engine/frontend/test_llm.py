@@ -257,6 +257,17 @@ def test_embeds(llm: LLM, reference: Any) -> None:
     assert is_idle(llm) and llm.engine.stats.prompt_tokens_total == before
 
 
+def test_vectors_of_tokens_that_several_steps_compute(llm: LLM, reference: Any) -> None:
+    """A step has 128 tokens here, and the second time the prefix is cached."""
+    prompts = [list(range(100, 400)), list(range(100, 130))]
+    for _ in range(2):
+        for output in llm.encode(prompts, use_tqdm=False, pooling_task="token_embed"):
+            with torch.no_grad():
+                hidden = reference.model(torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
+            theirs = torch.nn.functional.normalize(hidden, dim=1)
+            torch.testing.assert_close(torch.tensor(output.outputs.data), theirs, atol=1e-3, rtol=0)
+
+
 def test_logits_of_some_tokens_stand_for_a_vector(llm: LLM, reference: Any) -> None:
     params = PoolingParams(logit_token_ids=[894, 979, 3])
     for output in llm.embed([*PROMPTS, *PROMPTS], params, use_tqdm=False):

@@ -1,6 +1,7 @@
 """Experts with biases and a clamped gate: every method gives what transformers' experts of gpt-oss give, in whole and in parts."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, 
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_quantized import QuantizedExperts
-from starling_engine.model_config.moe import ClampedSwiglu
+from starling_engine.model_config.moe import ClampedSwiglu, ExpertLayout
 from starling_engine.native.group_quantized import FP8, INT8
 from starling_engine.topology.shard import Shard, Share
 from torch import Tensor
-from transformers import GptOssConfig
+from transformers import DeepseekV4Config, GptOssConfig
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from tests.engine.layers.test_experts import routes
@@ -59,9 +61,14 @@ def reference() -> GptOssExperts:
 
 
 def filled(
-    method: ExpertsMethod, dtype: torch.dtype, shape: ExpertsShape, source: GptOssExperts, device: torch.device = CPU
+    method: ExpertsMethod,
+    dtype: torch.dtype,
+    shape: ExpertsShape,
+    source: torch.nn.Module,
+    device: torch.device = CPU,
+    layout: ExpertLayout = "alternating columns",
 ) -> Experts:
-    layer = Experts(NAMES, shape, method, dtype, device)
+    layer = Experts(replace(NAMES, layout=layout), shape, method, dtype, device)
     tensors = {f"mlp.experts.{name}": weight.detach() for name, weight in source.named_parameters()}
     for expert in range(shape.num_experts):
         for slot in reversed(layer.reserve(expert).values()):
@@ -74,7 +81,7 @@ def filled(
 
 
 def check(
-    source: GptOssExperts,
+    source: torch.nn.Module,
     parts: Sequence[Experts],
     tokens: int,
     dtype: torch.dtype,
@@ -97,6 +104,23 @@ def test_gives_what_the_reference_gives(
 ) -> None:
     source = reference()
     check(source, [filled(make(), dtype, shape_of(Share.all(WIDTH)), source)], tokens, dtype, tolerance)
+
+
+def without_offset() -> tuple[DeepseekV4Experts, ExpertsShape]:
+    """Ups are not moved by 1."""
+    sizes = {"n_routed_experts": EXPERTS, "hidden_size": HIDDEN, "moe_intermediate_size": WIDTH}
+    source = DeepseekV4Experts(DeepseekV4Config(**sizes, swiglu_limit=GATE.limit))
+    for weight in source.parameters():
+        numbers = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) * weight.shape[2] ** -0.5
+        weight.data = numbers.to(BF16).float()
+    shape = replace(shape_of(Share.all(WIDTH)), bias=False, gate=ClampedSwiglu(alpha=1.0, limit=GATE.limit, offset=0.0))
+    return source, shape
+
+
+@pytest.mark.parametrize(("make", "dtype", "tolerance"), METHODS)
+def test_a_clamped_gate_without_an_offset(make: Callable[[], ExpertsMethod], dtype: torch.dtype, tolerance: float) -> None:
+    source, shape = without_offset()
+    check(source, [filled(make(), dtype, shape, source, layout="rows")], 9, dtype, tolerance)
 
 
 @pytest.mark.parametrize(("make", "dtype", "tolerance"), METHODS)

@@ -702,7 +702,8 @@ def test_a_model_with_dual_chunk_attention_is_served_within_one_chunk(written: i
 
 
 def test_other_names_have_one_ending() -> None:
-    endings = ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification", "ForMaskedLM", "ForPreTraining", "Model")
+    endings = ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
+    endings += ("ForPreTraining", "Model", "ColBERT")
     for name in OTHER_NAMES:
         assert sum(map(name.count, endings)) == 1, name
 
@@ -719,7 +720,7 @@ def test_quantized_weights_are_computed_in_bfloat16() -> None:
     ("asked", "nearest"),
     [
         (["Qwen2VLForConditionalGeneration"], "Qwen2ForCausalLM"),
-        (["LlamaForTokenClassification"], "LlamaForCausalLM"),
+        (["LlamaForQuestionAnswering"], "LlamaForCausalLM"),
         (["olmo3forcausallm"], "Olmo3ForCausalLM"),
         (["BloomForCausalLM"], None),
         ([], None),

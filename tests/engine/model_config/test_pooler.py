@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from starling_engine.args import EngineArgs, classifier_of
-from starling_engine.errors import ConfigError, ModelError
+from starling_engine.errors import ConfigError, ModelError, UnsupportedModel
 from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.multi_vector import MultiVectorConfig
 from starling_engine.model_config.pooler import PoolerConfig, TextMessages, read_pooler
 
 OLD = "sentence_transformers.models"
@@ -116,6 +117,60 @@ def test_a_missing_file_is_a_fault_of_vectors_alone(tmp_path: Path) -> None:
 def test_other_ways_to_make_vectors_are_a_fault(files: dict[str, Any], says: str, tmp_path: Path) -> None:
     fault = read(tmp_path, {**QWEN3_EMBEDDING, **files}).fault
     assert fault is not None and says in fault
+
+
+MULTI_VECTOR: dict[str, Any] = {
+    "modules.json": [
+        MODULES[0],
+        {"path": "1_Dense", "type": "sentence_transformers.base.modules.dense.Dense"},
+        {"path": "2_Mask", "type": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"},
+        {"path": "3_Normalize", "type": "sentence_transformers.base.modules.normalize.Normalize"},
+    ],
+    "1_Dense/config.json": {"in_features": 64, "out_features": 24, "module_input_name": "token_embeddings"},
+    "2_Mask/config.json": {"skiplist_words": ["."], "skiplist_tasks": ["query", "document"], "keep_only_token_ids": [7]},
+    "3_Normalize/config.json": {"module_input_name": "token_embeddings"},
+    "sentence_bert_config.json": {"document_length": 30, "max_seq_length": 40},
+    "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder", "similarity_fn_name": "meanmaxsim"},
+}
+POOLING = {"path": "4_Token", "type": "sentence_transformers.multi_vector_encoder.modules.HierarchicalTokenPooling"}
+SPLADE = {"path": "1_Splade", "type": "sentence_transformers.sparse_encoder.modules.SpladePooling"}
+
+
+def test_the_files_of_a_model_with_a_vector_for_each_token(tmp_path: Path) -> None:
+    found = read(tmp_path, MULTI_VECTOR)
+    assert (found.fault, found.task, found.max_length, found.prompts) == (None, "token_embed", 40, {"query": "", "document": ""})
+    assert found.multi_vector == MultiVectorConfig(
+        lengths={"document": 30}, skipped_words=(".",), skipped_of=("query", "document"), kept_tokens=(7,), mean=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"modules.json": [*MULTI_VECTOR["modules.json"], POOLING]}, "HierarchicalTokenPooling"),
+        ({"1_Dense/config.json": {"in_features": 64, "out_features": 24, "module_input_name": "x"}}, "module_input_name"),
+        ({"3_Normalize/config.json": {}}, "Normalize module has another module_input_name"),
+        ({"sentence_bert_config.json": {"modality_config": {"message": FORWARD}}}, "chat template"),
+        ({"modules.json": [MODULES[0], SPLADE, MODULES[2]], "1_Splade/config.json": {}}, "Normalize"),
+    ],
+)
+def test_what_is_not_supported_beside_vectors_of_tokens_is_a_fault(files: dict[str, Any], says: str, tmp_path: Path) -> None:
+    fault = read(tmp_path, {**MULTI_VECTOR, **files}).fault
+    assert fault is not None and says in fault
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"modules.json": [MODULES[0], SPLADE], "1_Splade/config.json": {"pooling_strategy": "mean"}}, "pooling_strategy 'mean'"),
+        ({"sentence_bert_config.json": {"query_expansion": {"strategy": "fixed"}}}, "query_expansion.*length is missing"),
+        ({"sentence_bert_config.json": {"query_expansion": {"strategy": "x", "length": 9}}}, "strategy 'x'"),
+        ({"config_sentence_transformers.json": {"model_type": "MultiVectorEncoder", "similarity_fn_name": "dot"}}, "'dot'"),
+    ],
+)
+def test_a_wrong_file_of_such_a_model_is_named(files: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises((ModelError, UnsupportedModel), match=says):
+        read(tmp_path, {**MULTI_VECTOR, **files})
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from starling_engine.args import EngineArgs
 from starling_engine.attention.bidirectional import BidirectionalAttention
 from starling_engine.errors import ConfigError, ModelError, UnsupportedModel
+from starling_engine.frontend.pooling import numbers_of
 from starling_engine.frontend.resolve import resolve
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
@@ -17,13 +19,23 @@ from starling_engine.params import PoolingParams
 from starling_engine.step import NewRequest, StepPlan
 from starling_engine.token_packing import pack_tokens
 from starling_engine.weights.loader import load_weights
+from starling_engine.worker import prompt_outputs
 from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.host.encoder_runner import EncoderRunner
 from starling_engine.worker.stage import StageLink
 from transformers import PreTrainedModel
 
 from tests.engine.checkpoints import edit_json
-from tests.engine.encoder_checkpoints import CLASSIFIERS, ENCODERS, VOCAB, EncoderVariant, write_encoder
+from tests.engine.encoder_checkpoints import (
+    CLASSIFIERS,
+    ENCODERS,
+    MASKED,
+    TOKEN_CLASSIFIERS,
+    VOCAB,
+    EncoderVariant,
+    write_encoder,
+    write_splade,
+)
 from tests.engine.parallel.threads import on_ranks
 
 CPU, FP32 = torch.device("cpu"), torch.float32
@@ -52,7 +64,10 @@ def answers(folder: Path, params: list[PoolingParams], tensor: Communicator = AL
     slots = list(range(len(each)))
     with torch.inference_mode():
         result = runner.launch(StepPlan(0, 0, slots, [0] * len(slots), LENGTHS, [True] * len(slots), new)).finish()
-    return [result.extras_of(row).pooled for row in slots] if stages.shard.last else [None] * len(slots)
+    if not stages.shard.last:
+        return [None] * len(slots)
+    packed = [result.extras_of(row).pooled or b"" for row in slots]
+    return [numbers_of(one, wanted, length) for one, wanted, length in zip(packed, params, LENGTHS, strict=True)]
 
 
 def expected(model: PreTrainedModel, variant: EncoderVariant) -> list[torch.Tensor]:
@@ -100,11 +115,95 @@ def test_a_head_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> N
     assert classifier is not None
     pooling = classifier.head.pooling
     wanted = [
-        PoolingParams(pooling=pooling, normalize=False, classify=True, second_from=second_from(variant, length))
+        PoolingParams(task="classify", pooling=pooling, normalize=False, second_from=second_from(variant, length))
         for length in LENGTHS
     ]
     found = torch.tensor(answers(tmp_path, wanted))
     torch.testing.assert_close(found, torch.stack(logits), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", TOKEN_CLASSIFIERS)
+def test_a_head_gives_each_token_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    variant = TOKEN_CLASSIFIERS[name]
+    logits = expected(write_encoder(tmp_path, variant), variant)
+    classifier = load_model_config(tmp_path).classifier
+    assert classifier is not None and classifier.of_tokens and len(classifier.labels) == 5
+    wanted = [PoolingParams(task="token_classify", second_from=second_from(variant, length)) for length in LENGTHS]
+    for found, theirs in zip(answers(tmp_path, wanted), logits, strict=True):
+        torch.testing.assert_close(torch.tensor(found), theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "labels"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)])
+def test_a_reward_model_rates_each_token(name: str, labels: int, tmp_path: Path) -> None:
+    """Its head is the authors' own, of two layers."""
+    variant = ENCODERS["qwen2"]
+    states = expected(write_encoder(tmp_path, variant), variant)
+    head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, labels))
+    path = tmp_path / "model.safetensors"
+    tensors = {f"model.{tensor}": values for tensor, values in load_file(path).items()}
+    save_file({**tensors, **{f"score.{tensor}": values for tensor, values in head.state_dict().items()}}, path)
+    edit_json(tmp_path / "config.json", {"architectures": [name], "id2label": None, "label2id": None})
+    classifier = load_model_config(tmp_path).classifier
+    assert classifier is not None and classifier.label_activation == ("identity" if labels == 1 else "softmax")
+    wanted = [PoolingParams(task="token_classify")] * len(LENGTHS)
+    for found, theirs in zip(answers(tmp_path, wanted), states, strict=True):
+        with torch.inference_mode():
+            torch.testing.assert_close(torch.tensor(found), head(theirs), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("split", ["alone", "two ranks", "two stages"])
+@pytest.mark.matrix
+def test_a_head_for_masked_tokens_makes_sparse_vectors(
+    name: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits are of 16 tokens at once here, so that a text has those of several parts."""
+    monkeypatch.setattr(prompt_outputs, "LOGPROB_ROWS", 16)
+    variant = MASKED[name]
+    model = write_encoder(tmp_path, variant)
+    write_splade(tmp_path, pooling_strategy="max" if name == "bert" else "sum", activation_function="log1p_relu")
+    wanted = [PoolingParams(task="sparse_embed")] * len(LENGTHS)
+
+    def work(ranks: Communicator) -> list[Any]:
+        return answers(tmp_path, wanted, **{"tensor" if split == "two ranks" else "stages": ranks})
+
+    found = answers(tmp_path, wanted) if split == "alone" else on_ranks(2, "gloo", work)[-1]
+    for vector, ids in zip(found, prompts(), strict=True):
+        weights = torch.zeros(VOCAB)
+        weights[vector.indices] = torch.tensor(vector.values)
+        with torch.inference_mode():
+            each = model(torch.tensor([ids])).logits[0].relu().log1p().log1p()
+        theirs = each.amax(0) if name == "bert" else each.sum(0)
+        torch.testing.assert_close(weights, theirs, atol=TOLERANCE, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mpnet", "modernbert"])
+def test_tokens_that_none_sees_see_the_others(name: str, tmp_path: Path) -> None:
+    """Keys are fewer than queries then, also with biases by distance and in windows."""
+    variant = ENCODERS[name]
+    model = write_encoder(tmp_path, variant)
+    seen = [max(1, length - 3) for length in LENGTHS]
+    wanted = [PoolingParams(task="token_embed", normalize=False, unseen_from=count) for count in seen]
+    for found, ids, count in zip(answers(tmp_path, wanted), prompts(), seen, strict=True):
+        mask = (torch.arange(len(ids)) < count).long()[None]
+        with torch.inference_mode():
+            states = model(torch.tensor([ids]), attention_mask=mask).last_hidden_state[0]
+        torch.testing.assert_close(torch.tensor(found), states, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("split", ["two ranks", "two stages"])
+def test_each_token_has_a_vector_of_its_own(split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_outputs, "LOGPROB_ROWS", 16)
+    variant = ENCODERS["roberta"]
+    states = expected(write_encoder(tmp_path, variant), variant)
+    wanted = [PoolingParams(task="token_embed", normalize=True, dimensions=dimensions) for dimensions in (64, 3, 8, 1)]
+
+    def work(ranks: Communicator) -> list[Any]:
+        return answers(tmp_path, wanted, **{"tensor" if split == "two ranks" else "stages": ranks})
+
+    for found, theirs, one in zip(on_ranks(2, "gloo", work)[-1], states, wanted, strict=True):
+        vectors = torch.nn.functional.normalize(theirs[:, : one.dimensions], dim=1)
+        torch.testing.assert_close(torch.tensor(found), vectors, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +224,13 @@ def test_what_an_encoder_cannot_be_is_said(edits: dict[str, Any], error: str, tm
         load_model_config(tmp_path)
 
 
+def test_logits_that_are_pooled_are_refused_by_name(tmp_path: Path) -> None:
+    write_encoder(tmp_path, CLASSIFIERS["eurobert"])
+    edit_json(tmp_path / "config.json", {"classifier_pooling": "late"})
+    with pytest.raises(UnsupportedModel, match="classifier_pooling 'late' is not supported; supported: bos, mean"):
+        load_model_config(tmp_path)
+
+
 def test_an_encoders_settings_know_no_cache_and_no_streams(tmp_path: Path) -> None:
     write_encoder(tmp_path, ENCODERS["bert"])
     _, _, config = resolve(EngineArgs(model=str(tmp_path), max_num_seqs=1, max_num_batched_tokens=1))
@@ -141,10 +247,16 @@ def test_an_encoders_settings_know_no_cache_and_no_streams(tmp_path: Path) -> No
             resolve(EngineArgs(model=str(tmp_path), **{name: value}))
 
 
+def test_the_longest_text_is_the_one_that_the_authors_mean(tmp_path: Path) -> None:
+    write_encoder(tmp_path, ENCODERS["bert"])
+    write_splade(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 48}')
+    lengths = [resolve(EngineArgs(model=str(tmp_path), max_model_len=given))[2].scheduler.max_model_len for given in (None, 100)]
+    assert lengths == [48, 100]
+
+
 def test_names_of_the_first_checkpoints_are_known(tmp_path: Path) -> None:
     """BERT's first files have the names of TensorFlow."""
-    from safetensors.torch import load_file, save_file
-
     variant = ENCODERS["bert"]
     states = expected(write_encoder(tmp_path, variant), variant)
     path = tmp_path / "model.safetensors"

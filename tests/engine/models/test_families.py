@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from starling_engine import native
 from starling_engine.attention.base import AttentionBackend
+from starling_engine.attention.compressed import CompressedAttention
 from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
@@ -39,6 +40,7 @@ WITH_EXPERTS = (
     "granite-moe-shared",
     "glm4-moe",
     "deepseek-v3.2",
+    "deepseek-v4",
     "glm-5.2",
     "ernie-moe",
     "minimax-m2",
@@ -65,7 +67,7 @@ def driver_of(
 ) -> PagedDriver:
     config, methods = load_model_config(reference.folder), select_linear_method(dtype, CPU)
     shards = [ALL] if stages == 1 else [Shard(at, stages) for at in range(stages)]
-    attention = TorchMla() if config.mla else backend
+    attention = CompressedAttention() if config.compressed else TorchMla() if config.mla else backend
     models = [Decoder(config, dtype, CPU, methods, attention, LENGTHS.get(name), None, ranks, shard, experts) for shard in shards]
     for model in models:
         load_weights(model, reference.folder)

@@ -12,7 +12,7 @@ from starling_engine.native.cache_rows import FP8, INT4, INT8
 from starling_engine.sleep import Sleep, WakeUp
 from starling_engine.weights.cache_scales import load_kv_scales
 
-from tests.engine.checkpoints import PROMPT, VARIANTS, Reference, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, PROMPT, VARIANTS, Reference, write_checkpoint
 from tests.engine.core.test_sleep import ALL, SleepDriver
 from tests.engine.cores import core_for, greedy, run
 from tests.engine.models.test_decoder import build
@@ -79,6 +79,9 @@ def test_a_model_that_cannot_be_cached_so_is_refused_before_anything_starts(tmp_
     write_checkpoint(tmp_path, VARIANTS["deepseek-v3"])
     with pytest.raises(ConfigError, match=r"kv_cache_dtype: fp8 is not possible: this model caches latents .MLA.; possible: auto"):
         resolve(engine_args(model=str(tmp_path), kv_cache_dtype="fp8"))
+    write_checkpoint(tmp_path / "v4", FAMILIES["deepseek-v4"])
+    with pytest.raises(ConfigError, match="int8 is not possible: this model caches compressed runs of tokens; possible: auto"):
+        resolve(engine_args(model=str(tmp_path / "v4"), kv_cache_dtype="int8"))
     write_checkpoint(tmp_path / "llama", VARIANTS["llama3.1"])
     with pytest.raises(ConfigError, match="int4 is not possible: 32 columns share a scale, and head_dim is 16; possible: auto"):
         resolve(engine_args(model=str(tmp_path / "llama"), kv_cache_dtype="int4"))

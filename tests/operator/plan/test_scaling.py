@@ -18,6 +18,7 @@ from tests.operator.plan.world import World
 
 IDLE: dict[str, Any] = {"router": {}, "scaling": {"idleSeconds": 60}}
 SERVES = ScalingStatus(wanted=2, since=rfc3339(NOW - 1000), started_at=rfc3339(NOW - 900), start_seconds=100)
+SLEEPS: dict[str, Any] = {"router": {}, "scaling": {"idleSeconds": 60, "standby": "asleep"}}
 AT_ZERO = SERVES.model_copy(update={"wanted": 0, "message": "no request for 60 s"})
 
 
@@ -287,4 +288,98 @@ def test_the_longest_of_what_pods_say_counts() -> None:
 
 
 def test_it_is_no_part_of_a_revision() -> None:
-    assert spec_hash(make_spec({"scaling": {"idleSeconds": 60}})) == spec_hash(make_spec())
+    assert spec_hash(make_spec(SLEEPS)) == spec_hash(make_spec({"router": {}}))
+
+
+def uids(world: World) -> list[str]:
+    return [member.uid for member in world.pods]
+
+
+def test_it_goes_to_sleep_and_each_request_wakes_the_same_pods(request: pytest.FixtureRequest) -> None:
+    world = settled(SLEEPS | {"replicas": 2})
+    pods = uids(world)
+    assert len(pods) == 2 and all(member.asleep for member in world.pods)
+    assert world.condition("Ready") == ("False", "Asleep") and world.condition("ModelLoaded")[0] == "True"
+    assert world.condition("Reconciling")[0] == world.condition("Stalled")[0] == world.condition("Available")[0] == "False"
+    assert world.message() == "no request for 60 s; 2 groups sleep; the next request wakes them"
+    for number in range(1, (40 if request.config.getoption("--whole") else 3) + 1):
+        world.ask()
+        assert world.reconcile().notice.phase == "Progressing"
+        until_answered(world)
+        world.reconcile()
+        assert world.answered == number and world.condition("Ready") == ("True", "Serving")
+        world.tick(3 * 86400)
+        world.quiet_since = world.now - 30
+        assert world.reconcile().requeue_after == pytest.approx(30.5), "what it slept for is no time without a request"
+        world.settle()
+        assert world.condition("Ready") == ("False", "Asleep"), "not stalled, however long it sleeps"
+        assert world.event_reasons("Woken", "Asleep") == ["Asleep", *["Woken", "Asleep"] * number]
+    assert uids(world) == pods and world.generation == 1, "nobody wrote the spec, and no pod is new"
+
+
+def test_a_pod_that_comes_while_its_service_sleeps_goes_to_sleep() -> None:
+    world = settled(SLEEPS | {"replicas": 2})
+    assert world.ask_to_evict(world.pods[0]), "a pod that sleeps is in nobody's way"
+    world.settle()
+    assert len(world.pods) == 2 and all(member.asleep for member in world.pods)
+    world.edit({"replicas": 3})
+    world.settle()
+    assert len(world.pods) == 3 and all(member.asleep for member in world.pods) and not world.event_reasons("Woken")
+
+
+def test_a_rollout_wakes_it_since_the_new_revision_has_to_serve_once() -> None:
+    world = settled(SLEEPS)
+    world.edit({"engine": {"blockSize": 32}})
+    world.settle()
+    assert world.condition("Ready") == ("False", "Asleep") and len(world.pods) == 1
+    assert world.status.revision.current == world.status.revision.target
+    assert [event.message for event in world.events if event.reason == "Woken"] == ["A rollout goes on: 1 groups wake"]
+
+
+def test_a_service_that_sleeps_follows_its_spec() -> None:
+    world = settled(SLEEPS)
+    world.edit({"scaling": {"sleepLevel": 2}})
+    world.settle()
+    assert world.status.scaling is not None and world.status.scaling.sleep_level == 2
+    world.edit({"suspend": True})
+    world.ask()
+    world.settle()
+    assert world.sets() == [] and world.condition("Ready")[1] == "Suspended", "a suspended service is never woken"
+    world.open = 0
+    world.edit({"suspend": False})
+    world.settle()
+    world.edit({"scaling": {"standby": "none", "sleepLevel": None}})
+    world.settle()
+    assert world.sets() == [] and world.condition("Ready") == ("False", "Idle") and not world.event_reasons("Woken")
+    world.edit({"scaling": {"standby": "asleep"}})
+    world.settle()
+    assert world.sets() == [], "what is at zero has nothing that could sleep"
+    world.ask()
+    until_answered(world)
+    world.settle()
+    assert world.condition("Ready") == ("False", "Asleep") and len(world.sets()) == 1
+
+
+def test_without_idle_seconds_a_service_that_sleeps_wakes() -> None:
+    world = settled(SLEEPS)
+    world.edit({"scaling": {"standby": "none", "idleSeconds": None}})
+    world.settle()
+    assert world.condition("Ready") == ("True", "Serving") and world.status.scaling is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallelism": {"expert": 2}},
+        {"parallelism": {"data": 2, "elastic": {"min": 1, "max": 2}}},
+        {"engine": {"extraArgs": {"enable_expert_parallel": True, "enable_eplb": True}}},
+    ],
+)
+def test_groups_that_cannot_sleep_are_refused_it(changes: dict[str, Any]) -> None:
+    world = World(SLEEPS | changes)
+    world.reconcile()
+    assert world.condition("Stalled") == ("True", "InvalidSpec")
+    assert world.message().startswith("spec.scaling.standby: must be none here: cores that share experts")
+    alone = World(SLEEPS | {"parallelism": {"expert": 1}})
+    alone.settle()
+    assert alone.condition("Ready")[1] == "Asleep"

@@ -65,6 +65,7 @@ class Member:
     unready_since: float | None = None
     phase: str = "Pending"
     peers: frozenset[tuple[str, int]] = frozenset()
+    asleep: bool = False
 
 
 @dataclass
@@ -185,7 +186,9 @@ class World:
         for member in self.pods:
             if member.scheduled and not member.lost and member.silent_since is None and not member.broken:
                 self._advance(member)
+        scaling = self.status.scaling
         for member in self.pods:
+            member.asleep = member.stage == 4 and scaling is not None and scaling.sleep_level > 0
             member.unready_since = None if self._ready(member) else (member.unready_since or self.now)
 
     def settle(self, ticks: int = 400) -> int:
@@ -394,7 +397,7 @@ class World:
         return len(members) == nodes and all(self._ready(member) for member in members)
 
     def _ready(self, member: Member) -> bool:
-        well = not member.broken and not member.lost and member.silent_since is None
+        well = not member.asleep and not member.broken and not member.lost and member.silent_since is None
         going = member.deleted_at is not None or member.phase != "Running"
         # A gang that lost a member hangs until all of it is recreated.
         return well and not member.shut_down and member.stage == 4 and not going and member.peers == self._lives(member.group)
@@ -438,6 +441,7 @@ class World:
             pod=member.name,
             phase="draining" if member.shut_down else "failed" if member.broken else PHASES[member.stage],
             ready=self._ready(member),
+            asleep=member.asleep,
             healthy=not member.broken,
             fatal=bool(member.broken) and not member.passing,
             last_error=member.broken or None,
@@ -456,7 +460,7 @@ class World:
         )
 
     def _picture(self) -> Any:
-        pods = [(member.uid, member.stage, member.broken, member.deleted_at) for member in self.pods]
+        pods = [(member.uid, member.stage, member.broken, member.deleted_at, member.asleep) for member in self.pods]
         return pods, sorted(self.children), self.status.model_dump()
 
 

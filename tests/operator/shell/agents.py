@@ -27,6 +27,8 @@ class Agent:
     """The commit that the operator notified it of."""
     ends_in: float | None = None
     """Seconds until its end, as the operator notified it."""
+    sleep: int | None = None
+    """Level at which it is to sleep, as the operator notified it."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def update(self, **news: object) -> None:
@@ -41,6 +43,7 @@ class Agent:
         self.commit = self.commit or request.query.get("commit")
         if "ends_in" in request.query:
             self.ends_in = float(request.query["ends_in"])
+        self.sleep = int(request.query["sleep"]) if "sleep" in request.query else None
         if self.silent:
             await asyncio.sleep(3600)
         known = request.query.get("incarnation") == self.report.incarnation

@@ -1,57 +1,15 @@
 """A canary on a real API server, with an operator that is killed in the middle of it."""
 
-import asyncio
-import itertools
-import os
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest
-from aiohttp import web
-from starling_agent.contract.config import ENDPOINT_PORT
-from starling_agent.contract.router_report import CanaryNotice, CanaryReport, RouterReport, ServiceNotice
 
 from tests.operator.shell.cluster import Cluster, manifest
 from tests.operator.shell.conftest import StartOperator
-from tests.operator.shell.kubelet import Kubelet
 from tests.operator.shell.proxy import Proxy
+from tests.operator.shell.routers import ReportingRouter
+from tests.operator.shell.routers import router as router
 from tests.waiting import until
 
-ADDRESS = f"127.{192 + os.getpid() % 60}.9.8"
 SPEC = {"router": {"replicas": 1}, "rollout": {"canary": {"steps": [{"weight": 10, "seconds": 3600}], "compare": "tokens"}}}
-
-
-class ReportingRouter:
-    """Answers the operator's polls as a router does: at once with news. `differing` is what it has seen of any canary."""
-
-    def __init__(self) -> None:
-        self.weights: list[int | None] = []
-        self.differing = 0
-        self._versions = itertools.count(1)
-
-    async def answer(self, request: web.Request) -> web.Response:
-        canary = ServiceNotice.model_validate_json(await request.read()).canary
-        weight = None if canary is None else canary.weight
-        self.weights += [] if self.weights[-1:] == [weight] else [weight]
-        report = None if canary is None else self._report(canary)
-        answer = RouterReport(version=next(self._versions), incarnation="i", open=0, held=0, quiet_seconds=9, canary=report)
-        await asyncio.sleep(0.2)
-        return web.Response(text=answer.model_dump_json(), content_type="application/json")
-
-    def _report(self, canary: CanaryNotice) -> CanaryReport:
-        return CanaryReport(canary=canary.canary, attempt=canary.attempt, compared=9, differing=self.differing)
-
-
-@pytest.fixture
-async def router(kubelet: Kubelet) -> AsyncIterator[ReportingRouter]:
-    kubelet.router_address = ADDRESS
-    made, app = ReportingRouter(), web.Application()
-    app.router.add_post("/router/report", made.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, ADDRESS, ENDPOINT_PORT).start()
-    yield made
-    await runner.cleanup()
 
 
 async def test_a_canary_outlives_its_operator_and_is_rolled_back_to_the_pods_that_served(

@@ -165,10 +165,20 @@ class Embedding(msgspec.Struct, kw_only=True):
     embedding: list[float] | str
 
 
+class SparseData(msgspec.Struct):
+    """Token ids, and the weight of each."""
+
+    indices: list[int]
+    values: list[float]
+
+
 class PooledData(msgspec.Struct, kw_only=True):
+    """Numbers of an input; `shape` says how those in base64 lie, where each token has some."""
+
     index: int
     object: Literal["pooling"] = "pooling"
-    data: list[float] | str
+    data: list[float] | str | msgspec.Raw | SparseData
+    shape: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class VectorsByType(msgspec.Struct, omit_defaults=True, rename={"float_": "float"}):

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from pydantic import Field, WithJsonSchema
+from starling_engine import PoolingParams
 from starling_engine.errors import InvalidRequest
+from starling_engine.params import PoolingTask
 
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import Int, RequestModel
@@ -48,6 +51,11 @@ class EmbeddingFields(PooledRequest, ChatTemplateFields):
     def opens_answer(self) -> bool:
         return self.add_generation_prompt is True
 
+    @property
+    def params(self) -> PoolingParams:
+        """Returns what the engine is asked to make of the prompts."""
+        return PoolingParams(pooling=self.pooling, normalize=self.normalize, dimensions=self.dimensions)
+
     def check_source(self) -> None:
         """Raises InvalidRequest unless there is one of `input` and `messages`, with fields that it has a use for."""
         if self.input is None and self.messages is None:
@@ -67,9 +75,22 @@ class EmbeddingRequest(EmbeddingFields):
 
 
 class PoolingRequest(EmbeddingFields):
-    """The same under vLLM's name; `task` says what it does in any case."""
+    """The same under vLLM's name, and its other tasks. `use_activation` is for those with labels."""
 
-    task: Literal["embed"] | None = None
+    task: PoolingTask | None = None
+    use_activation: bool | None = None
+
+    @property
+    def params(self) -> PoolingParams:
+        """See `EmbeddingFields.params`. Raises InvalidRequest for a field that the task has no use for."""
+        if self.task not in ("classify", "token_classify"):
+            if self.use_activation is not None:
+                raise InvalidRequest("is for the tasks classify and token_classify", "use_activation")
+            return super().params if self.task is None else msgspec.structs.replace(super().params, task=self.task)
+        for name in ("prompt_name", "pooling", "normalize", "dimensions"):
+            if getattr(self, name) is not None:
+                raise InvalidRequest(f"is for vectors, and not for the task {self.task}", name)
+        return PoolingParams(task=self.task)
 
 
 VectorType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]

@@ -39,15 +39,15 @@ def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
     """Returns one rank's share of each KV group's chunks, and behind them of each piece of a snapshot."""
     rank, layout = config.layout.coordinates(config.rank), config.layout
     tensor, stage = Shard(rank.tp, layout.tensor), Shard(rank.pp, layout.pipeline)
-    planes = 1 if model.mla else 2
     shares = []
     for group in whole_groups(model, config):
-        token_bytes = group.spec.layer_block_bytes // (planes * group.spec.num_kv_heads * config.block_size)
+        planes, blocks = group.spec.planes, CHUNK // config.block_size
+        run_bytes = group.spec.layer_block_bytes * blocks // (planes * group.spec.num_kv_heads)
         local = part_of(model, group, tensor, stage)
         writes = all(part_of(model, group, Shard(lower, layout.tensor), stage) != local for lower in range(rank.tp))
         window = -(-group.spec.window // CHUNK) + 1 if group.spec.window else 0  # it may begin within a chunk
         covers = covers_of(model, group, tensor, stage)[: 1 if model.has_state else None]  # others write under other fingerprints
-        shares.append(GroupShare(covers, planes, token_bytes * CHUNK, writes, window))
+        shares.append(GroupShare(covers, planes, run_bytes, writes, window))
     own = ChunkPart(rank.pp, rank.pp + 1, rank.tp, rank.tp + 1)
     slab, pieces = rank_slab_bytes(model, config), state_pieces(model, config)
     return [*shares, *(GroupShare([[own]], 1, blocks * slab, snapshot=True) for blocks in pieces)]

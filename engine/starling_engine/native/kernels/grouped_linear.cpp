@@ -120,12 +120,12 @@ using namespace starling;
 extern "C" {
 
 // Pair i is the token tokens[i] and the expert e with starts[e] <= i < starts[e + 1]: x[tokens[i]] times e's matrix -> out[i].
-// biases [count][n] or null; alpha and limit as in `Gate`.
+// biases [count][n] or null; alpha, limit and offset as in `Gate`.
 void starling_grouped_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
-                             const bf16* packed, int64_t n, int64_t k, const bf16* biases, int gated, float alpha, float limit,
+                             const bf16* packed, int64_t n, int64_t k, const bf16* biases, int gated, float alpha, float limit, float offset,
                              bf16* out, int threads) {
   const Bf16Experts experts{{tokens, starts, count}, packed, n, k};
-  GroupedLinear<Bf16Experts>{experts, x, x_stride, biases, gated != 0, {alpha, limit}, out}.run(threads);
+  GroupedLinear<Bf16Experts>{experts, x, x_stride, biases, gated != 0, {alpha, limit, offset}, out}.run(threads);
 }
 
 // x[i] times the matrix of pair i's expert, times weights[i], added up over the pairs of each token -> out [num_tokens][n].
@@ -137,9 +137,9 @@ void starling_grouped_sum(const bf16* x, const int64_t* tokens, const float* wei
 // The same two with weights as starling_pack_fp8 packs them, one behind the other.
 void starling_grouped_fp8_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
                                  const uint8_t* packed, const float* scales, int64_t n, int64_t k, int64_t groups,
-                                 const bf16* biases, int gated, float alpha, float limit, bf16* out, int threads) {
+                                 const bf16* biases, int gated, float alpha, float limit, float offset, bf16* out, int threads) {
   const Fp8Experts experts{{tokens, starts, count}, reinterpret_cast<const fp8_weight*>(packed), scales, n, k, groups};
-  GroupedLinear<Fp8Experts>{experts, x, x_stride, biases, gated != 0, {alpha, limit}, out}.run(threads);
+  GroupedLinear<Fp8Experts>{experts, x, x_stride, biases, gated != 0, {alpha, limit, offset}, out}.run(threads);
 }
 
 void starling_grouped_fp8_sum(const bf16* x, const int64_t* tokens, const float* weights, const int64_t* starts, int64_t count,

@@ -51,7 +51,7 @@ extern "C" {
 void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts,
                                        int64_t count, const uint8_t* codes, const uint16_t* scales, const uint16_t* minima,
                                        const uint8_t* table, int64_t n, int64_t k, int64_t size, int64_t span, int64_t share,
-                                       int bits, int zero, const bf16* biases, int gated, float alpha, float limit,
+                                       int bits, int zero, const bf16* biases, int gated, float alpha, float limit, float offset,
                                        bf16* out, int threads) {
   const ExpertRuns runs{tokens, starts, count};
   const QuantizedWeight weights{codes, scales, minima, table, n, {k, size, span, share}, bits, zero};
@@ -62,7 +62,7 @@ void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const in
   const QuantizedTiles& tiles = weights.tiles();
   const int64_t width = gated ? n / 2 : n;
   runs.each_span(weights.pairs(), weights.bytes(), threads, [&](int64_t e, Span mine) {
-    const StoreSums<bf16> store_sums{runs.bias_of(biases, e, n), n, gated != 0, out + starts[e] * width, width, {alpha, limit}};
+    const StoreSums<bf16> store_sums{runs.bias_of(biases, e, n), n, gated != 0, out + starts[e] * width, width, {alpha, limit, offset}};
     for (int64_t pair = mine.begin; pair < mine.end; ++pair) run_pair(rows.of(e), weights.of(e), tiles, pair, store_sums);
   });
 }

@@ -117,17 +117,17 @@ struct PackedProduct {
   }
 };
 
-// What a gated matrix gives of the products of gate and up: silu(gate) * up, or, with a limit, the clamped form of gpt-oss's experts
-// (`ClampedSwiglu`).
+// What a gated matrix gives of the products of gate and up: silu(gate) * up, or, with a limit, the clamped form of experts of gpt-oss
+// and DeepSeek-V4 (`ClampedSwiglu`).
 struct Gate {
-  float alpha = 0, limit = 0;
+  float alpha = 0, limit = 0, offset = 0;
 
   Floats operator()(Floats gate, Floats up) const {
     if (limit == 0) return silu(gate) * up;
     const Floats one = splat16(1.0f), top = splat16(limit);
     gate = lowest(top, gate);
     up = highest(splat16(-limit), lowest(top, up));
-    return (up + one) * gate / (one + exp(gate * splat16(-alpha)));
+    return (up + splat16(offset)) * gate / (one + exp(gate * splat16(-alpha)));
   }
 };
 

@@ -21,6 +21,9 @@ _INPUT_SCALES = ("input_scale", "activation_scale")
 MX_GROUP = 32
 """Columns that share a scale in MXFP4."""
 
+EXPONENTS = "F8_E8M0"
+"""Type of scales that are powers of two, where a checkpoint does not have them as bytes."""
+
 _NOT_A_NUMBER = 0x7F
 """The code of it, apart from its sign."""
 
@@ -84,7 +87,8 @@ class Float8Matrix(CodedMatrix):
 class Float4Matrix(CodedMatrix):
     """Floats in 4 bits (e2m1), two in a byte, with a scale for each 16 (NVFP4) or 32 columns (MXFP4).
 
-    weight_packed, or weight of ModelOpt, [N, K / 2] uint8; weight_scale [N, G] float8_e4m3fn, or exponents in uint8 (MXFP4).
+    weight_packed, or weight of ModelOpt and of DeepSeek-V4, [N, K / 2] of bytes; weight_scale [N, G] float8_e4m3fn, or exponents
+    (MXFP4).
     NVFP4 has one scale more: weight_global_scale divides, weight_scale_2 of ModelOpt multiplies.
     """
 
@@ -97,14 +101,14 @@ class Float4Matrix(CodedMatrix):
         for ending in ("weight_scale_2", "weight_global_scale"):
             if ending in tensors:
                 self._check(ending, (), (1,))
-        is_mx = tensors["weight_scale"].dtype == "U8"
+        is_mx = tensors["weight_scale"].dtype in ("U8", EXPONENTS)
         self._describe("mxfp4" if is_mx else "nvfp4", (n, 2 * half), 4, groups)
         self._group = self._group_of("weight_scale", groups)
         if self._group % 16 == 0:
             self.form = Format(4, self._group, table=E2M1)
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
-        codes = nibbles(read(self._codes, (rows,)))
+        codes = nibbles(read(self._codes, (rows,)).view(torch.uint8))
         scales = _as_float(read("weight_scale", (rows,))) / 2  # the table has numbers twice as large
         if "weight_scale_2" in self.tensors:
             scales = scales * read("weight_scale_2", ()).float()

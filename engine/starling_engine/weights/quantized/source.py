@@ -12,7 +12,7 @@ from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import QuantizationConfig, WeightScheme
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.weights.quantized.bitsandbytes import STATE, RowsMatrix, TableMatrix
-from starling_engine.weights.quantized.floats import Float4Expert, Float4Matrix, Float8Matrix
+from starling_engine.weights.quantized.floats import EXPONENTS, Float4Expert, Float4Matrix, Float8Matrix
 from starling_engine.weights.quantized.integers import AwqMatrix, GptqMatrix, PackedMatrix, PlainMatrix
 from starling_engine.weights.quantized.matrix import CodedMatrix, QuantizedMatrix
 from starling_engine.weights.quantized.torchao import QDATA4, Int4Matrix
@@ -142,6 +142,8 @@ def _matrix(module: str, parts: Mapping[str, TensorInfo], scheme: WeightScheme, 
         kind = _KINDS.get((ending, parts[ending].dtype if ending in parts else ""))
         if kind is PlainMatrix and "SCB" in parts:
             kind = RowsMatrix
+        if kind is PlainMatrix and "weight_scale" in parts and parts["weight_scale"].dtype == EXPONENTS:
+            kind = Float4Matrix  # of DeepSeek-V4's experts
     if kind is None:
         found = ", ".join(f"{ending} ({info.dtype})" for ending, info in parts.items())
         raise WeightError(f"checkpoint: {module} is quantized in a way that is not known: {found}")
@@ -173,7 +175,7 @@ _DTYPES = {
     **dict.fromkeys(("scales", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "SCB", "weight.quant_map"), _FLOATS),
     **dict.fromkeys(("weight.nested_absmax", "weight.nested_quant_map"), _FLOATS),
     **dict.fromkeys(("g_idx", "weight_g_idx"), ("I32", "I64")),
-    "weight_scale": (*_FLOATS, "F8_E4M3", "U8"),
+    "weight_scale": (*_FLOATS, "F8_E4M3", "U8", EXPONENTS),
     "weight_zero_point": ("I32", "I8", *_FLOATS),
     "weight.absmax": ("F32", "U8"),
 }

@@ -1,7 +1,7 @@
 """The worker's persistent input batch: arrays over slots, changed by each plan and never rebuilt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ class SlotState:
     pooling: PoolingParams | None
     adjuster: Adjuster | None
     pooled: torch.Tensor | None = None
+    token_rows: list[bytes] = field(default_factory=list)
+    """Packed numbers of the prompt's tokens so far, where each token has some; they lie on the host."""
 
     def needs_all_hidden_states(self, start: int) -> bool:
         """Returns whether a row from `start` (see `StepPlan.starts`) needs the hidden states of all its tokens, as prompts may."""

@@ -68,7 +68,7 @@ class EncoderRunner:
 
     def _inputs(self, step: FlatBatch) -> tuple[torch.Tensor, ForwardContext]:
         """Returns token ids [T], and the context of a pass over whole sequences."""
-        device, starts, lengths = self._device, [0, *step.query_end.tolist()], step.ends.tolist()
+        device, starts, lengths = self._device, [0, *step.query_end.tolist()], self._seen(step)
         ids, positions = (torch.from_numpy(each).to(device, torch.int64) for each in (step.ids, step.positions))
         metadata = AttentionMetadata(
             positions=positions,
@@ -82,6 +82,12 @@ class EncoderRunner:
         layers = self._num_layers
         types = self._types(step)
         return ids, ForwardContext([self._nothing] * layers, [metadata] * layers, types=types, tick=self._tick)
+
+    def _seen(self, step: FlatBatch) -> list[int]:
+        """Returns how many tokens of each sequence are seen, its first ones."""
+        pooling = [self._batch.slot_state(slot).pooling for slot in step.slots.tolist()]
+        unseen = [None if one is None else one.unseen_from for one in pooling]
+        return [length if first is None else min(length, first) for length, first in zip(step.ends.tolist(), unseen, strict=True)]
 
     def _types(self, step: FlatBatch) -> torch.Tensor | None:
         """Returns each token's segment, [T] int64: 1 in the second text of a pair. None where there are no pairs."""

@@ -6,7 +6,7 @@ import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import KVCache
-from starling_engine.kv.spec import KVGroup, StateGroup
+from starling_engine.kv.spec import KVGroup, RunSpec, StateGroup
 from starling_engine.models.decoder import ForwardContext
 from starling_engine.step import BlockCopy, StepPlan
 
@@ -44,7 +44,10 @@ class KVPages:
         self._kv = kv
         self.tick = tick
         self._group_of = dict.fromkeys(state.layers if state is not None else (), len(groups))
-        self._group_of |= {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        self._runs_of = {layer: g for g, group in enumerate(groups) if isinstance(group.spec, RunSpec) for layer in group.layers}
+        """The second group of layers that compress runs."""
+        rows = [(g, group) for g, group in enumerate(groups) if not isinstance(group.spec, RunSpec)]
+        self._group_of |= {layer: g for g, group in rows for layer in group.layers}
         self.has_state = state is not None
         whole = kv.storage.shape[1]
         self._block_bytes = [*(group.block_bytes for group in groups), whole]
@@ -74,4 +77,5 @@ class KVPages:
     def context(self, metadata: Sequence[AttentionMetadata], rows: torch.Tensor | None) -> ForwardContext:
         """Returns the context of a forward pass. `metadata` of each group; `rows` as in ForwardContext."""
         own = [metadata[self._group_of.get(layer, 0)] for layer in self._layers]
-        return ForwardContext(self._kv.layers, own, rows, self.tick, state=metadata[-1] if self.has_state else None)
+        runs = {layer: metadata[group].block_tables for layer, group in self._runs_of.items()}
+        return ForwardContext(self._kv.layers, own, rows, self.tick, state=metadata[-1] if self.has_state else None, runs=runs)

@@ -1,0 +1,85 @@
+"""Checks and defaults of what a request for vectors asks of a model, and the numbers that come back."""
+
+from collections.abc import Collection
+
+import msgspec
+import numpy as np
+
+from starling_engine.errors import InvalidRequest
+from starling_engine.model_config.classifier import LabelActivation
+from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.retrieval_heads import COLBERT, LEXICAL
+from starling_engine.outputs import PooledNumbers, SparseVector, TokenRows
+from starling_engine.params import OF_TOKENS, PoolingParams
+from starling_engine.token_packing import unpack_floats, unpack_tokens
+
+
+def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
+    """Raises InvalidRequest for parameters that are wrong, or that the model cannot have."""
+    params.validate(model.vector_size, model.vocab_size, model.pooler.dimensions, model.traits.token_types)
+    if params.unseen_from is not None and model.causal:
+        raise InvalidRequest("is for encoders", "unseen_from")
+    if params.task in ("classify", "token_classify"):
+        if model.classifier is None:
+            raise InvalidRequest("this model has no classification head", "model")
+        if model.classifier.of_tokens and params.task == "classify":
+            raise InvalidRequest("this model's head labels tokens, and no text: POST /pooling with task token_classify", "model")
+        return
+    if params.logit_token_ids is None and model.pooler.fault is not None:
+        raise InvalidRequest(f"this model makes no vectors here: {model.pooler.fault}", "model")
+    heads = model.pooler.retrieval
+    if params.task in ("token_embed", "sparse_embed") and heads is not None and not heads.readable:
+        raise InvalidRequest(f"its {COLBERT} and {LEXICAL} are pickles, which are read with --load-format pt alone", "model")
+    if params.task == "sparse_embed" and not model.pooler.has_sparse:
+        raise InvalidRequest(f"this model's vectors are not sparse: possible is the task {model.pooler.task}", "model")
+    if params.logit_token_ids is None and params.task == "embed" and model.pooler.splade is not None:
+        raise InvalidRequest("this model's vectors are sparse: POST /pooling with task sparse_embed, or /score", "model")
+    if params.logit_token_ids is None and params.task == "embed" and model.pooler.multi_vector is not None:
+        raise InvalidRequest("this model has a vector for each token, and none for a text: POST /pooling, or /score", "model")
+    if params.logit_token_ids is not None:
+        check_gives_tokens(model)
+
+
+def check_gives_tokens(model: ModelConfig) -> None:
+    """Raises InvalidRequest for a model that has no logits."""
+    if not model.has_lm_head:
+        raise InvalidRequest("this model makes vectors alone: its checkpoint has no head that gives tokens", "model")
+
+
+def resolved(params: PoolingParams, model: ModelConfig) -> PoolingParams:
+    """Returns the parameters with the model's defaults. Logits are those behind the last token, whatever its vectors are."""
+    if params.logit_token_ids is not None:
+        return PoolingParams(pooling="last", normalize=False, logit_token_ids=params.logit_token_ids)
+    if params.task in ("classify", "token_classify"):
+        assert model.classifier is not None, "checked with the parameters"
+        pooling = model.classifier.head.pooling
+        return PoolingParams(task=params.task, pooling=pooling, normalize=False, second_from=params.second_from)
+    if params.task == "sparse_embed":
+        return params
+    pooler = model.pooler
+    normalize = pooler.normalize if params.normalize is None else params.normalize
+    return msgspec.structs.replace(params, pooling=params.pooling or pooler.pooling, normalize=normalize)
+
+
+def numbers_of(packed: bytes, params: PoolingParams, num_tokens: int, left_out: Collection[int] = ()) -> PooledNumbers:
+    """Returns a prompt's numbers in the form that the task has. A sparse vector has no weights of the tokens `left_out`."""
+    if params.task == "sparse_embed":
+        half = len(packed) // 2
+        weights = zip(unpack_tokens(packed[:half]), unpack_floats(packed[half:]), strict=True)
+        kept = {token: weight for token, weight in weights if token not in left_out}
+        return SparseVector([*kept], [*kept.values()])
+    if params.task in OF_TOKENS:
+        return np.frombuffer(packed, "<f4").reshape(num_tokens, -1)
+    return unpack_floats(packed)
+
+
+def activated_rows(activation: LabelActivation, logits: TokenRows) -> TokenRows:
+    """Does the same to each row as `activated` to one text's numbers."""
+    match activation:
+        case "identity":
+            return logits
+        case "sigmoid":
+            return np.exp(-np.logaddexp(np.float32(0), -logits))
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found: TokenRows = shares / shares.sum(axis=1, keepdims=True)
+    return found
