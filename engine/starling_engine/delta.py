@@ -46,6 +46,7 @@ class Stats(msgspec.Struct, omit_defaults=True):
 
     eplb      counts for all cores that share experts; only the first of them has it; 0 while nothing is known
     epoch     experts that the core's ranks loaded for a change of size, by source
+    kv_token_blocks  blocks that hold tokens; of a state alone, which has none, those that all of its sequences may have
     prefix    tokens looked up on the device
     external  tokens missing there, looked up in the tiers
     spec      drafts, of which one is all that a request has in a step; their tokens; those that were accepted
@@ -56,6 +57,7 @@ class Stats(msgspec.Struct, omit_defaults=True):
     waiting: int = 0
     kv_blocks: int = 0
     kv_blocks_used: int = 0
+    kv_token_blocks: int = 0
     steps_total: int = 0
     step_tokens: int = 0
     """Prompt tokens for which a step has room beside decodes, by the time that the latest steps took."""

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterable
 
 import msgspec
 from starling_agent.client.bounded import BadAnswer, lines_of
-from starling_engine.kv.changes import CacheChanges, CoreChanges
+from starling_engine.kv.changes import SNAPSHOTS, CacheChanges, CoreChanges
 
-from starling_router.index import PrefixIndex
+from starling_router.index import PrefixIndex, Snapshots
 
 _decode = msgspec.json.Decoder(CoreChanges).decode
 
@@ -20,7 +20,12 @@ class CachedBlocks:
     """Blocks that engine cores have on their devices and in their CPU tiers, by numbers of cores."""
 
     def __init__(self) -> None:
-        self.media = {"GPU": PrefixIndex(), "CPU": PrefixIndex()}
+        media = ("GPU", "CPU")
+        self.indexes = tuple(PrefixIndex() for _ in media)
+        """Blocks by medium."""
+        self.snapshots = Snapshots(tuple(PrefixIndex() for _ in media))
+        names = (*media, *(medium + SNAPSHOTS for medium in media))
+        self._media = dict(zip(names, (*self.indexes, *self.snapshots.indexes), strict=True))
         self.backends: dict[int, int] = {}
         """Numbers of the backends of cores."""
 
@@ -34,21 +39,19 @@ class CachedBlocks:
         self.forget(core)
         del self.backends[core]
 
-    @property
-    def indexes(self) -> tuple[PrefixIndex, ...]:
-        return tuple(self.media.values())
-
     def apply(self, core: int, changes: CacheChanges) -> None:
         """Applies what a core tells. Media that are unknown here are left out."""
         if changes.anew:
             self.forget(core)
-        if (index := self.media.get(changes.medium)) is not None:
+            self.snapshots.set(core, needed=changes.found_by != "blocks", alone=changes.found_by == "snapshots")
+        if (index := self._media.get(changes.medium)) is not None:
             index.add(core, changes.stored)
             index.remove(core, changes.removed)
 
     def forget(self, core: int) -> None:
-        for index in self.indexes:
+        for index in self._media.values():
             index.forget(core)
+        self.snapshots.set(core, needed=False, alone=False)
 
 
 class FollowedBackend:

@@ -85,7 +85,7 @@ class ExactPrompts:
         if not prompts:
             return None
         chain, first = HashChain(chain_root(None, salt), state.block_size), prompts[0]
-        chain.extend(first, len(first))
+        chain.extend(first, max(0, len(first) - 1))  # the last token is part of no prefix
         return RoutedPrompt(sum(map(len, prompts)), [*map(event_hash, chain.hashes)], state.block_size, exact=True)
 
 

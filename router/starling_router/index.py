@@ -52,20 +52,56 @@ class PrefixIndex:
             del self._masks[block]
 
 
-def longest_prefixes(indexes: Sequence[PrefixIndex], blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields (backend, how many of the first blocks it has in any of the indexes) for each backend that has the first one."""
+class Snapshots:
+    """Snapshots that backends with a recurrent state have, by the blocks at whose ends they are.
+
+    needed   mask of these backends: they have a prefix up to a snapshot
+    alone    mask of those among them that have no blocks: a snapshot is all that they need
+    """
+
+    def __init__(self, indexes: Sequence[PrefixIndex] = ()) -> None:
+        self.indexes = indexes
+        self.needed = self.alone = 0
+
+    def set(self, backend: int, *, needed: bool, alone: bool) -> None:
+        """Notes whether a backend needs snapshots, and nothing else."""
+        bit = 1 << backend
+        self.needed = self.needed | bit if needed else self.needed & ~bit
+        self.alone = self.alone | bit if alone else self.alone & ~bit
+
+
+NO_SNAPSHOTS = Snapshots()
+
+
+def longest_prefixes(
+    indexes: Sequence[PrefixIndex], blocks: Sequence[int], snapshots: Snapshots = NO_SNAPSHOTS
+) -> Iterator[tuple[int, int]]:
+    """Yields (backend, how many of the first blocks it has in any of the indexes) for each backend that has the first one.
+
+    Of a backend that needs snapshots it is the number up to the last one among these blocks.
+    """
     alive, before = -1, 0
+    ends: dict[int, int] = {}
     for count, block in enumerate(blocks):
-        mask = 0
-        for index in indexes:
-            mask |= index.mask(block)
+        mask = snapshots.alone | _mask(indexes, block)
         before, alive = alive, alive & mask
         if count and before != alive:
-            yield from ((backend, count) for backend in _bits(before & ~alive))
+            yield from ((backend, count) for backend in _bits(before & ~alive & ~snapshots.needed))
         if not alive:
-            return
+            break
+        if stateful := alive & snapshots.needed:
+            ends.update(dict.fromkeys(_bits(stateful & _mask(snapshots.indexes, block)), count + 1))
     if blocks:
-        yield from ((backend, len(blocks)) for backend in _bits(alive))
+        yield from ((backend, len(blocks)) for backend in _bits(alive & ~snapshots.needed))
+    yield from ends.items()
+
+
+def _mask(indexes: Sequence[PrefixIndex], block: int) -> int:
+    """Returns the mask of the backends that have a block in any of the indexes."""
+    mask = 0
+    for index in indexes:
+        mask |= index.mask(block)
+    return mask
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -12,12 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from starling_router.backend import Backend
 from starling_router.revision_order import ANY_REVISION, RevisionOrder
 
 MOST_SESSIONS = 100_000
+NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,17 @@ class Picker:
         session: str | None = None,
         tried: Collection[str] = (),
         order: RevisionOrder = ANY_REVISION,
+        begun: Mapping[int, int] = NOTHING,
     ) -> Pick | None:
         """Returns the pick for a prompt of so many tokens; None where all that are ready were `tried`.
 
-        `cached` has the tokens that backends have of it, by their numbers.
+        `cached` has the tokens that backends have of it, by their numbers. Of equal ones that is picked which has more `begun`.
         """
         candidates = [backend for backend in ready if backend.name not in tried]
         if not candidates:
             return None
         last = self._last_of(session)
-        best = min(candidates, key=self._work(tokens, cached, last, order))
+        best = min(candidates, key=self._work(tokens, cached, last, order, begun))
         self._picks += 1
         best.picked = self._picks
         self._note(session, best)
@@ -92,15 +95,21 @@ class Picker:
         return nsmallest(most, others, key=self._work(tokens, pick.cached_by, None, order))
 
     def _work(
-        self, tokens: int, cached: Mapping[int, int], last: str | None, order: RevisionOrder
-    ) -> Callable[[Backend], tuple[int, float, int]]:
-        """Returns what orders backends for a prompt: their revision, their work, then how long ago they were picked."""
+        self,
+        tokens: int,
+        cached: Mapping[int, int],
+        last: str | None,
+        order: RevisionOrder,
+        begun: Mapping[int, int] = NOTHING,
+    ) -> Callable[[Backend], tuple[int, float, int, int]]:
+        """Returns what orders backends for a prompt: their revision, work, what was begun there, how long ago they were picked."""
         policy, pull = self._policy, self._policy.session * tokens
 
-        def work(backend: Backend) -> tuple[int, float, int]:
+        def work(backend: Backend) -> tuple[int, float, int, int]:
             own = tokens - policy.prefix * cached.get(backend.number, 0)
             others = policy.load * (backend.pending + policy.request_tokens * (backend.open + backend.others))
-            return order.rank(backend), own + others - (pull if backend.name == last else 0.0), backend.picked
+            pulled = pull if backend.name == last else 0.0
+            return order.rank(backend), own + others - pulled, -begun.get(backend.number, 0), backend.picked
 
         return work
 

@@ -124,5 +124,5 @@ class RequestRouting:
         self, request: ClientRequest, placed: PlacedRequest, choices: Iterable[Backend], tried: Sequence[str] = ()
     ) -> Pick | None:
         ready = [backend for backend in choices if request.pod in (None, backend.pod)]
-        cached = self.prefixes.cached_tokens(request.prompt)
-        return self.picker.pick(ready, request.prompt.tokens, cached, request.session, tried, placed.order)
+        cached, begun = self.prefixes.cached_tokens(request.prompt), self.prefixes.begun_tokens(request.prompt)
+        return self.picker.pick(ready, request.prompt.tokens, cached, request.session, tried, placed.order, begun)

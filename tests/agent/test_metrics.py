@@ -4,7 +4,10 @@ import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starling_agent.metrics.exporter import CacheShape, EngineCollector, Exporter
 from starling_agent.metrics.histogram import Histogram
+from starling_agent.metrics.requests import RequestMetrics
+from starling_engine.delta import Stats
 
 COMPLETION = "/v1/completions"
 
@@ -48,6 +51,14 @@ def test_metrics_describe_the_kv_cache(http):
     (sample,) = scrape(http)["vllm:cache_config_info"].samples
     assert (sample.labels["block_size"], sample.labels["cache_dtype"]) == ("16", "auto")
     assert int(sample.labels["num_gpu_blocks"]) > 100
+
+
+def test_blocks_of_the_cache_are_of_tokens_whatever_lies_in_blocks() -> None:
+    """Whoever takes blocks times their size for the room finds the tokens of a state alone, too."""
+    stats = Stats(kv_blocks=640, kv_blocks_used=160, kv_token_blocks=2560)
+    text = Exporter(EngineCollector(lambda: stats, "mamba", CacheShape(16), RequestMetrics())).render().decode()
+    assert 'block_size="16",cache_dtype="auto",model_name="mamba",num_gpu_blocks="2560"' in text
+    assert 'vllm:kv_cache_usage_perc{model_name="mamba"} 0.25' in text
 
 
 def test_routers_are_told_of_the_work_what_metrics_say(server, http):

@@ -4,7 +4,8 @@ The file is long because it is one table of architectures.
 """
 
 import json
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -743,6 +744,13 @@ def write_checkpoint(folder: Path, variant: Variant, dtype: torch.dtype = torch.
     model.save_pretrained(folder, **save)
     edit_json(folder / "config.json", variant.edits)
     return model
+
+
+def write_servable(folder: Path, variant: Variant) -> None:
+    """Writes the variant with the tokenizer of the repository's own model, and as many rows as that has tokens."""
+    write_checkpoint(folder, replace(variant, changes={**variant.changes, "vocab_size": 4096}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(__file__).parents[2] / "models" / "starling-pydoc" / name, folder)
 
 
 def make_reference(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32, steps: int = STEPS) -> Reference:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import zmq
 from starling_engine.kv.event_endpoint import REPLAY_PORT_OFFSET
-from starling_engine.kv.events import EventLog, KVEventBatch
+from starling_engine.kv.events import EventLog, KVEventBatch, event_hash
 from starling_engine.kv.hashing import GRANULE, chain_root
 from starling_engine.kv_offload.secondary.base import CHUNK
 
@@ -70,13 +70,18 @@ def hashed(head: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class Router:
-    """Knows of one engine what it has been told, by medium and KV group; checks that a prefix is what its hash says."""
+    """Knows of one engine what it has been told, by medium and KV group; checks that a prefix is what its hash says.
+
+    Of snapshots it knows what was said: where nothing else is cached, what lies before them was never told.
+    """
 
     def __init__(self) -> None:
         self.cached: dict[str, dict[int, set[bytes]]] = {"GPU": defaultdict(set), "CPU": defaultdict(set)}
         self.names: dict[bytes | int, bytes] = {}
         """In full, by what was said of them."""
         self.parents: dict[bytes, bytes | None] = {}
+        self.snapshots: dict[str, set[bytes | int]] = {"GPU": set(), "CPU": set()}
+        self._state_groups: set[int | None] = set()
         self.cleared = 0
         self.kinds: set[tuple[str, int | None]] = set()
 
@@ -86,7 +91,12 @@ class Router:
                 case Cleared():
                     for groups in self.cached.values():
                         groups.clear()
+                    for said in self.snapshots.values():
+                        said.clear()
                     self.cleared += 1
+                case Removed(hashes, medium, group) if group in self._state_groups:
+                    for said in hashes:
+                        self.snapshots[medium].remove(said)
                 case Removed(hashes, medium, group):
                     for said in hashes:
                         self.cached[medium][group].remove(self.names[said])
@@ -103,6 +113,9 @@ class Router:
         assert event.extra_keys is not None and len(event.extra_keys) == len(event.block_hashes)
         assert event.lora_id is None and event.lora_name is None
         self.kinds.add((event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window))
+        if event.kv_cache_spec_kind == "mamba":
+            self._store_snapshots(event)
+            return
         salts = (event.extra_keys[0] or ()) if event.parent_block_hash is None else ()
         parent = None if event.parent_block_hash is None else self.names[event.parent_block_hash]
         head = parent or chain_root(None, *(salts or (None,)))
@@ -115,6 +128,16 @@ class Router:
             self.names[said] = head
             self.parents[head] = parent
             parent = head
+
+    def _store_snapshots(self, event: Stored) -> None:
+        self._state_groups.add(event.group_idx)
+        assert self.snapshots[event.medium].isdisjoint(event.block_hashes)
+        self.snapshots[event.medium].update(event.block_hashes)
+        head = self.names.get(event.parent_block_hash)
+        if head is not None:
+            for at, said in enumerate(event.block_hashes):
+                head = hashed(head, event.token_ids[at * event.block_size : (at + 1) * event.block_size])
+                assert said == event_hash(head)
 
     def known(self, medium: str) -> dict[int, set[bytes]]:
         return {group: names for group, names in self.cached[medium].items() if names}
@@ -130,16 +153,33 @@ class Router:
 
     def forecast(self, tokens: Sequence[int], block_size: int, media: tuple[str, ...] = ("GPU", "CPU")) -> int:
         """Tokens that the engine finds of a prompt without salt, where all of a model's layers see all tokens."""
-        head, names = chain_root(None, None), []
-        for start in range(0, len(tokens) - block_size, block_size):
-            head = hashed(head, tokens[start : start + block_size])
-            names.append(head)
+        names = names_of(tokens, block_size)
         device, cpu = (self.cached[medium][0] if medium in media else set() for medium in ("GPU", "CPU"))
         hit = _leading(name in device for name in names) * block_size
         size = CHUNK // block_size
         chunks = [names[at : at + size] for at in range(0, len(names) - size + 1, size)]
         first = hit // CHUNK
         return max(hit, (first + _leading(cpu.issuperset(chunk) for chunk in chunks[first:])) * CHUNK)
+
+    def forecast_of_state(self, tokens: Sequence[int], block_size: int) -> int:
+        """Tokens of a prompt without salt that an engine of a model with a state finds on its device."""
+        names = names_of(tokens, block_size)
+        known = _leading(name in self.cached["GPU"][0] for name in names) if self._has_blocks else len(names)
+        ends = [count for count in range(1, known + 1) if event_hash(names[count - 1]) in self.snapshots["GPU"]]
+        return max(ends, default=0) * block_size
+
+    @property
+    def _has_blocks(self) -> bool:
+        return 0 not in self._state_groups
+
+
+def names_of(tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Names of a prompt's blocks, without salt and without the last token."""
+    head, names = chain_root(None, None), []
+    for start in range(0, len(tokens) - block_size, block_size):
+        head = hashed(head, tokens[start : start + block_size])
+        names.append(head)
+    return names
 
 
 def _leading(each: Iterable[bool]) -> int:

@@ -502,7 +502,7 @@ class ToyEngine:
         groups = groups_of(block_size, window) if groups is None else groups
         block_size = groups[0].spec.block_size if groups else block_size
         state = None if state is None else replace(state, block_size=block_size)
-        self.log = EventLog(groups) if events else None
+        self.log = EventLog(groups, state) if events else None
         self.config = SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,

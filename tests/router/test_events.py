@@ -142,6 +142,35 @@ async def asked_again(router: ServiceRouter, backend: StubBackend) -> None:
     await until(is_read, "another answer")
 
 
+def test_what_a_prefix_is_found_by_is_as_a_core_says_when_it_tells_all() -> None:
+    """One with a state has a prefix up to a snapshot, in whatever medium; with a state alone that is all it needs."""
+    cached = CachedBlocks()
+    plain, hybrid, alone = (cached.add_core(backend) for backend in (5, 6, 7))
+    prefixes, prompt = Prefixes(cached, GuessedIndex(10)), RoutedPrompt(70, [1, 2, 3, 4], 16, exact=True)
+    assert not prefixes.begun_tokens(prompt)
+    cached.apply(plain, CacheChanges(anew=True))
+    cached.apply(hybrid, CacheChanges(anew=True, found_by="blocks and snapshots"))
+    cached.apply(alone, CacheChanges(anew=True, found_by="snapshots"))
+    for core in (plain, hybrid):
+        cached.apply(core, CacheChanges(stored=[1, 2, 3]))
+    assert prefixes.cached_tokens(prompt) == {5: 48}
+    for core in (hybrid, alone):
+        cached.apply(core, CacheChanges("GPU snapshots", stored=[2]))
+        cached.apply(core, CacheChanges("CPU snapshots", stored=[1, 4]))
+    assert prefixes.cached_tokens(prompt) == {5: 48, 6: 32, 7: 64}
+    cached.apply(hybrid, CacheChanges("GPU snapshots", removed=[2]))
+    assert prefixes.cached_tokens(prompt) == {5: 48, 6: 16, 7: 64}
+    prefixes.sent(5, prompt)
+    assert prefixes.begun_tokens(prompt) == {5: 64}
+    cached.apply(hybrid, CacheChanges(anew=True, found_by="blocks and snapshots"))
+    assert prefixes.cached_tokens(prompt) == {5: 48, 7: 64}
+    for core in (hybrid, alone):
+        cached.remove_core(core)
+    assert cached.add_core(8) == hybrid and not prefixes.begun_tokens(prompt)
+    cached.apply(hybrid, CacheChanges(stored=[1]))
+    assert prefixes.cached_tokens(prompt) == {5: 48, 8: 16}, "its number was one's with a state"
+
+
 def test_cores_of_a_backend_have_their_own_blocks() -> None:
     cached = CachedBlocks()
     first, second, other = cached.add_core(7), cached.add_core(7), cached.add_core(8)

@@ -89,6 +89,18 @@ async def asked(client: httpx.AsyncClient, cached: CachedBlocks, path: str, key:
     By then the router knows what the backend has cached of the answer.
     """
     known = blocks_of(cached)
+    backend, expected, found, used = await answered(client, path, key, **body)
+    new = (used - 1 - found) // BLOCK  # the last token is in no cache
+
+    async def are_told() -> bool:
+        return blocks_of(cached) >= known + new
+
+    await until(are_told, f"{new} blocks to be told of")
+    return backend, expected, found
+
+
+async def answered(client: httpx.AsyncClient, path: str, key: str = "one", **body: Any) -> tuple[str, int, int, int]:
+    """Returns the backend, the tokens that the router expected in its cache, those that it found there, and all of the request."""
     headers = {"Authorization": f"Bearer {key}", "X-Starling-Explain": "1"}
     answer = await client.post(path, headers=headers, json={"model": "pydoc", **body})
     assert answer.status_code == 200, answer.text
@@ -97,13 +109,7 @@ async def asked(client: httpx.AsyncClient, cached: CachedBlocks, path: str, key:
     usage = answer.json()["usage"]
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     found = details["cached_tokens"] if "cached_tokens" in details else usage["cache_read_input_tokens"]
-    new = (sum(usage.get(name, 0) for name in USED) - 1 - found) // BLOCK  # the last token is in no cache
-
-    async def are_told() -> bool:
-        return blocks_of(cached) >= known + new
-
-    await until(are_told, f"{new} blocks to be told of")
-    return route[1], int(route[2]), found
+    return route[1], int(route[2]), found, sum(usage.get(name, 0) for name in USED)
 
 
 def blocks_of(cached: CachedBlocks) -> int:
@@ -170,6 +176,7 @@ async def test_several_prompts_of_one_request_all_count() -> None:
 
     one, two = await read([[7] * 40]), await read([[7] * 40, [8] * 30])
     assert (one.tokens, two.tokens) == (40, 70) and two.blocks == one.blocks
+    assert len((await read([[7] * 48])).blocks) == 2, "the last token is computed in any case"
 
 
 async def test_who_has_a_key_alone_is_not_told_what_is_cached(urls: dict[str, str]) -> None:

@@ -53,6 +53,18 @@ def test_a_session_stays_until_its_backend_is_full_or_gone() -> None:
     assert last is not None and last.reason == "load"
 
 
+def test_of_equal_backends_the_one_is_picked_that_was_sent_the_beginning_before() -> None:
+    """It moves no request to one that is busier."""
+    ready, picker = backends(), Picker(RouterPolicy())
+    for backend in ready:
+        backend.picked = 9 - backend.number
+    picked = picker.pick(ready, 1000, {}, begun={0: 256, 1: 512})
+    assert picked is not None and (picked.backend.name, picked.cached, picked.reason) == ("pod-1", 0, "load")
+    ready[1].open = 1
+    picked = picker.pick(ready, 1000, {}, begun={1: 512})
+    assert picked is not None and picked.backend.name == "pod-2"
+
+
 def test_weights_of_zero_leave_reasons_out() -> None:
     ready, picker = backends(2), Picker(RouterPolicy(prefix=0.0, session=0.0))
     ready[1].open = 1

@@ -67,7 +67,7 @@ class EngineCollector(Collector):
         yield self._gauge("starling:kv_blocks_used", "Blocks of the KV cache that requests hold.", stats.kv_blocks_used)
         labels = [*self._labels, "block_size", "cache_dtype", "num_gpu_blocks"]
         info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's shape.", labels=labels)
-        info.add_metric([*self._labels.values(), str(self._cache.block_size), self._cache.dtype, str(stats.kv_blocks)], 1)
+        info.add_metric([*self._labels.values(), str(self._cache.block_size), self._cache.dtype, str(stats.kv_token_blocks)], 1)
         yield info
         labels = [*self._labels, "instruction_set"]
         cpu = GaugeMetricFamily("starling:cpu_info", "The instruction set of the native CPU kernels.", labels=labels)

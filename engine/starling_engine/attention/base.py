@@ -48,7 +48,7 @@ class AttentionBackend(Protocol):
     cascades: bool
     """True where it can attend to `AttentionMetadata.shared_blocks` for all sequences at once."""
     takes_query_blocks: bool
-    """True where `AttentionMetadata.query_blocks` spares it the search for each program's sequence."""
+    """True where `AttentionMetadata.query_blocks` spares it programs without work, or the search for each one's sequence."""
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Normalises and rotates, stores keys and values, attends.

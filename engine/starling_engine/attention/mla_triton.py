@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.kernels import mla, mla_expanded
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.attention_plan import QueryBlocks
 from starling_engine.kernels.mla_store import rotate_and_store
 from starling_engine.model_config.mla_shape import SCRATCH, MlaShape, QuerySpan, spans
 from starling_engine.platforms.triton_support import sms
@@ -27,7 +28,7 @@ class TritonMla(MlaBackend):
     name = "triton"
     capturable = True
     cascades = False
-    takes_query_blocks = False
+    takes_query_blocks = True
 
     def forward(
         self,
@@ -49,10 +50,10 @@ class TritonMla(MlaBackend):
         if meta.max_query_len == 1 or meta.host_lens is None:
             attend_absorbed(nope, q_rope, layer, kv, meta, out)
             return out.flatten(1)
-        plan = plan_runs(spans(*meta.host_lens), shape)
+        plan = plan_runs(spans(*meta.host_lens), shape, QueryBlocks.of_latents(shape.num_heads, q.itemsize))
         for run in plan.absorbed:
             own = slice(run.start, run.stop)
-            attend_absorbed(nope[own], q_rope[own], layer, kv, run.of(meta), out[own])
+            attend_absorbed(nope[own], q_rope[own], layer, kv, run.of(meta), out[own], run.first_row)
         for span in plan.expanded:
             attend_expanded(nope, q_rope, layer, kv, meta, span, out)
         return out.flatten(1)
@@ -60,16 +61,21 @@ class TritonMla(MlaBackend):
 
 @dataclass(frozen=True, slots=True)
 class SequenceRun:
-    """Neighbouring sequences `first_row` to `last_row` of a step: tokens `start` to `stop`, at most `longest` of each."""
+    """Neighbouring sequences `first_row` to `last_row` of a step: tokens `start` to `stop`, at most `longest` of each.
+
+    Their query blocks are `first_block` to `stop_block` of the step's list.
+    """
 
     first_row: int
     last_row: int
     start: int
     stop: int
     longest: int
+    first_block: int
+    stop_block: int
 
     def of(self, meta: AttentionMetadata) -> AttentionMetadata:
-        """Returns their part of the step, as a step of its own."""
+        """Returns their part of the step, as a step of its own; but query blocks still name the whole step's sequences."""
         rows, tokens = slice(self.first_row, self.last_row + 1), slice(self.start, self.stop)
         starts = meta.query_start[self.first_row : self.last_row + 2] - self.start
         return AttentionMetadata(
@@ -79,6 +85,7 @@ class SequenceRun:
             meta.context_lens[rows],
             meta.block_tables[rows],
             self.longest,
+            query_blocks=None if meta.query_blocks is None else meta.query_blocks[self.first_block : self.stop_block],
         )
 
 
@@ -90,17 +97,19 @@ class RunPlan:
     expanded: list[QuerySpan]
 
 
-def plan_runs(step: Sequence[QuerySpan], shape: MlaShape) -> RunPlan:
+def plan_runs(step: Sequence[QuerySpan], shape: MlaShape, blocks: QueryBlocks) -> RunPlan:
     """Chooses each sequence's form. Absorbed ones between two expanded ones are a run, so that nothing has to be gathered."""
-    plan = RunPlan([], [])
+    plan, stop_block = RunPlan([], []), 0
     for span in step:
+        first_block, stop_block = stop_block, stop_block + blocks.of_length(span.queries)
         if span.queries > max(SHORT, shape.most_absorbed(span.context)):
             plan.expanded.append(span)
             continue
-        run = SequenceRun(span.row, span.row, span.start, span.start + span.queries, span.queries)
+        run = SequenceRun(span.row, span.row, span.start, span.start + span.queries, span.queries, first_block, stop_block)
         if plan.absorbed and plan.absorbed[-1].stop == span.start:
             last = plan.absorbed.pop()
-            run = SequenceRun(last.first_row, span.row, last.start, run.stop, max(last.longest, span.queries))
+            longest = max(last.longest, span.queries)
+            run = SequenceRun(last.first_row, span.row, last.start, run.stop, longest, last.first_block, stop_block)
         plan.absorbed.append(run)
     return plan
 
@@ -112,10 +121,11 @@ def attend_absorbed(
     kv: torch.Tensor,
     meta: AttentionMetadata,
     out: torch.Tensor,
+    first_sequence: int = 0,
 ) -> None:
     """nope [T, H, nope_dim], q_rope [T, H, rope_dim] -> out [T, H, value_dim]."""
     q_latent = torch.bmm(nope.transpose(0, 1), layer.w_uk)
-    attended = mla.attend(q_latent, q_rope, kv, meta, layer.scale, sms=sms(kv.device))
+    attended = mla.attend(q_latent, q_rope, kv, meta, layer.scale, sms=sms(kv.device), first_sequence=first_sequence)
     out.copy_(torch.bmm(attended, layer.w_uv.transpose(1, 2)).transpose(0, 1))
 
 

@@ -60,7 +60,7 @@ class EngineCore:
             report.ledger.num_blocks,
             prefix_caching=settings.prefix_caching,
             max_in_flight=self.depth * settings.max_num_batched_tokens,
-            events=EventLog(report.groups, published=config.kv_events is not None),
+            events=EventLog(report.groups, report.state, published=config.kv_events is not None),
             state=report.state,
             spacing=SnapshotSpacing(unit=CHUNK) if config.worker.tiers is not None else SnapshotSpacing(),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from starling_engine.core.messages import CacheNotice, FrontendCall, Outbox
-from starling_engine.kv.changes import cached_now, changes_of
+from starling_engine.kv.changes import FollowedGroups, cached_now, changes_of
 from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, BlockStored
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv_offload.base import OffloadManager
@@ -17,23 +17,22 @@ class Followers:
 
     def __init__(self, kv: KVManager, offload: OffloadManager, outbox: Outbox) -> None:
         self._kv, self._offload, self._outbox = kv, offload, outbox
+        self._followed = FollowedGroups(len(kv.groups), has_state=bool(kv.state_blocks))
         self._frontends = set[bytes]()
 
     def add(self, caller: FrontendCall) -> None:
         """Tells a listener of a frontend all; it is told once more where it listens already. The log's events have been taken."""
-        pool, host = self._kv.pool, self._offload.publish(self._kv.events)
-        self._kv.events.open(sum(len(pool.cached(group)) for group in range(len(self._kv.groups))) + len(host))
+        device, host = [*self._kv.cached()], self._offload.publish(self._kv.events)
+        self._kv.events.open(device, host)
         self._frontends.add(caller.frontend)
-        followed = range(len(self._kv.groups))[:1]  # of a state alone there is nothing to tell
-        device = (name for group in followed for name in pool.cached(group))
-        for changes in cached_now(device, (name for group, name in host if group in followed)):
+        for changes in cached_now(self._followed, {"GPU": device, "CPU": host}):
             self._outbox.send(caller.frontend, CacheNotice(changes, caller.call))
 
     def publish(self, events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared]) -> None:
         """Tells all what events have changed."""
         if not self._frontends:
             return
-        for changes in changes_of(events):
+        for changes in changes_of(self._followed, events):
             for frontend in self._frontends:
                 self._outbox.send(frontend, CacheNotice(changes))
 

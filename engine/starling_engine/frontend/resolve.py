@@ -131,7 +131,7 @@ def _refuse_caches(args: EngineArgs) -> None:
 
 def _refuse_attention(args: EngineArgs) -> None:
     """Raises ConfigError for an argument about what a model without attention does not have: keys and values."""
-    of_attention = {"kv_cache_dtype": "auto", "attention_backend": "auto", "kv_events": None}
+    of_attention = {"kv_cache_dtype": "auto", "attention_backend": "auto"}
     given = [name for name, usual in of_attention.items() if getattr(args, name) != usual]
     if given:
         raise ConfigError("is not possible for a model without attention, which has no keys and values; leave it out", given[0])

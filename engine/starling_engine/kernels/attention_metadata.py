@@ -30,7 +30,7 @@ class AttentionMetadata:
                   `kernels.attention_plan.common_prefix` counts them: a backend may attend to them for all sequences at once
     host_lens     query_start and context_lens as the host knows them, where it does; nothing waits for the device to read them
     query_blocks  [N, 2] int32, the query blocks of prompts, by `kernels.attention_plan.QueryBlocks` of the layers' shape; None
-                  where nobody has listed them. Only where max_query_len is more than a decode with drafts has
+                  where nobody has listed them. Only where max_query_len is more than its `decodes`
     chosen        [T, K] int32, positions in its sequence that each token attends to, -1 behind the last: the choice of the last
                   indexer that has run in this step. Rows of sequences that attend to all are left out. None where all sequences do
     taken         [S] int32, for layers with a recurrent state: how many of a sequence's tokens its state takes in, the first ones;

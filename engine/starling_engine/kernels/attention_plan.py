@@ -27,9 +27,12 @@ fp32 is exact, without tensor cores: its tiles are small, so that they do not sp
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+Lengths = TypeVar("Lengths", int, npt.NDArray[np.int32])
 
 PROGRAMS_PER_SM = 4
 """Programs of a decode step for each SM. With fewer, the step waits for an SM that has one more than the others."""
@@ -45,6 +48,9 @@ MIN_ROWS = 16
 
 MAX_DECODE_ROWS, MAX_DECODE_ROWS_FP32 = 64, 32
 """Most rows of a query block in the tiles for decode."""
+
+LATENT_ROWS, LATENT_ROWS_FP32 = 64, 16
+"""Most rows of a query block of latent attention, tokens times heads: those of Hopper's wgmma, or the fewest of tl.dot."""
 
 MAX_GROUP = 32
 """Most query heads of a key-value head: a token of theirs is in one query block, of 32 rows where it is least."""
@@ -103,11 +109,13 @@ class QueryBlocks:
     """Lists the query blocks of a step with prompts once for all layers: a program looks up its own, and searches for nothing.
 
     A query block has `tokens` tokens. Sequences of at most `short` tokens have none, for they fit in one block of the tiles for
-    decode. One that is alone in a step has some, whatever its length.
+    decode. One that is alone in a step has some, whatever its length. Steps whose sequences have at most `decodes` tokens need no
+    list.
     """
 
     tokens: int
     short: int
+    decodes: int = MAX_DECODE_TOKENS
 
     @classmethod
     def of(cls, head_dim: int, itemsize: int, group: int) -> "QueryBlocks":
@@ -115,17 +123,28 @@ class QueryBlocks:
         assert small is not None, "a single token is a decode"
         return cls(prefill_tiles(head_dim, itemsize).tokens(group), small.tokens(group))
 
+    @classmethod
+    def of_latents(cls, heads: int, itemsize: int) -> "QueryBlocks":
+        """Returns those of latent attention, which has tiles of one kind: all sequences of a step have some."""
+        rows = LATENT_ROWS if itemsize <= 2 else LATENT_ROWS_FP32
+        return cls(max(1, rows >> (heads - 1).bit_length()), short=0, decodes=1)
+
     def shortest(self, sequences: int) -> int:
         """Returns the fewest tokens of a sequence that has query blocks."""
         return self.short + 1 if sequences > 1 else 1
 
+    def of_length(self, lengths: Lengths) -> Lengths:
+        """Returns the query blocks of a sequence of so many tokens, or of each."""
+        return -(-lengths // self.tokens)
+
     def most(self, tokens: int, sequences: int) -> int:
-        """Returns the most query blocks of a step of so many tokens. Each sequence has less than one that it does not fill."""
-        return tokens // self.tokens + min(sequences, tokens // self.shortest(sequences))
+        """Returns the most query blocks of a step of so many tokens. Each sequence may leave all but one token of a block empty."""
+        sequences = min(sequences, tokens // self.shortest(sequences))
+        return (tokens + sequences * (self.tokens - 1)) // self.tokens
 
     def listed(self, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Returns [N, 2]: for each query block its sequence, and its number in it. `lengths` [S] are tokens of sequences."""
-        counts = np.where(lengths >= self.shortest(len(lengths)), -(-lengths // self.tokens), 0)
+        counts = np.where(lengths >= self.shortest(len(lengths)), self.of_length(lengths), 0)
         sequences = np.repeat(np.arange(len(lengths)), counts)
         numbers = np.arange(len(sequences)) - np.repeat(counts.cumsum() - counts, counts)
         return np.stack((sequences, numbers), axis=1).astype(np.int32)

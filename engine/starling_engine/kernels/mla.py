@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.attention_plan import LATENT_ROWS, LATENT_ROWS_FP32, QueryBlocks
 
 SEGMENT_KEYS = 128
 """Fewest keys of a segment of the context: the segments' results in fp32 would take more traffic than fewer keys."""
@@ -47,9 +48,9 @@ def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype) -> MlaTile
     chained products among warps by rows alone. Past an `if` it does not see the chain and shares them, but computes the softmax in
     two layouts and spills. Keys as rows would need 128 of them, which leave no room for the next ones.
     """
-    most = 16 if dtype == torch.float32 else 64
+    most = LATENT_ROWS_FP32 if dtype == torch.float32 else LATENT_ROWS
     heads = max(1, min(most, triton.next_power_of_2(num_heads)))
-    tokens = 1 if max_query_len == 1 else max(1, most // heads)
+    tokens = 1 if max_query_len == 1 else QueryBlocks.of_latents(num_heads, dtype.itemsize).tokens
     if dtype == torch.float32:
         return MlaTiles(heads, tokens, 16, 4, 1)
     return MlaTiles(heads, tokens, 32, 4 if heads * tokens <= 16 else 8, 3)
@@ -73,20 +74,22 @@ def attend(
     scale: float,
     *,
     sms: int,
-    tiles: MlaTiles | None = None,
+    first_sequence: int = 0,
 ) -> torch.Tensor:
     """Attends to latents. Returns [H, T, kv_rank], to go through W_UV.
 
     q_latent [H, T, kv_rank]: queries that went through W_UK; q_rope [T, H, rope_dim]; kv [num_blocks, block_size, kv_rank +
     rope_dim], with the step's latents stored. All are contiguous, but for kv's first dimension. Rows of tokens that belong to no
-    sequence are undefined; those of a sequence with a context of 0 are zero.
+    sequence are undefined; those of a sequence with a context of 0 are zero. Sequences of `meta.query_blocks` count from
+    `first_sequence` on. Without a list, each has room for the blocks of the longest.
     """
     heads, tokens, rank = q_latent.shape
     rope, block_size = q_rope.shape[2], kv.shape[1]
     assert kv.stride()[1:] == (rank + rope, 1)
-    tiles = tiles or mla_tiles(heads, meta.max_query_len, kv.dtype)
-    rows = len(meta.context_lens)
-    blocks = rows if meta.max_query_len == 1 else tokens // tiles.tokens + rows
+    tiles = mla_tiles(heads, meta.max_query_len, kv.dtype)
+    listed = meta.query_blocks if meta.max_query_len > 1 else None
+    each = triton.cdiv(meta.max_query_len, tiles.tokens)
+    blocks = len(meta.context_lens) * each if listed is None else len(listed)
     groups = triton.cdiv(heads, tiles.heads)
     # In a recorded step, rows of padding have blocks without work.
     segments = segments_for(triton.cdiv(tokens, tiles.tokens) * groups, meta.block_tables.shape[1] * block_size, sms)
@@ -100,13 +103,15 @@ def attend(
         meta.block_tables,
         meta.query_start,
         meta.context_lens,
+        listed,
         partial,
         lse,
         meta.block_tables.stride(0),
         kv.stride(0),
         tokens,
         heads,
-        rows,
+        each,
+        first_sequence,
         scale * LOG2_E,
         RANK=rank,
         ROPE=rope,
@@ -118,7 +123,6 @@ def attend(
         ROWS=max(16, tiles.heads * tiles.tokens),
         KEYS=tiles.keys,
         SPLIT=segments > 1,
-        DECODE=meta.max_query_len == 1,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
@@ -129,7 +133,10 @@ def attend(
 
 
 # A run of sequences may begin anywhere in a step's tables.
-@triton.jit(do_not_specialize=["num_tokens", "num_rows"], do_not_specialize_on_alignment=["tables", "query_start", "context_lens"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "blocks_each", "first_sequence"],
+    do_not_specialize_on_alignment=["tables", "query_start", "context_lens", "query_blocks"],
+)
 def _attend(
     q_latent,
     q_rope,
@@ -137,13 +144,15 @@ def _attend(
     tables,
     query_start,
     context_lens,
+    query_blocks,
     out,
     lse,
     table_stride,
     block_stride,
     num_tokens,
     num_heads,
-    num_rows,
+    blocks_each,
+    first_sequence,
     scale,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
@@ -155,12 +164,23 @@ def _attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
-    DECODE: tl.constexpr,
 ):
-    """Grid [blocks of tokens * groups of heads, segments]. Row r is head r % HEADS of a group, of token r // HEADS of a block."""
+    """Grid [blocks of tokens * groups of heads, segments]. Row r is head r % HEADS of a group, of token r // HEADS of a block.
+
+    `query_blocks` lists the blocks, as `AttentionMetadata` has them, with a sequence of -1 where there is none. Without it each
+    sequence has room for `blocks_each`.
+    """
     groups = tl.cdiv(num_heads, HEADS)
     block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
-    sequence, first = _sequence(block, query_start, num_rows, TOKENS, DECODE)
+    if query_blocks is not None:
+        sequence = tl.load(query_blocks + 2 * block) - first_sequence
+        if sequence < 0:
+            return
+        own = tl.load(query_blocks + 2 * block + 1)
+    else:
+        sequence = block // blocks_each
+        own = block % blocks_each
+    first = tl.load(query_start + sequence) + own * TOKENS
     end = tl.load(query_start + sequence + 1)
     if first >= end:
         return
@@ -208,26 +228,6 @@ def _attend(
         tl.store(lse + row, tl.where(total > 0, top + tl.log2(tl.maximum(total, TINY)), float("-inf")), mask=live)
         latent_mask &= (total > 0)[:, None]
     tl.store(out + row[:, None] * RANK + rank[None, :], acc.to(out.dtype.element_ty), mask=latent_mask)
-
-
-@triton.jit
-def _sequence(block, query_start, num_rows, TOKENS: tl.constexpr, DECODE: tl.constexpr):
-    """Returns (the sequence of a block of TOKENS tokens, the block's first token). In a decode step sequence n has block n.
-
-    Else sequence n starts at block query_start[n] // TOKENS + n, so that the last block of each need not be full.
-    """
-    if DECODE:
-        return block, tl.load(query_start + block)
-    low = block * 0  # of a block's type, which plain numbers are not
-    high = low + num_rows - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tl.load(query_start + middle) // TOKENS + middle <= block:
-            low = middle
-        else:
-            high = middle - 1
-    start = tl.load(query_start + low)
-    return low, start + (block - start // TOKENS - low) * TOKENS
 
 
 @triton.jit(do_not_specialize=["rows", "segments"])

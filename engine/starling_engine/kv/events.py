@@ -6,17 +6,20 @@ event a map with its kind under "type". https://docs.vllm.ai/en/stable/examples/
 - A block's hash in an event is a number: the last 8 bytes of its prefix hash (`kv.hashing`). vLLM sends the same unless
   VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0, and some listeners accept nothing else.
 - Every KV group reports its own blocks under its `group_idx`; a prefix is a hit up to where all groups have what they need.
+- Snapshots of a recurrent state are reported as blocks of the group behind all others, of vLLM's kind `mamba`. Each is the block
+  of a prefix at whose end it lies, and only with it can the prefix be used up to there.
 - A chunk of the CPU tier is reported as the blocks that it was copied from, with the same hashes as on the device.
   This is the form of vLLM's offloading connector with `self_describing_kv_events` (its change 43468), except that a block in two
   chunks is reported once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
 
-from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, RunSpec
+from starling_engine.kv.hashing import HASH_BYTES
+from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, RunSpec, StateGroup
 
 Medium = Literal["GPU", "CPU"]
 """vLLM's words for the device, whatever it is, and for the CPU tier."""
@@ -90,9 +93,15 @@ class EventLog:
     know an earlier engine at this address.
     """
 
-    def __init__(self, groups: Sequence[KVGroup], *, published: bool = True) -> None:
+    def __init__(self, groups: Sequence[KVGroup], state: StateGroup | None = None, *, published: bool = True) -> None:
         self.published = self.is_open = published
-        self._specs = [group.spec for group in groups]
+        self._forms = [(group.spec.block_size, _kind(group.spec), group.spec.window or None) for group in groups]
+        """Block size, kind and window of each group's events."""
+        self._state_group = len(groups)
+        if state is not None:
+            self._forms.append((state.block_size, "mamba", None))
+        self._snapshots: dict[Medium, set[bytes]] = {"GPU": set(), "CPU": set()}
+        """Snapshots that listeners know of."""
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
         self._growing: dict[tuple[Medium, int], BlockStored] = {}
         """Event that the next blocks of a medium and group may be added to."""
@@ -100,9 +109,13 @@ class EventLog:
         """Blocks that listeners know as stored, each once for every medium and group."""
         self.emptied()
 
-    def open(self, num_stored: int) -> None:
-        """Begins to note events. Listeners know of so many blocks, each once for every medium and group."""
-        self.is_open, self._num_stored = True, num_stored
+    def open(self, device: Collection[tuple[int, bytes]], host: Collection[tuple[int, bytes]]) -> None:
+        """Begins to note events. Listeners know of these blocks, by their group and hash."""
+        self.is_open, self._num_stored = True, len(device) + len(host)
+        self._snapshots = {
+            "GPU": {name for group, name in device if group == self._state_group},
+            "CPU": {name for group, name in host if group == self._state_group},
+        }
 
     def close(self) -> None:
         """Notes nothing any more, unless it is published."""
@@ -113,6 +126,8 @@ class EventLog:
     def stored(self, group: int, span: BlockSpan, medium: Medium = "GPU") -> None:
         """Reports blocks that were stored now. Callers ask `is_open` first: a span has its cost."""
         self._num_stored += len(span.hashes)
+        if group == self._state_group:
+            self._snapshots[medium].update(span.hashes)
         parent = None if span.parent is None else event_hash(span.parent)
         event = self._growing.get((medium, group))
         if event is None or event.block_hashes[-1] != parent:
@@ -125,24 +140,29 @@ class EventLog:
         event.extra_keys += [first, *[None] * (len(span.hashes) - 1)]
 
     def _begin(self, group: int, parent: int | None, medium: Medium) -> BlockStored:
-        spec = self._specs[group]
+        block_size, kind, window = self._forms[group]
         return BlockStored(
             block_hashes=[],
             parent_block_hash=parent,
             token_ids=[],
-            block_size=spec.block_size,
+            block_size=block_size,
             lora_id=None,
             medium=medium,
             lora_name=None,
             extra_keys=[],
             group_idx=group,
-            kv_cache_spec_kind=_kind(spec),
-            kv_cache_spec_sliding_window=spec.window or None,
+            kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=window,
         )
 
     def removed(self, group: int, hashes: Sequence[bytes], medium: Medium = "GPU") -> None:
-        """Reports blocks that were removed now."""
-        if not self.is_open or group == len(self._specs):  # listeners are not told of snapshots
+        """Reports blocks that were removed now. A snapshot is removed with the first of its own blocks, which bear its name."""
+        if not self.is_open:
+            return
+        if group == self._state_group:
+            hashes = [*self._snapshots[medium].intersection(name[:HASH_BYTES] for name in hashes)]
+            self._snapshots[medium].difference_update(hashes)
+        if not hashes:
             return
         self._num_stored -= len(hashes)
         last = self._events[-1] if self._events else None

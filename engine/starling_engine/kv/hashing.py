@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 GRANULE = 8
+HASH_BYTES = 32
 
 
 def chain_root(*keys: str | None) -> bytes:

@@ -6,7 +6,7 @@ half-prefilled prompts never wait for each other. Only growth by new output toke
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -107,7 +107,7 @@ class KVManager:
         self.block_size = sizes[0] if sizes else 1
         assert set(sizes) <= {self.block_size}, "hits of groups meet at one block size"
         self.prefix_caching = prefix_caching and bool(sizes)
-        self.events = EventLog(groups, published=False) if events is None else events
+        self.events = EventLog(groups, state, published=False) if events is None else events
         """Takes what is stored and removed, for listeners."""
         self.state_blocks = state.num_blocks if state is not None else 0
         """Blocks of a sequence's recurrent state."""
@@ -131,6 +131,12 @@ class KVManager:
     def blocks_for(self, num_tokens: int) -> int:
         """Returns the blocks that a sequence of `num_tokens` has at its peak, over all groups."""
         return peak_blocks(self.groups, num_tokens, self._max_in_flight) + self.state_blocks
+
+    def token_blocks(self, longest: int) -> int:
+        """Returns for how many blocks of tokens there is room. A state alone stands for a sequence of `longest` tokens."""
+        if self.groups or not self.state_blocks:
+            return self.pool.num_usable
+        return self.pool.num_usable // self.state_blocks * -(-longest // self.block_size)
 
     @property
     def blocks_in_flight(self) -> int:
@@ -283,11 +289,28 @@ class KVManager:
         """Returns the blocks to which the state at `length` tokens is to come from a tier."""
         return sequence.state.copied.get(length, sequence.state.blocks)
 
-    def cache_external_state(self, sequence: SequenceBlocks, length: int) -> None:
+    def cache_external_state(self, sequence: SequenceBlocks, tokens: Sequence[int], length: int) -> None:
         """Caches the snapshot at `length` tokens, which has come from a tier; nothing where there was no room for one."""
-        name = sequence.chain.hashes[length // self.block_size - 1]
-        if length in sequence.state.copied and self._snapshots.add(name, sequence.state.copied[length]):
-            sequence.state.named[length] = name
+        if length in sequence.state.copied:
+            self._add_snapshot(sequence, tokens, length, sequence.state.copied[length])
+
+    def _add_snapshot(self, sequence: SequenceBlocks, tokens: Sequence[int], length: int, blocks: list[int]) -> bool:
+        """Caches a snapshot. Returns False where there is one of the same prefix already."""
+        at = length // self.block_size - 1
+        name = sequence.chain.hashes[at]
+        if not self._snapshots.add(name, blocks):
+            return False
+        sequence.state.named[length] = name
+        if self.events.is_open:
+            self.events.stored(len(self.groups), self.span(sequence, tokens, at, 1))
+        return True
+
+    def cached(self) -> Iterator[tuple[int, bytes]]:
+        """Yields all cached blocks by their group and hash; a snapshot is a block of the group behind all others."""
+        for group in range(len(self.groups)):
+            yield from ((group, name) for name in self.pool.cached(group))
+        if self.state_blocks:
+            yield from ((len(self.groups), name) for name in self._snapshots.names())
 
     def find_snapshot(self, name: bytes) -> list[int] | None:
         """Returns the blocks of the snapshot behind a prefix; None unless all are there."""
@@ -323,20 +346,19 @@ class KVManager:
         state.copied[length] = blocks = self.pool.take(self.state_blocks)
         return self._state_copies(state.blocks, blocks)
 
-    def name_snapshots(self, sequence: SequenceBlocks, num_confirmed: int) -> list[int]:
+    def name_snapshots(self, sequence: SequenceBlocks, tokens: Sequence[int], num_confirmed: int) -> list[int]:
         """Caches snapshots that steps have copied whose results are here. Of an output the last one stays.
 
         Returns their lengths, without those in its output, of which the next one may take the place.
         """
         state, new = sequence.state, []
         for length in [length for length in state.copied if length < num_confirmed]:
-            blocks, name = state.copied.pop(length), sequence.chain.hashes[length // self.block_size - 1]
+            blocks = state.copied.pop(length)
             if length not in state.stops:
                 for other, replaced in state.output_names.items():
                     self._snapshots.evict(replaced)
                     del state.named[other]
-            if self._snapshots.add(name, blocks):
-                state.named[length] = name
+            if self._add_snapshot(sequence, tokens, length, blocks):
                 new += [length] if length in state.stops else []
             for block in blocks:
                 self.pool.release(block)

@@ -5,9 +5,10 @@ and takes as many blocks as a state. So there are few of them: where a prompt en
 prompts have in common), and spaced out over long prompts and outputs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from starling_engine.kv.hashing import HASH_BYTES
 from starling_engine.kv.pool import BlockPool
 
 
@@ -89,6 +90,10 @@ class SnapshotCache:
         blocks = [self._pool.find(self._group, each) for each in self._names(name)]
         found = [block for block in blocks if block is not None]
         return found if len(found) == self._num_blocks else None
+
+    def names(self) -> Iterator[bytes]:
+        """Yields the names of all snapshots."""
+        return (name for name in self._pool.cached(self._group) if len(name) == HASH_BYTES and self.find(name) is not None)
 
     def add(self, name: bytes, blocks: list[int]) -> bool:
         """Caches a snapshot. Returns False where there is one of the name already."""

@@ -30,10 +30,9 @@ class ChunkMap:
         chain.extend(request.tokens, length)
         return chain.hashes[self.blocks - 1 : (length - 1) // CHUNK * self.blocks : self.blocks]
 
-    def span(self, request: RequestState, at: int, group: int = 0) -> BlockSpan:
-        """Returns the blocks of the prefix's chunk number `at`. A piece of a snapshot has none: listeners are not told of it."""
-        span = self._kv.span(request.blocks, request.tokens, at * self.blocks, self.blocks)
-        return BlockSpan([], span.parent, (), span.salt) if group in self.pieces else span
+    def span(self, request: RequestState, at: int) -> BlockSpan:
+        """Returns the blocks of the prefix's chunk number `at`. Pieces of a snapshot at its end have the same."""
+        return self._kv.span(request.blocks, request.tokens, at * self.blocks, self.blocks)
 
     def found_blocks(self, chunk: Chunk, span: BlockSpan) -> list[int]:
         """Returns the chunk's blocks on the device; none unless all are there."""

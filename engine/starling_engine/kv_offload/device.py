@@ -102,7 +102,7 @@ class DeviceTransfers:
         if not all(job.outcome.values()):
             return [request]
         self._kv.cache_blocks(request.blocks, request.tokens, request.computed)
-        self._kv.cache_external_state(request.blocks, request.computed)
+        self._kv.cache_external_state(request.blocks, request.tokens, request.computed)
         request.blocks.stored_chunks = request.computed // CHUNK
         return []
 
@@ -127,7 +127,7 @@ class DeviceTransfers:
         """Notes snapshots of the request's state at these lengths, which have names now."""
         for at in (length // CHUNK - 1 for length in lengths):
             name = request.blocks.chain.hashes[(at + 1) * self._map.blocks - 1]
-            self._unstored.update((piece, self._map.span(request, at, piece[0])) for piece in self._map.snapshot(name))
+            self._unstored.update(dict.fromkeys(self._map.snapshot(name), self._map.span(request, at)))
         self._limit_unstored()
 
     def _limit_unstored(self) -> None:
@@ -152,7 +152,7 @@ class DeviceTransfers:
             return False
         for chunk, _ in needed:
             self._unstored.pop(chunk, None)
-        self._store((chunk, self._map.span(request, at, chunk[0])) for chunk, at in needed)
+        self._store((chunk, self._map.span(request, at)) for chunk, at in needed)
         return count > 0
 
     def _swappable(self, hashes: list[bytes]) -> int:

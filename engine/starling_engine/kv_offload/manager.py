@@ -35,7 +35,8 @@ class TieredOffload(OffloadManager):
     """
 
     def __init__(self, kv: KVManager, config: TiersConfig, slots: int, chunk_bytes: int, preempt: PreemptionMode) -> None:
-        chunks, primary = ChunkMap(kv), PrimaryIndex(slots, config.cpu_policy)
+        chunks = ChunkMap(kv)
+        primary = PrimaryIndex(slots, config.cpu_policy, chunks.pieces)
         if kv.events.published:
             primary.publish(kv.events)
         stats, enabled = OffloadStats(config, primary, chunk_bytes), config.has_secondary

@@ -12,11 +12,12 @@ from starling_engine.kv_offload.secondary.base import Chunk
 class PrimaryIndex:
     """Slots 0 .. num_slots - 1, the same on every rank. A slot that is read or written is pinned, and not evicted meanwhile.
 
-    What is there (`has`) is published where somebody listens.
+    What is there (`has`) is published where somebody listens. `pieces` are the groups that pieces of a snapshot are.
     """
 
-    def __init__(self, num_slots: int, policy: EvictionPolicy) -> None:
+    def __init__(self, num_slots: int, policy: EvictionPolicy, pieces: range = range(0)) -> None:
         self.num_slots = num_slots
+        self._pieces = pieces
         self.write_back_slots = 1 + num_slots // 4
         """Slots that may be pinned to be written back, however long that takes."""
         self.evictions = 0
@@ -35,7 +36,7 @@ class PrimaryIndex:
 
     def publish(self, log: EventLog | None) -> Collection[tuple[int, bytes]]:
         """Does as OffloadManager.publish says."""
-        self._mirror = None if log is None else KVEventMirror(log, self._there())
+        self._mirror = None if log is None else KVEventMirror(log, self._pieces, self._there())
         return () if self._mirror is None else self._mirror.blocks
 
     def _there(self) -> dict[Chunk, BlockSpan]:
@@ -177,21 +178,29 @@ class KVEventMirror:
     """Publishes the chunks of a PrimaryIndex as KV events of blocks.
 
     Prefixes that part inside a chunk have chunks with the same first blocks. Such a block is published as stored with the first of
-    those chunks, and as removed with the last one. A listener counts nothing.
+    those chunks, and as removed with the last one. A listener counts nothing. A snapshot is published as the block at whose end it
+    is. It is stored once all of its pieces are there, and removed with the first of them.
     """
 
-    def __init__(self, log: EventLog, there: Mapping[Chunk, BlockSpan]) -> None:
+    def __init__(self, log: EventLog, pieces: range, there: Mapping[Chunk, BlockSpan]) -> None:
         """Listeners know of the chunks that are `there`."""
         self._log = log
-        self._chunks = _count_blocks(there)
-        """Chunks that hold each published block, by its KV group and hash."""
+        self._pieces = pieces
+        self._chunks = self._count_blocks(there)
+        """Chunks that hold each block, by its KV group and hash. A snapshot is a block of the group of its first piece."""
 
     @property
     def blocks(self) -> Collection[tuple[int, bytes]]:
-        """Returns the blocks that are published; they change with the tier."""
-        return self._chunks.keys()
+        """Returns the blocks that are published."""
+        return [key for key, count in self._chunks.items() if key[0] not in self._pieces or count == len(self._pieces)]
 
     def arrived(self, group: int, span: BlockSpan) -> None:
+        if group in self._pieces:
+            snapshot = self._pieces.start, span.hashes[-1]
+            self._chunks[snapshot] += 1
+            if self._chunks[snapshot] == len(self._pieces):
+                self._log.stored(snapshot[0], span.after(len(span.hashes) - 1), "CPU")
+            return
         known = sum(1 for name in span.hashes if self._chunks[group, name])  # the first ones, as a name is of all before
         self._chunks.update((group, name) for name in span.hashes)
         if known < len(span.hashes):
@@ -199,12 +208,15 @@ class KVEventMirror:
 
     def removed(self, group: int, span: BlockSpan) -> None:
         """A chunk that had arrived has left."""
-        self._chunks.subtract((group, name) for name in span.hashes)
-        last = [name for name in span.hashes if not self._chunks[group, name]]
-        for name in last:
-            del self._chunks[group, name]
-        if last:
-            self._log.removed(group, last, "CPU")
+        blocks = self._blocks_of(group, span)
+        self._chunks.subtract(blocks)
+        last = [block for block in blocks if not self._chunks[block]]
+        for block in last:
+            del self._chunks[block]
+        if group in self._pieces:
+            self._log.removed(self._pieces.start, span.hashes[-1:], "CPU")  # the log knows whether all of them were there
+        elif last:
+            self._log.removed(group, [name for _, name in last], "CPU")
 
     def cleared(self) -> None:
         """All chunks have left."""
@@ -212,8 +224,12 @@ class KVEventMirror:
 
     def check_integrity(self, there: Mapping[Chunk, BlockSpan]) -> None:
         """Asserts that these chunks are published, and no others."""
-        assert self._chunks == _count_blocks(there)
+        assert self._chunks == self._count_blocks(there)
 
+    def _blocks_of(self, group: int, span: BlockSpan) -> list[tuple[int, bytes]]:
+        if group in self._pieces:
+            return [(self._pieces.start, span.hashes[-1])]
+        return [(group, name) for name in span.hashes]
 
-def _count_blocks(chunks: Mapping[Chunk, BlockSpan]) -> Counter[tuple[int, bytes]]:
-    return Counter((group, name) for (group, _), span in chunks.items() for name in span.hashes)
+    def _count_blocks(self, chunks: Mapping[Chunk, BlockSpan]) -> Counter[tuple[int, bytes]]:
+        return Counter(block for (group, _), span in chunks.items() for block in self._blocks_of(group, span))

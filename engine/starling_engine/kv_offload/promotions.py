@@ -205,7 +205,7 @@ class Promotions:
         """Orders as many of these chunks, with their index in the prefix, as there are slots: its beginning first."""
         coming: list[ChunkSlot] = []
         for chunk, at in indices.items():
-            slot = self._primary.allocate(chunk, self._map.span(lookup.request, at, chunk[0]))
+            slot = self._primary.allocate(chunk, self._map.span(lookup.request, at))
             if slot is None:
                 break
             coming.append(ChunkSlot(slot, *chunk))

@@ -171,7 +171,8 @@ class Experts:
         self._loaded: dict[int, int] = {}
         """Number of the load that brought each expert; each load has another one."""
         self._load_numbers = count()
-        self._looks_up = device.type == "cpu" and native.load() is not None
+        # Not where a step can be recorded: what the host computes is in no recording.
+        self._looks_up = device.type == "cpu" and not method.capturable and native.load() is not None
         # One more, for the expert -1.
         self._slot_of = torch.full((shape.num_experts + 1,), shape.num_slots, dtype=torch.int64, device=device)
 

@@ -197,8 +197,11 @@ class Decoder:
         config, shard = self.config, self._build.tensor.shard
         if not self._build.backend.takes_query_blocks:
             return None
+        itemsize = self._build.dtype.itemsize
+        if config.mla is not None:
+            return QueryBlocks.of_latents(shard.of(config.mla.num_heads).size, itemsize)
         group = shard.of(config.num_heads).size // shard.heads(config.num_kv_heads).size
-        return QueryBlocks.of(config.head_dim, self._build.dtype.itemsize, group)
+        return QueryBlocks.of(config.head_dim, itemsize, group)
 
     @property
     def eager_reason(self) -> str | None:

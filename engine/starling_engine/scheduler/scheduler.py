@@ -62,7 +62,7 @@ class Scheduler:
         """The last step that ran suspects; there is one such step in flight at a time."""
         self._forks: dict[str, list[RequestState]] = {}
         """Requests that wait for their parent's prompt, by the parent's id."""
-        self.stats = Stats(kv_blocks=kv.pool.num_usable)
+        self.stats = Stats(kv_blocks=kv.pool.num_usable, kv_token_blocks=kv.token_blocks(config.max_model_len))
         self.drafter = drafter or Speculator(config.speculative, self.stats, own_drafts=config.own_drafts)
         self._grammars = grammars or GrammarBuilds(None)
         self._prefixes = PrefixLookup(kv, self.offload, self.requests)
@@ -477,7 +477,7 @@ class Scheduler:
             self.kv.cache_blocks(sequence, request.tokens, computed)
             self.offload.on_blocks_cached(request)
         if sequence.state.copied:
-            self.offload.on_snapshots_cached(request, self.kv.name_snapshots(sequence, computed))
+            self.offload.on_snapshots_cached(request, self.kv.name_snapshots(sequence, request.tokens, computed))
         self.kv.free_behind_window(sequence, computed)
         if prompt_done:
             self._open_forks(request)

@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from starling_engine import AsyncEngine, SamplingParams
@@ -12,6 +13,7 @@ from starling_engine.errors import ConfigError, EngineDead
 from starling_engine.frontend.load_balancer import FIRST_PREFIX, LOAD_TOLERANCE, MAX_PREFIXES, LoadBalancer
 from starling_engine.topology.layout import NodePlacement, ParallelLayout
 
+from tests.engine.checkpoints import FAMILIES, write_servable
 from tests.engine.real_engine import engine_args, running, wait_until
 
 PROMPT = list(range(300, 300 + 2 * FIRST_PREFIX))
@@ -74,6 +76,20 @@ def test_what_is_remembered_is_bounded() -> None:
 def spread(engine: AsyncEngine) -> list[int]:
     """Tokens that each core has generated; their counters come a while later."""
     return [client.stats.generated_tokens_total for client in engine.cores.local.clients]
+
+
+@pytest.mark.whole
+async def test_ranks_of_a_state_alone_keep_what_prompts_share(tmp_path: Path) -> None:
+    """Chats that began at once, on both cores, go on where their snapshots are; both are idle then."""
+    write_servable(tmp_path, FAMILIES["falcon-mamba"])
+    chats = [[*range(300 * chat, 300 * chat + 280)] for chat in range(4)]
+    async with running(model=str(tmp_path), data_parallel_size=2) as engine:
+        answers = await asyncio.gather(*(engine.complete(chat, SHORT) for chat in chats))
+        await wait_until(lambda: sum(spread(engine)) == 16)
+        assert spread(engine) == [8, 8]
+        for chat, answer in zip(chats, answers, strict=True):
+            turn = [*chat, *answer.outputs[0].token_ids, *range(3900, 3920)]
+            assert (await engine.complete(turn, SHORT)).num_cached_tokens == 272
 
 
 async def test_ranks_share_the_work_and_keep_what_prompts_share() -> None:

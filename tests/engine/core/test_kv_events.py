@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -15,13 +16,14 @@ from starling_engine import SamplingParams
 from starling_engine.errors import ConfigError
 from starling_engine.kv import publisher
 from starling_engine.kv.event_endpoint import EventEndpoint, parse_endpoint
-from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, BlockSpan, EventLog
+from starling_engine.kv.events import AllBlocksCleared, BlockRemoved, BlockSpan, EventLog, event_hash
+from starling_engine.kv.hashing import HASH_BYTES
 from starling_engine.kv.publisher import EventPublisher
 from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec
 
 from tests.engine.listener import Cleared, Removed, Router, Stored, heard, listening, publisher_port, replay, take
 from tests.engine.real_engine import running
-from tests.engine.toy_engine import ToyEngine
+from tests.engine.toy_engine import ToyEngine, state_of
 
 PUBLISHED = [AllBlocksCleared()]
 
@@ -50,6 +52,35 @@ def test_a_router_knows_the_pools_cache(seed: int, window: int) -> None:
     assert heard(engine.log) == [Cleared()]
     expected = {("full_attention", None)} | ({("sliding_window", window)} if window else set())
     assert router.kinds == expected
+
+
+@pytest.mark.parametrize("groups", [None, []], ids=["beside keys and values", "alone"])
+def test_a_router_that_reads_snapshots_foretells_what_is_found(groups: list[KVGroup] | None) -> None:
+    """Chats in a small pool, of which turns come back. Snapshots lose some of their blocks, or all, at any time."""
+    rng = random.Random(3)
+    engine = ToyEngine(num_blocks=48, state=state_of(3), groups=groups, events=True)
+    assert engine.log is not None
+    router, hits, by_keys = Router(), [], 0
+    chats = [[rng.randrange(50) for _ in range(24)] for _ in range(6)]
+    for number in range(80):
+        chat = rng.choice(chats)
+        prompt = chat[: rng.randrange(9, 100)]
+        router.hear(heard(engine.log))
+        said = router.forecast_of_state(prompt, engine.kv.block_size)
+        by_keys += said < router.forecast(prompt, engine.kv.block_size, ("GPU",))
+        engine.add(str(number), prompt, SamplingParams(max_tokens=rng.randrange(1, 20), ignore_eos=True))
+        engine.run()
+        assert engine.cached[str(number)] == said, f"prompt {number}"
+        hits.append(said)
+        if prompt == chat and len(chat) < 80:
+            chat += engine.outputs[str(number)] + [rng.randrange(50) for _ in range(6)]
+        router.hear(heard(engine.log))
+        pieces = Counter(name[:HASH_BYTES] for name in engine.kv.pool._cached[-1])
+        assert router.snapshots["GPU"] == {event_hash(name) for name, count in pieces.items() if count == 3}
+        if rng.random() < 0.05:
+            engine.scheduler.reset_prefix_cache()
+    assert sum(map(bool, hits)) > 20 and (by_keys > 10 or groups == [])
+    assert ("mamba", None) in router.kinds and len(router.kinds) == (2 if groups is None else 1)
 
 
 def test_a_reset_beside_running_requests_removes_the_rest_only() -> None:

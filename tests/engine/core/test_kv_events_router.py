@@ -19,6 +19,7 @@ from starling_engine import SamplingParams
 from starling_engine.kv.event_endpoint import REPLAY_PORT_OFFSET
 from starling_engine.kv_offload.secondary.base import CHUNK
 
+from tests.engine.checkpoints import FAMILIES, write_servable
 from tests.engine.listener import publisher_port
 from tests.engine.real_engine import running
 from tests.waiting import until
@@ -98,3 +99,24 @@ async def test_it_foretells_what_an_engine_finds(host: int) -> None:
             in_memory += cached == said > device
             assert host or cached == device, f"prompt {number}"
     assert foretold > 20 and on_device > 4 and (in_memory > 2 or not host), (foretold, on_device, in_memory)
+
+
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("falcon-mamba", marks=pytest.mark.whole)])
+async def test_snapshots_change_nothing_of_what_it_knows_of_blocks(family: str, tmp_path: Path) -> None:
+    """They come and go while an output grows, with the hashes of blocks that stay. Of a state alone it knows nothing."""
+    write_servable(tmp_path, FAMILIES[family])
+    port, rng = publisher_port(), random.Random(3)
+    prompts = [rng.choices(range(300, 4000), k=300) for _ in range(3)]
+    async with dynamo() as router, running(model=str(tmp_path), kv_events=f"tcp://*:{port}") as engine:
+        await router.register(port)
+        await asyncio.sleep(1)
+        for prompt in prompts:
+            answer = await engine.complete(prompt, SamplingParams(temperature=0.0, max_tokens=180, ignore_eos=True))
+            prompt += answer.outputs[0].token_ids[:-1]
+        if family == "falcon-mamba":
+            await asyncio.sleep(1)
+            assert [await router.knows(prompt) for prompt in prompts] == [(0, 0)] * 3
+            return
+        for number, prompt in enumerate(prompts):
+            await until(partial(router.has, prompt), f"the blocks of chat {number}")
+        assert (await engine.complete([*prompts[0], 9, 8, 7], ONE)).num_cached_tokens == 448, "the last snapshot of 479 tokens"

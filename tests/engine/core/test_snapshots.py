@@ -108,6 +108,14 @@ def test_a_state_alone_has_room_for_any_number_of_tokens() -> None:
         assert engine.outputs[str(i)] == expected_output(prompt_of(20, i), SamplingParams(max_tokens=90), i, 128)
 
 
+def test_blocks_of_a_state_alone_are_counted_by_the_tokens_that_they_stand_for() -> None:
+    """Routers take vllm:cache_config_info for the tokens that there is room for."""
+    engine = ToyEngine(state=state_of(4), groups=[], num_blocks=1 + 5 * 4 + 3, max_model_len=100)
+    assert engine.scheduler.snapshot().kv_token_blocks == 5 * 13, "five states, and a sequence has 13 blocks of 8 tokens at most"
+    hybrid = ToyEngine(state=state_of(4), num_blocks=24)
+    assert hybrid.scheduler.snapshot().kv_token_blocks == hybrid.scheduler.snapshot().kv_blocks == 23
+
+
 def test_the_names_of_the_last_blocks_are_kept() -> None:
     seen, names = SeenBlocks(4), [bytes([n]) for n in range(6)]
     seen.add(names[:4])

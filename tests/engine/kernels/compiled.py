@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,13 @@ MAX_SHARED = 227 << 10
 """Bytes of shared memory that a block may have on Hopper."""
 
 
+IN_FLIGHT = 40 << 10
+"""Bytes that an SM has to ask for at once to keep memory busy: its latency times its share of the bandwidth."""
+
+SHARED, REGISTERS, THREADS, RESERVED = 228 << 10, 1 << 16, 2048, 1 << 10
+"""Of an SM of Hopper: bytes of shared memory, registers and threads. Each block takes so much shared memory beside its own."""
+
+
 @dataclass(frozen=True)
 class Compiled:
     """One kernel. Bytes of shared memory a block, registers a thread, bytes of stack a thread (where ptxas spills)."""
@@ -29,7 +37,48 @@ class Compiled:
     shared: int
     registers: int
     stack: int
+    threads: int
     ptx: str
+    cubin: str
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that an SM holds at once. Registers are given out in eights."""
+        by_registers = REGISTERS // (-(-self.registers // 8) * 8 * self.threads)
+        return min(SHARED // (self.shared + RESERVED), by_registers, THREADS // self.threads)
+
+    @property
+    def in_flight(self) -> int:
+        """The most bytes that an SM has asked for and not waited for yet: those of copies to shared memory, loops run once."""
+        groups, most = [0], 0
+        for size, wait in re.findall(r"cp\.async\.(?:c[ag]\.[^;]*?\], (0x\w+)|commit_group|wait_group (\d+))", self.ptx):
+            if size:
+                groups[-1] += int(size, 0)
+            elif wait:
+                groups = groups[-1 - int(wait) :]  # the last one is not committed yet
+            else:
+                groups.append(0)
+            most = max(most, sum(groups))
+        return self.blocks * self.threads * most
+
+    @functools.cached_property
+    def instructions(self) -> Counter[str]:
+        """How often the machine code has each instruction, with its modifiers, as LDG.E.128."""
+        from triton import knobs
+
+        dump = [knobs.nvidia.cuobjdump.path, "--dump-sass", self.cubin]
+        code = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
+        return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?\s*([A-Z][\w.]+)", code, re.MULTILINE))
+
+    @property
+    def products(self) -> set[str]:
+        """The instructions of tensor cores in the machine code: HMMA of a warp, HGMMA and QGMMA (of FP8) of a warpgroup."""
+        return {found[0] for each in self.instructions if (found := re.match(r"[A-Z]+MMA", each))}
+
+    @property
+    def spills(self) -> bool:
+        """True where the machine code keeps values in memory, for want of registers."""
+        return any(each.startswith(("LDL", "STL")) for each in self.instructions)
 
 
 def compiled(launch: Callable[..., object], *args: object, **options: object) -> list[Compiled]:
@@ -92,4 +141,5 @@ def _look(kernel: Any) -> Compiled:
         [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
     )
     registers, stack = (int(re.search(rf"{word}:(\d+)", usage.stdout)[1]) for word in ("REG", "STACK"))
-    return Compiled(kernel.metadata.name, kernel.metadata.shared, registers, stack, kernel.asm["ptx"])
+    own = kernel.metadata
+    return Compiled(own.name, own.shared, registers, stack, 32 * own.num_warps, kernel.asm["ptx"], cubin)

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 from starling_engine import kernels
 from starling_engine.platforms.triton_support import INTERPRETED
+
+from tests.engine.kernels.guarded import Watch, nothing_is_zero_by_chance
 
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*"]
 
@@ -73,3 +76,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if (request.param == "cuda") != torch.cuda.is_available():
         pytest.skip("no CUDA device here" if request.param == "cuda" else "kernels are compiled where there is CUDA")
     return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Has kernels run between guards, in a random order, and on memory that is not zero by chance: see `guarded`."""
+    found = Watch()
+    if torch.cuda.is_available() or not importlib.util.find_spec("triton"):
+        yield found
+        return
+    found.install(monkeypatch.setattr)
+    with nothing_is_zero_by_chance():
+        yield found

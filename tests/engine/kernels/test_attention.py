@@ -6,11 +6,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from starling_engine.kernels.attention_plan import MAX_SEGMENTS, AttentionShape, QueryBlocks, decode_segments, decode_tiles
+from starling_engine.kernels.attention_plan import (
+    MAX_DECODE_TOKENS,
+    MAX_SEGMENTS,
+    AttentionShape,
+    QueryBlocks,
+    decode_segments,
+    decode_tiles,
+)
 from starling_engine.native import reference
 from starling_engine.native.cache_rows import FP8, INT4, INT8, cached, uncached
 from torch import Tensor
 
+from tests.engine.kernels.guarded import Watch
 from tests.engine.slabs import in_slabs
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -276,3 +284,26 @@ def test_segments_are_bounded() -> None:
     assert [decode_segments(shape, longest, 132) for longest in (1, 511, 512, 4096, 1 << 20)] == [1, 1, 2, 16, MAX_SEGMENTS]
     many = replace(shape, sequences=512, kv_heads=8)
     assert decode_segments(many, 1 << 20, 132) == 1
+
+
+ONCE = ("decode", "decode, split", "decode, 16 heads each", "decode, fp8", "drafts, split", "mixed with sinks, split")
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_each_key_and_value_is_read_once(name: str, device: torch.device, watch: Watch) -> None:
+    """By all query heads of a key-value head together, however contexts are split. Nothing else of the cache is read."""
+    from starling_engine.kernels.paged_attention import paged_attention
+
+    if device.type != "cpu":
+        pytest.skip("the interpreter counts")
+    case = replace(CASES[name], rows=tuple(row for row in CASES[name].rows if row[1] <= MAX_DECODE_TOKENS))
+    inputs = make(case, device)
+    longest = max(queries for _, queries in CASES[name].rows)
+    with watch.counted() as launches:
+        paged_attention(*inputs.all(), case.head_dim**-0.5, max_query_len=longest, sinks=inputs.sinks)
+    reads = sum(launch.reads["kv"] for launch in launches if launch.kernel == "attention_kernel")
+    wanted = torch.zeros_like(reads)
+    for table, (context, queries) in zip(inputs.block_tables.long(), case.rows, strict=True):
+        for at in range(context if queries else 0):
+            wanted[table[at // case.block_size], :, :, at % case.block_size] = 1
+    assert torch.equal(reads, wanted)

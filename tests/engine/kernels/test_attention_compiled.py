@@ -6,12 +6,9 @@ import pytest
 import torch
 from starling_engine.native.cache_rows import INT4, INT8, cached
 
-from tests.engine.kernels.compiled import MAX_SHARED, Compiled, compiled
+from tests.engine.kernels.compiled import IN_FLIGHT, MAX_SHARED, REGISTERS, Compiled, compiled
 
 pytestmark = pytest.mark.timeout(120)
-
-REGISTERS = 1 << 16
-"""Registers of an SM, for the threads of all its blocks."""
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -72,6 +69,7 @@ def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time() -> Non
     (store,) = compiled(launch_store, cache=FP8)
     assert decode.stack == store.stack == 0
     assert prefill.stack <= 16, "two words, by Triton 3.6"
+    assert decode.in_flight >= IN_FLIGHT
     for kernel, threads in ((decode, 128), (prefill, 256)):
         assert 2 * kernel.shared <= MAX_SHARED and 2 * threads * kernel.registers <= REGISTERS
         assert _copied(kernel) - {4} <= {8, 16}
@@ -88,6 +86,7 @@ def test_kernels_of_a_cache_of_codes_fit_on_the_device_two_blocks_at_a_time(cach
     (store,) = compiled(launch_store, cache=cache)
     assert decode.stack == store.stack == 0
     assert prefill.stack <= 16, "a few words"
+    assert decode.in_flight >= IN_FLIGHT
     for kernel, threads in ((decode, 128), (prefill, 256)):
         assert 2 * kernel.shared <= MAX_SHARED and 2 * threads * kernel.registers <= REGISTERS
         assert _copied(kernel) == {4, 8 if cache == INT8 else 16}
@@ -99,14 +98,15 @@ def test_prefill_runs_on_the_tensor_cores_of_whole_warpgroups_two_blocks_at_a_ti
     (prefill,) = compiled(launch_attention, 8192, 1, 8192)
     assert prefill.stack == 0
     assert 2 * prefill.shared <= MAX_SHARED and 2 * 256 * prefill.registers <= REGISTERS
-    assert "wgmma.mma_async" in prefill.ptx
+    assert prefill.products == {"HGMMA"} and not prefill.spills
     assert _copied(prefill) == {4, 16}, "page numbers are of 4 bytes, pages are read in 16"
 
 
 def test_decode_reads_the_cache_sixteen_bytes_at_a_time_three_blocks_at_a_time() -> None:
     decode, merge = compiled(launch_attention, 32, 32, 1)
-    assert decode.stack == merge.stack == 0
-    assert 3 * decode.shared <= MAX_SHARED and 3 * 128 * decode.registers <= REGISTERS
+    assert merge.stack == 0 and not decode.spills
+    assert decode.blocks == 3 and decode.in_flight >= IN_FLIGHT
+    assert decode.products == {"HMMA"} and decode.instructions["LDGSTS.E.BYPASS.128"] > 8
     assert _copied(decode) == {4, 16}
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from starling_engine.attention import mla_triton
@@ -9,13 +10,15 @@ from starling_engine.attention.mla_base import MlaWeights
 from starling_engine.attention.mla_triton import SequenceRun, TritonMla, plan_runs
 from starling_engine.kernels import mla
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.attention_plan import QueryBlocks
 from starling_engine.layers.rope import no_rotation
 from starling_engine.model_config.mla_shape import MlaShape, QuerySpan
 
 from tests.engine.attention.test_mla import SHAPES, SIZES, V3, weights, whole
 from tests.engine.attention.test_paged import BLOCK, metadata
 from tests.engine.kernels import moe_launches
-from tests.engine.kernels.compiled import MAX_SHARED, compiled
+from tests.engine.kernels.compiled import IN_FLIGHT, MAX_SHARED, compiled
+from tests.engine.kernels.guarded import Watch
 from tests.engine.slabs import assert_untouched, in_slabs
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -78,6 +81,45 @@ def test_equals_attention_written_out(
         torch.testing.assert_close(torch.cat(parts).float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize(("known", "lengths"), [(False, (9, 3, 1)), (True, (21, 1, 5)), (True, (2, 30, 3))])
+def test_query_blocks_that_are_listed_give_the_same(
+    known: bool, lengths: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: a list with room for more, of a whole step, or of one whose runs lie behind and around an expanded sequence."""
+    monkeypatch.setattr(mla_triton, "SHORT", 8)
+    layer = moved(weights(Expanding(**SHAPES["pairs"])), FP32, device)
+    shape = layer.shape
+    inputs = [torch.randn(sum(lengths), n, device=device) for n in (shape.num_heads * shape.key_dim, shape.kv_rank, shape.rope_dim)]
+    meta = on(device, metadata([(0, length) for length in lengths], TABLES), known=known)
+    blocks = QueryBlocks.of_latents(shape.num_heads, FP32.itemsize)
+    listed = np.full((blocks.most(sum(lengths) + 30, 5), 2), -1, np.int32)
+    found = blocks.listed(np.array(lengths, np.int32))
+    assert 2 < len(found) < len(listed)
+    listed[: len(found)] = found
+    outputs = []
+    for query_blocks in (None, torch.from_numpy(listed).to(device)):
+        kv = in_slabs(torch.full((12, BLOCK, shape.latent_dim), float("nan"), device=device))
+        outputs.append(TritonMla().forward(*inputs, layer, kv, replace(meta, query_blocks=query_blocks)))
+    assert torch.equal(*outputs) and not outputs[0].isnan().any()
+
+
+def test_each_latent_is_read_once_by_a_decode(device: torch.device, watch: Watch) -> None:
+    """As key and as value, by all heads; and nothing else of the cache is."""
+    if device.type != "cpu":
+        pytest.skip("the interpreter counts")
+    shape, lens = MlaShape(**SHAPES["pairs"]), torch.tensor([20, 1, 9], dtype=torch.int32)
+    q_latent, q_rope = torch.randn(shape.num_heads, 3, shape.kv_rank), torch.randn(3, shape.num_heads, shape.rope_dim)
+    kv, nothing = torch.randn(12, BLOCK, shape.latent_dim), torch.zeros(3, dtype=torch.int64)
+    meta = AttentionMetadata(nothing, nothing, torch.arange(4, dtype=torch.int32), lens, TABLES, 1)
+    with watch.counted() as launches:
+        mla.attend(q_latent, q_rope, kv, meta, 0.1, sms=8)
+    wanted = torch.zeros_like(kv, dtype=torch.int64)
+    for table, length in zip(TABLES.long(), lens.tolist(), strict=True):
+        for at in range(length):
+            wanted[table[at // BLOCK], at % BLOCK] = 1
+    assert torch.equal(launches[0].reads["kv"], wanted)
+
+
 @pytest.mark.parametrize("name", ["pairs", "halves"])
 def test_a_table_that_rotates_nothing_may_have_two_columns(name: str, device: torch.device) -> None:
     """So that a model without rotation has no table as wide as its keys, for a million positions."""
@@ -115,10 +157,11 @@ def test_runs_are_neighbours_in_one_form() -> None:
         return QuerySpan(row, start, queries, context)
 
     step = [span(0, 0, 1, 50), span(2, 1, 7, 7), span(3, 8, 500, 900), span(4, 508, 1, 9), span(5, 509, 300, 300)]
-    plan = plan_runs(step, V3)
-    assert plan.absorbed == [SequenceRun(0, 2, 0, 8, 7), SequenceRun(4, 4, 508, 509, 1)]
+    blocks = QueryBlocks(tokens=4, short=0, decodes=1)
+    plan = plan_runs(step, V3, blocks)
+    assert plan.absorbed == [SequenceRun(0, 2, 0, 8, 7, 0, 3), SequenceRun(4, 4, 508, 509, 1, 128, 129)]
     assert plan.expanded == [step[2], step[4]]
-    assert plan_runs(step[2:3], V3).absorbed == []
+    assert plan_runs(step[2:3], V3, blocks).absorbed == []
 
 
 @pytest.mark.parametrize(
@@ -134,8 +177,8 @@ def test_the_absorbed_form_compiles_without_spills(rows: int, queries: int, head
     for kernel in compiled(moe_launches.absorbed, rows, queries, heads):
         assert kernel.stack == 0 and kernel.shared <= MAX_SHARED, kernel.name
         if kernel.name == "_attend":
-            assert "cp.async.cg.shared.global" in kernel.ptx
-            assert ("wgmma.mma_async" in kernel.ptx) == (heads == 128 or queries > 1)
+            assert kernel.products == {"HGMMA" if heads == 128 or queries > 1 else "HMMA"} and not kernel.spills
+            assert kernel.instructions["LDGSTS.E.BYPASS.128"] > 8 and kernel.in_flight >= IN_FLIGHT
 
 
 def test_the_expanded_form_and_the_store_compile_without_spills() -> None:

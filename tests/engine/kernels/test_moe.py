@@ -12,7 +12,8 @@ from starling_engine.native.group_quantized import INT8
 from starling_engine.topology.shard import Shard, Share
 
 from tests.engine.kernels import moe_launches
-from tests.engine.kernels.compiled import MAX_SHARED, compiled
+from tests.engine.kernels.compiled import IN_FLIGHT, MAX_SHARED, compiled
+from tests.engine.kernels.guarded import Watch
 from tests.engine.layers import test_experts_with_biases as with_biases
 from tests.engine.layers.test_experts import NAMES, load, reference, routes
 
@@ -149,6 +150,24 @@ def test_compiles_without_spills(launch: Callable[[int], None], tokens: int) -> 
     found = {kernel.name: kernel for kernel in compiled(launch, tokens)}
     for kernel in found.values():
         assert kernel.stack == 0 and kernel.shared <= MAX_SHARED, kernel.name
-    for name in ("_gate_up", "_down"):
-        assert "cp.async.cg.shared.global" in found[name].ptx
-        assert ("wgmma.mma_async" in found[name].ptx) == (tokens > 64)
+    for kernel in (found["_gate_up"], found["_down"]):
+        assert kernel.products == {"HGMMA" if tokens > 64 else "HMMA"} and not kernel.spills
+        assert kernel.instructions["LDGSTS.E.BYPASS.128"] > 8 and kernel.in_flight >= IN_FLIGHT
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_each_matrix_that_is_chosen_is_read_once(tokens: int, device: torch.device, watch: Watch) -> None:
+    """And no other; a token's values are read again by each program that multiplies them."""
+    if device.type != "cpu":
+        pytest.skip("the interpreter counts")
+    shape = ExpertsShape(7, 7, 128, Share.all(64))
+    method = filled(shape, BF16, device).method
+    assert isinstance(method, TritonExperts)
+    x, ids, weights = inputs(shape, tokens, 2, BF16)
+    ids = ids.where(ids < 4, 2)
+    with watch.counted() as launches:
+        grouped.experts(x, ids, weights, method.gate_ups, method.downs, FEW_ROWS)
+    chosen = torch.zeros(7, 1, 1, dtype=torch.int64).index_fill_(0, ids.unique(), 1)
+    for kernel in ("_gate_up", "_down"):
+        (launch,) = (each for each in launches if each.kernel == kernel)
+        assert torch.equal(launch.reads["weight"], chosen.expand_as(launch.reads["weight"])), kernel

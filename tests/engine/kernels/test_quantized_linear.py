@@ -28,7 +28,7 @@ from starling_engine.topology.shard import Shard, Share
 from torch.nn import functional as F
 
 from tests.engine.kernels import quantized_launches
-from tests.engine.kernels.compiled import MAX_SHARED, compiled
+from tests.engine.kernels.compiled import IN_FLIGHT, MAX_SHARED, compiled
 from tests.engine.layers.test_experts import NAMES, routes
 from tests.engine.layers.test_experts_quantized import FORMATS, matrices, random_matrix
 from tests.engine.test_quantized_ops import KEPT
@@ -205,6 +205,8 @@ def test_compiles_without_spills(rows: int, form: Format, dtype: torch.dtype) ->
     (kernel,) = compiled(quantized_launches.linear, rows, form, dtype)
     assert kernel.stack == 0 and kernel.shared <= MAX_SHARED
     assert ("wgmma.mma_async" in kernel.ptx) == (rows > 16)
+    # Memory is the limit of few rows, but not of fp32, which has no tensor cores.
+    assert kernel.in_flight >= IN_FLIGHT or rows > 64 or dtype == FP32
 
 
 @pytest.mark.parametrize(

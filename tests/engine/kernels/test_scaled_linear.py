@@ -19,7 +19,7 @@ from starling_engine.topology.shard import Share
 from torch.nn import functional as F
 
 from tests.engine.kernels import quantized_launches
-from tests.engine.kernels.compiled import compiled
+from tests.engine.kernels.compiled import IN_FLIGHT, compiled
 from tests.engine.layers.test_experts import NAMES, routes
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -235,6 +235,7 @@ def test_compiles_without_spills(rows: int, name: str) -> None:
     rounding, product = compiled(quantized_launches.scaled, rows, FORMS[name])
     assert rounding.stack == product.stack == 0 and product.shared <= MAX_SHARED_OF_ADA
     # Hopper has FP8 for 64 rows and more; with fewer, what counts is to read the matrix.
+    assert product.products == {"QGMMA" if rows >= 64 else "HMMA"} and product.in_flight >= IN_FLIGHT
     assert ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3" in product.ptx) == (rows == 64)
     assert ("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in product.ptx) == (rows == 4096)
 

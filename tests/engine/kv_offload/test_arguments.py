@@ -123,7 +123,7 @@ def test_a_state_alone_passes_through_slots_of_a_piece(tmp_path: Path) -> None:
     assert 3 * 19 * 96 * 4 <= sum(pieces) * slab < 1.1 * 3 * 19 * 96 * 4, "of three layers with 16 + 3 rows of 96 channels"
     assert config.scheduler.max_model_len == STATE_LENGTH
     assert resolve(EngineArgs(model=str(tmp_path), max_model_len=1 << 20))[2].scheduler.max_model_len == 1 << 20
-    for name, value in {"kv_cache_dtype": "fp8", "attention_backend": "torch", "kv_events": "tcp://*:1"}.items():
+    for name, value in {"kv_cache_dtype": "fp8", "attention_backend": "torch"}.items():
         with pytest.raises(ConfigError, match=f"{name}: is not possible for a model without attention"):
             resolve(EngineArgs(model=str(tmp_path), **{name: value}))
 

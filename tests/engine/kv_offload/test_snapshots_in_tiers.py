@@ -1,11 +1,16 @@
 """Recurrent state in tiers: a prefix is found up to a snapshot that has all of its pieces. The toy worker checks each state."""
 
 import random
+from collections import Counter
 
 import pytest
+from starling_engine.kv.events import event_hash
+from starling_engine.kv.spec import KVGroup
 from starling_engine.kv_offload.secondary.base import CHUNK
 
+from tests.engine.kv_offload.test_kv_events_tiers import Failing
 from tests.engine.kv_offload.test_offload import Secondary, engine_of, params, prompt_of, run_one
+from tests.engine.listener import Router, heard
 from tests.engine.toy_engine import ToyEngine, expected_output, state_of
 
 STATE = 20
@@ -221,13 +226,24 @@ def test_a_hit_is_no_longer_than_there_are_slots_for() -> None:
     assert run_one(hybrid(secondary=secondary, slots=12), "new", prompt) == 192, "three chunks and five pieces, beside four"
 
 
-def test_listeners_are_told_of_chunks_and_not_of_snapshots() -> None:
-    engine = hybrid(events=True, slots=9)
+@pytest.mark.parametrize("groups", [None, []], ids=["beside keys and values", "alone"])
+def test_listeners_are_told_of_snapshots_that_have_all_pieces(
+    groups: list[KVGroup] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comes and goes as a whole, on the device and in slots, where some pieces do not arrive."""
+    engine, router = hybrid(events=True, slots=17, groups=groups), Router()
+    monkeypatch.setattr(engine.tiers, "_do", Failing(engine, random.Random(2)))
     engine.offload.device._under_pressure = lambda: True
-    for i in range(3):
-        run_one(engine, str(i), prompt_of(200, i))
+    most = least = 0
+    for i in range(12):
+        engine.add(str(i), prompt_of(200, i % 4), params(4))
+        while engine.scheduler.has_work or engine.offload.has_pending_work or engine.offload.device._unstored:
+            engine.step()
+            router.hear(heard(engine.log))
+            pieces = Counter(name for group, name in engine.offload.primary._there() if group >= len(engine.kv.groups))
+            assert router.snapshots["CPU"] == {event_hash(name) for name, count in pieces.items() if count == 5}
+            most, least = max(most, len(router.snapshots["CPU"])), max(least, len(pieces) - len(router.snapshots["CPU"]))
         engine.offload.primary.check_integrity()
-    assert engine.offload.stats["cpu"].evictions_total
-    events = engine.log.take()
-    assert {getattr(event, "medium", None) for event in events} == {"GPU", "CPU", None}
-    assert all(event.block_hashes and event.group_idx == 0 for event in events if hasattr(event, "group_idx"))
+        assert len(router.snapshots["GPU"]) >= 2
+    assert engine.offload.stats["cpu"].evictions_total and most >= 2 and least
+    assert bool(router.cached["CPU"][0]) == bool(engine.kv.groups)

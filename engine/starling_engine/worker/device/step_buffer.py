@@ -102,7 +102,7 @@ def room_for_blocks(shape: StepShape, groups: int) -> int:
 def _host_dimensions(shape: StepShape, groups: int, listing: QueryBlocks | None) -> Dimensions:
     """Returns size and dtype of each field that the host sends."""
     tokens, rows, samples, width = shape
-    query_blocks = 0 if listing is None or width else listing.most(tokens, rows)
+    query_blocks = 0 if listing is None or 0 < width <= listing.decodes else listing.most(tokens, rows)
     new = (room_for_blocks(shape, groups),)
     return {
         "ids": ((tokens + 1,), torch.int64),
