@@ -181,7 +181,12 @@ def _distance_bytes(model: ModelConfig, dtype_bytes: int, max_model_len: int) ->
 
 
 def _norm_width(model: ModelConfig, dtype_bytes: int) -> int:
-    """Elements of one token inside a norm without kernels: its input and its output in fp32."""
+    """Elements of one token inside a norm without kernels: its input and its output in fp32.
+
+    Several residual streams are normed as one, to be weighed: there are their squares, too.
+    """
+    if model.traits.streams is not None:
+        return 3 * model.stream_size * 4 // dtype_bytes
     return 0 if model.traits.norm == "weight" else 2 * model.hidden_size * 4 // dtype_bytes
 
 

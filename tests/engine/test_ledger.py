@@ -174,6 +174,15 @@ def test_sparse_vectors_of_an_encoder_count(pooler: PoolerConfig, rows: int) -> 
     assert found - plain == rows * 250_000 * 4
 
 
+def test_what_weighs_residual_streams_counts() -> None:
+    """Checks the lower bound: the streams before and behind a layer, and normed in fp32 with their squares."""
+    fields = {**SMALL, "architectures": ["DeepseekV4ForCausalLM"], "num_key_value_heads": 1, "o_groups": 1, "head_dim": 32}
+    fields |= {"n_routed_experts": 4, "num_hash_layers": 0}
+    fields |= {"qk_rope_head_dim": 8, "index_head_dim": 16, "index_n_heads": 1, "q_lora_rank": 8, "o_lora_rank": 8}
+    narrow, wide = (activations(**{**fields, "hidden_size": size}) for size in (8, 512))
+    assert wide - narrow >= 1000 * 4 * (512 - 8) * (2 * 2 + 3 * 4)
+
+
 def test_what_latent_attention_makes_of_a_long_context_counts() -> None:
     """Checks the lower bound: the latents of one sequence, and keys and values of one head."""
     latent = {"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": None, "first_k_dense_replace": 4}
