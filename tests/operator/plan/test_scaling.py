@@ -327,6 +327,19 @@ def test_a_pod_that_comes_while_its_service_sleeps_goes_to_sleep() -> None:
     assert len(world.pods) == 3 and all(member.asleep for member in world.pods) and not world.event_reasons("Woken")
 
 
+def test_an_operator_that_reaches_no_agent_leaves_pods_that_sleep_until_they_are_needed() -> None:
+    world = settled(SLEEPS | {"replicas": 2})
+    pods = uids(world)
+    for member in world.pods:
+        world.silence(member)
+    world.tick(100)
+    world.settle()
+    assert uids(world) == pods and not world.event_reasons("Restarted")
+    world.ask()
+    until_answered(world)
+    assert not set(uids(world)) & set(pods), "who is to wake and does not answer has failed"
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_no_group_takes_the_place_of_one_that_sleeps_on_a_cordoned_node(replicas: int) -> None:
     world = settled(SLEEPS | {"replicas": replicas})
