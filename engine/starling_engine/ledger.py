@@ -139,6 +139,23 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     return model.num_layers * (RECORDED_TOKENS * widths * dtype_bytes + choice) + logits
 
 
+def replay_bytes(model: ModelConfig, dtype_bytes: int, num_layers: int, max_tokens: int) -> int:
+    """Returns the memory of what is kept of rows with drafts, of so many layers with a state and tokens (`StateReplay`).
+
+    That is a layer's inputs of the convolution, and those of the memory with its gates or step sizes.
+    """
+    width = 0
+    if (delta := model.gated_delta) is not None:
+        width = 2 * delta.channels + delta.value_heads + (delta.key_width if delta.gate_rank else delta.value_heads)
+    elif (mamba := model.mamba) is not None:
+        width = 4 * mamba.channels + 2 * mamba.state_size
+    elif (mamba2 := model.mamba2) is not None:
+        width = 2 * mamba2.channels + mamba2.heads
+    elif model.short_conv is not None:
+        width = model.short_conv.channels
+    return num_layers * max_tokens * width * dtype_bytes
+
+
 def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_rows: int, max_model_len: int) -> int:
     """Returns the working memory of the largest step, and the tables of rotations and of distances.
 

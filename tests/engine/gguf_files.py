@@ -50,14 +50,17 @@ def quantize(matrix: np.ndarray[Any, np.dtype[np.float32]], name: str) -> np.nda
     return out
 
 
-def write_gguf(path: Path, folder: Path, choose: Callable[[str], str] = lambda _: "F32") -> None:
-    """Writes the checkpoint in `folder` as llama.cpp's converter would. `choose` names a matrix's type."""
+def write_gguf(path: Path, folder: Path, choose: Callable[[str], str] = lambda _: "F32", rule: str = "qwen2") -> None:
+    """Writes the checkpoint in `folder` as llama.cpp's converter would.
+
+    `choose` names a matrix's type, `rule` how text is split.
+    """
     config = AutoConfig.from_pretrained(folder)
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
     _write_config(writer, config, architecture)
     if (folder / "tokenizer.json").exists():
-        _write_tokenizer(writer, folder, config.vocab_size)
+        _write_tokenizer(writer, folder, config.vocab_size, rule)
     else:
         writer.add_vocab_size(config.vocab_size)
     for name, tensor in _tensors(folder, config, architecture).items():
@@ -107,8 +110,8 @@ def _write_config(writer: gguf.GGUFWriter, config: Any, architecture: str) -> No
         writer.add_rope_scaling_factor(config.rope_parameters["factor"])
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> None:
-    """Writes byte-level BPE that splits as Qwen2's does. Rows of the embedding without a token get one that is not used."""
+def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int, rule: str) -> None:
+    """Writes byte-level BPE that splits by the rule. Rows of the embedding without a token get one that is not used."""
     stored = json.loads((folder / "tokenizer.json").read_text())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     tokens = {**stored["model"]["vocab"], **{token["content"]: token["id"] for token in stored["added_tokens"]}}
@@ -116,7 +119,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> 
     in_order = sorted(tokens, key=tokens.__getitem__)
     unused = [f"[unused{id_}]" for id_ in range(len(in_order), vocab_size)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre(rule)
     writer.add_token_list(in_order + unused)
     writer.add_token_types([3 if id_ in special else 1 for id_ in range(len(in_order))] + [5] * len(unused))
     writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in stored["model"]["merges"]])

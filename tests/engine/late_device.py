@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from starling_engine.kernels.state_replay import StateReplay
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.cpu import CpuPlatform
 from starling_engine.platforms.device_queue import DeviceEvent
@@ -148,6 +149,7 @@ def use_late_device(patch: Callable[[Any, str, Any], None], *, recorded: bool = 
     for name in READS:
         patch(torch.Tensor, name, refuse(name))
     patch(DeviceRunner, "launch", Launching.during(True, DeviceRunner.launch))
-    patch(Decoder, "forward", Launching.during(False, Decoder.forward))
+    for computes, name in ((Decoder, "forward"), (StateReplay, "settle")):
+        patch(computes, name, Launching.during(False, getattr(computes, name)))
     if recorded:
         patch(Decoder, "eager_reason", None)

@@ -57,7 +57,8 @@ def random_traffic(
     with core_for(folder, kv_blocks=kv_blocks, budget=32, **settings) as core:
         core.scheduler.drafter = drafter or core.scheduler.drafter
         found = answers(core, [request(random.Random(number), number) for number in range(16)], constrain)
-        assert core.scheduler.stats.preemptions_total > 0 or core.scheduler.config.stages > 1, "or this shows less than it says"
+        alike = core.scheduler.config.stages > 1 or not core.scheduler.kv.groups  # what is admitted with a state alone never grows
+        assert core.scheduler.stats.preemptions_total > 0 or alike, "or this shows less than it says"
     return found
 
 

@@ -1,7 +1,8 @@
 """Steps of recurrent layers, whose kernels are compared with the functions of transformers."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from starling_engine.kernels.attention_metadata import AttentionMetadata
@@ -362,6 +363,72 @@ def check_selective_scan(
     before = blocks.storage.clone()
     assert_near(inputs.run(kernels, blocks)[:-1], torch.cat(outs), 1e-5)
     blocks.compare(before, states, 1e-5)
+
+
+LONG_AND_SHORT = ([5, 2, 4, 40, 3], [0, 7, 3, 2, 1], [3, 1, 2, 37, 1])
+"""Tokens of rows with drafts, and before these, and accepted ones. Of one row, native kernels do not make all ready at once."""
+KINDS = ("short convolution", "gated delta rule", "decays of rows", "scan", "selective scan")
+
+
+def step_of(
+    kind: str, device: torch.device, lengths: tuple[list[int], list[int]], dims: tuple[int, int]
+) -> tuple[Blocks, Callable[[RecurrentKernels], Tensor]]:
+    """Returns blocks, and what runs a kernel on these. Inputs are of FP32."""
+    rows, shape = {"short convolution": (3, (24,)), "selective scan": (8, (40,))}.get(kind, (4, dims))
+    blocks = Blocks.of(rows, shape, *lengths, device)
+    tokens = len(blocks.meta.positions)
+    if kind == "short convolution":
+        x, weight = strided(tokens, 24, dtype=FP32, device=device), torch.randn(4, 24, device=device)
+        return blocks, lambda kernels: kernels.short_convolution(x, weight, None, blocks.state, blocks.meta, silu=True)
+    inputs: DeltaInputs | ScanInputs | MambaInputs
+    if kind == "selective scan":
+        inputs = MambaInputs.of(tokens, 40, 8, FP32, device)
+    elif kind == "scan":
+        inputs = ScanInputs.of(tokens, (2, 4), dims, FP32, device)
+    else:
+        inputs = DeltaInputs.of(tokens, (2, 4), dims, FP32, device, row_decays=kind == "decays of rows")
+    return blocks, lambda kernels: inputs.run(kernels, blocks)
+
+
+def check_drafts(
+    kernels: RecurrentKernels,
+    device: torch.device,
+    kind: str,
+    *,
+    rows: tuple[list[int], list[int], list[int]] = LONG_AND_SHORT,
+    dims: tuple[int, int] = (32, 24),
+) -> None:
+    """Compares a step whose states take in nothing, then accepted tokens, then the others, with one that takes in all at once."""
+    *lengths, accepted = rows
+    blocks, run = step_of(kind, device, (lengths[0], lengths[1]), dims)
+    meta, before = blocks.meta, blocks.storage.clone()
+    real, starts = meta.block_tables[:-1], meta.query_start[:-1].tolist()
+    expected = run(kernels)[:-1]
+    states = blocks.state.read(real)
+    blocks.storage.copy_(before)
+    taken = torch.tensor([*accepted, 1], dtype=torch.int32, device=device)
+    blocks.meta = replace(meta, taken=torch.zeros_like(taken))
+    assert_near(run(kernels)[:-1], expected, 1e-5)
+    assert torch.equal(blocks.storage.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0)), "states stay as they were"
+    blocks.meta = replace(meta, taken=taken.masked_fill(taken == 2, 0))
+    run(kernels)
+    blocks.meta = replace(meta, taken=taken.masked_fill(taken != 2, 0))
+    run(kernels)
+    # The rest: what is taken in already only fills the step up.
+    slots, ends = meta.slot_mapping.clone(), [start + count for start, count in zip(starts, accepted, strict=False)]
+    slots[[at for start, end in zip(starts, ends, strict=False) for at in range(start, end)]] = -1
+    cuts = [cut for start, end in zip(starts, ends, strict=False) for cut in (start, end)]
+    blocks.meta = replace(
+        meta,
+        slot_mapping=slots,
+        query_start=torch.tensor([*cuts, starts[-1], starts[-1] + 1], dtype=torch.int32, device=device),
+        context_lens=meta.context_lens.repeat_interleave(2)[:-1],
+        block_tables=meta.block_tables.repeat_interleave(2, dim=0)[:-1],
+    )
+    found = run(kernels)
+    rest = torch.cat([torch.arange(end, after) for end, after in zip(ends, starts[1:], strict=True)])
+    assert_near(found[rest], expected[rest], 1e-5)
+    assert_near(blocks.state.read(real), states, 1e-5)
 
 
 def check_grouped_norm(kernels: RecurrentKernels, device: torch.device, *, dim: int, dtype: torch.dtype) -> None:

@@ -77,6 +77,8 @@ CASES: dict[str, Callable[[], None]] = {
         recurrent.check_gated_rms_norm, recurrent_ops, CPU, dim=24, dtype=BF16, weight_dtype=BF16, sigmoid=True
     ),
     "scan": partial(recurrent.check_ssd_scan, recurrent_ops, CPU, heads=(1, 2), dims=(36, 50)),
+    "scan of drafts": partial(recurrent.check_drafts, recurrent_ops, CPU, "scan", dims=(36, 50)),
+    "selective scan of drafts": partial(recurrent.check_drafts, recurrent_ops, CPU, "selective scan"),
     "selective scan": partial(recurrent.check_selective_scan, recurrent_ops, CPU, channels=50, size=5),
     "norm of groups": partial(recurrent.check_grouped_norm, recurrent_ops, CPU, dim=24, dtype=BF16),
     "gated norm": partial(recurrent.check_gated_rms_norm, recurrent_ops, CPU, dim=24, dtype=BF16, weight_dtype=BF16),

@@ -266,19 +266,25 @@ class ToyWorker:
         first = int(step.query_end[r]) - (end - start)
         if self.state is not None:
             *metadata, own = metadata
-            self._run_state(own.block_tables[r].tolist(), hashes[start - 1] if start else None, hashes[-1])
+            blocks = own.block_tables[r].tolist()
+            assert 0 not in blocks and len(set(blocks)) == len(blocks)
+            assert not start or self._state_at(blocks) == hashes[start - 1], "the state is that of the tokens before"
+            self._set_state(blocks, hashes[-1])
         for meta in metadata:
             for position in range(start, end):
                 at = int(meta.slot_mapping[first + position - start])
                 assert at >= self.block_size, "the null block is never written"
                 self.pages[at // self.block_size, at % self.block_size] = hashes[position]
 
-    def _run_state(self, blocks: list[int], before: int | None, after: int) -> None:
-        """Checks that the state is that of the tokens before, and makes it that of the step's. It is the last one's hash."""
-        assert 0 not in blocks and len(set(blocks)) == len(blocks)
+    def _state_at(self, blocks: list[int]) -> int:
+        """Returns the state in some blocks: the hash of the last token that it has taken in."""
+        state = int(self.pages[blocks[0], 0])
+        assert all((self.pages[block] == state + number).all() for number, block in enumerate(blocks)), "blocks are of one state"
+        return state
+
+    def _set_state(self, blocks: list[int], state: int) -> None:
         for number, block in enumerate(blocks):
-            assert before is None or (self.pages[block] == before + number).all()
-            self.pages[block] = after + number
+            self.pages[block] = state + number
 
     def _sample(self, plan: StepPlan, step: FlatBatch, r: int, result: StepResult) -> list[int]:
         """Fills in a row's results, and returns the tokens that it samples."""
@@ -317,6 +323,8 @@ class ToyWorker:
                 break
         result.counts[r] = len(sampled)
         length = end - drafts + len(sampled)
+        if self.state is not None:  # what it has taken in of refused drafts is gone
+            self._set_state(self.batch.tables[-1][slot, : self.state.num_blocks].tolist(), hashes[length - 2])
         self.batch.tokens[slot, length - len(sampled) : length] = sampled
         self.batch.lengths[slot] = length
         return sampled

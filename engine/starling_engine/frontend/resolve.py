@@ -46,8 +46,8 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
         raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")
     if not model.causal:
         _refuse_caches(args)
-    if model.has_state:
-        _refuse_beside_state(args, model)
+    if not model.attends:
+        _refuse_attention(args)
     # An encoder's prompt is computed in one step.
     max_num_batched_tokens = max(args.max_num_batched_tokens, 0 if model.causal else max_model_len)
     scheduler = SchedulerConfig(
@@ -129,19 +129,12 @@ def _refuse_caches(args: EngineArgs) -> None:
         raise ConfigError("is not possible for an encoder, which samples no tokens; leave it out", given[0])
 
 
-def _refuse_beside_state(args: EngineArgs, model: ModelConfig) -> None:
-    """Raises ConfigError for an argument that a recurrent state leaves no way for, or that is about what a state alone has not.
-
-    A state cannot go back behind a draft that is refused.
-    """
+def _refuse_attention(args: EngineArgs) -> None:
+    """Raises ConfigError for an argument about what a model without attention does not have: keys and values."""
     of_attention = {"kv_cache_dtype": "auto", "attention_backend": "auto"}
     given = [name for name, usual in of_attention.items() if getattr(args, name) != usual]
-    if given and not model.attends:
+    if given:
         raise ConfigError("is not possible for a model without attention, which has no keys and values; leave it out", given[0])
-    for name in ("speculative_config", "spec_method"):
-        if getattr(args, name):
-            reason = "which cannot go back behind a draft that is refused"
-            raise ConfigError(f"is not possible for a model with a recurrent state, {reason}; leave it out", name)
 
 
 def _own_drafts(args: EngineArgs, scheduler: SchedulerConfig) -> SpeculativeConfig | None:

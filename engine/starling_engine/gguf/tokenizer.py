@@ -25,6 +25,18 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGIT = r"\p{N}"
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = _TEKKEN.replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS + "|")
+_GPT4O = _GPT4O.replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS + "|").replace(
+    r"|\p{N}|", r"|\p{N}{1,3}|"
+)
+_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_HAN = r"[一-龥぀-ゟ゠-ヿ]+"
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _SPLITS: dict[str, tuple[str, ...]] = {
     "gpt-2": (_GPT2,),
@@ -35,10 +47,20 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     "starcoder": (_DIGIT, _GPT2),
     "refact": (_DIGIT, _GPT2),
     "tekken": (_TEKKEN,),
+    **dict.fromkeys(("falcon3", "falcon-h1", "lfm2", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
+    **dict.fromkeys(("hunyuan", "stablelm2"), (_QWEN2,)),
+    **dict.fromkeys(("command-r", "exaone", "codeshell"), (_DIGIT, _GPT2)),
+    **dict.fromkeys(("olmo", "phi-2", "exaone4"), (_GPT2,)),
+    "qwen35": (_QWEN35,),
+    "gpt-4o": (_GPT4O,),
+    "seed-coder": (_SEED,),
+    "hunyuan-dense": (r"\p{N}{1,3}", _HAN, _DEEPSEEK3),
 }
 """The rules by which text is split, by `tokenizer.ggml.pre`: one after the other, each within what the one before left."""
-_WHOLE_WORDS = ("llama-bpe", "tekken")
-"""Names with which a word that is a token is one, whatever merges say, and prompts begin with BOS where the file does not say."""
+_BEGUN = ("llama-bpe", "tekken", "falcon3", "falcon-h1", "lfm2")
+"""Names with which prompts begin with BOS where the file does not say."""
+_WHOLE_WORDS = (*_BEGUN, "glm4")
+"""Names with which a word that is a token is one, whatever merges say."""
 
 MAX_CHARACTERS = 1024
 """Longer pieces of a token are not looked up as tokens: real ones have a few dozen characters."""
@@ -131,7 +153,7 @@ def _ends(file: GgufFile, backend: Tokenizer, named: Mapping[str, str], kind: st
     """Returns what puts BOS before a prompt, and EOS behind it, where the file wants that."""
     wants_bos = file.get("tokenizer.ggml.add_bos_token")
     if wants_bos is None:
-        wants_bos = kind == "llama" or tokenizer_field(file, "pre") in _WHOLE_WORDS
+        wants_bos = kind == "llama" or tokenizer_field(file, "pre") in _BEGUN
     wants_eos = file.get("tokenizer.ggml.add_eos_token") or False
     before = [named["bos_token"]] if wants_bos and "bos_token" in named else []
     after = [named["eos_token"]] if wants_eos and "eos_token" in named else []

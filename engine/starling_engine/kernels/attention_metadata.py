@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from starling_engine.kernels.state_replay import StateReplay
 
 HostLens = tuple[Sequence[int], Sequence[int]]
 """query_start and context_lens of `AttentionMetadata`."""
@@ -29,6 +33,9 @@ class AttentionMetadata:
                   where nobody has listed them. Only where max_query_len is more than its `decodes`
     chosen        [T, K] int32, positions in its sequence that each token attends to, -1 behind the last: the choice of the last
                   indexer that has run in this step. Rows of sequences that attend to all are left out. None where all sequences do
+    taken         [S] int32, for layers with a recurrent state: how many of a sequence's tokens its state takes in, the first ones;
+                  those behind are not computed. 0: all are computed, and the state stays as it was. None: it takes all of them in
+    replay        keeps what layers with a state compute from, in a step with drafts
     """
 
     positions: torch.Tensor
@@ -41,3 +48,5 @@ class AttentionMetadata:
     host_lens: HostLens | None = None
     query_blocks: torch.Tensor | None = None
     chosen: torch.Tensor | None = None
+    taken: torch.Tensor | None = None
+    replay: "StateReplay | None" = None

@@ -33,6 +33,15 @@ def _row(storage, block_stride, tables, s, width, number, SIZE: tl.constexpr, CO
     return storage + block * block_stride + number % PER_BLOCK * SIZE
 
 
+@triton.jit
+def _tokens(query_start, context_lens, taken, s):
+    """Returns a sequence's first token, how many are computed, whether any are before, and whether the state takes them in."""
+    begin = tl.load(query_start + s)
+    count = tl.load(query_start + s + 1) - begin
+    first = tl.load(taken + s)
+    return begin, tl.where(first > 0, first, count), tl.load(context_lens + s) > count, first > 0
+
+
 @triton.jit(do_not_specialize=["width", "block_stride"], do_not_specialize_on_alignment=["slots"])
 def _short_convolution(
     x,
@@ -47,6 +56,7 @@ def _short_convolution(
     slots,
     query_start,
     context_lens,
+    taken,
     SIZE: tl.constexpr,
     TAPS: tl.constexpr,
     SILU: tl.constexpr,
@@ -62,9 +72,7 @@ def _short_convolution(
     """A program has some channels of TOKENS tokens of a sequence. With KEEP it writes the state, which no other one then reads."""
     s, channel = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < SIZE
-    begin = tl.load(query_start + s)
-    count = tl.load(query_start + s + 1) - begin
-    started = tl.load(context_lens + s) > count
+    begin, count, started, takes = _tokens(query_start, context_lens, taken, s)
     if tl.load(slots + begin) >= 0:
         rows = x + begin.to(tl.int64) * x_stride
         if CONVOLVE:
@@ -97,7 +105,7 @@ def _short_convolution(
                 kept = _row(storage, block_stride, tables, s, width, later, SIZE, COLUMN, PER_BLOCK)
                 old = tl.load(kept + channel, mask=inside & (i < 0) & started, other=0.0)
                 to = _row(storage, block_stride, tables, s, width, FIRST + r, SIZE, COLUMN, PER_BLOCK)
-                tl.store(to + channel, new + old, mask=inside)
+                tl.store(to + channel, new + old, mask=inside & takes)
 
 
 def short_convolution(
@@ -181,6 +189,7 @@ def _gated_delta_rule(
     slots,
     query_start,
     context_lens,
+    taken,
     scale,
     rate_scale,
     HEADS: tl.constexpr,
@@ -202,8 +211,7 @@ def _gated_delta_rule(
     row, column = tl.arange(0, ROWS), block * COLUMNS + tl.arange(0, COLUMNS)
     row_inside, inside = row < KEY_DIM, column < VALUE_DIM
     both_inside = row_inside[:, None] & inside[None, :]
-    begin, end = tl.load(query_start + s), tl.load(query_start + s + 1)
-    started = tl.load(context_lens + s) > end - begin
+    begin, count, started, takes = _tokens(query_start, context_lens, taken, s)
     if tl.load(slots + begin) >= 0:
         base = _row(storage, block_stride, tables, s, width, FIRST + head, KEY_DIM * VALUE_DIM, COLUMN, PER_BLOCK)
         at = base + row[:, None] * VALUE_DIM + column[None, :]
@@ -213,7 +221,7 @@ def _gated_delta_rule(
             shift = tl.load(dt_bias + head * KEY_DIM + row, mask=row_inside, other=0.0)
         else:
             shift = tl.load(dt_bias + head)
-        for t in range(end - begin):
+        for t in range(count):
             token = begin.to(tl.int64) + t
             keys = head // SHARED_BY * KEY_DIM + row
             query, key = _unit(q + token * q_stride + keys, row_inside) * scale, _unit(k + token * k_stride + keys, row_inside)
@@ -229,7 +237,7 @@ def _gated_delta_rule(
             memory += key[:, None] * change[None, :]
             result = tl.sum(memory * query[:, None], axis=0).to(out.dtype.element_ty)
             tl.store(out + (token * HEADS + head) * VALUE_DIM + column, result, mask=inside)
-        tl.store(at, memory, mask=both_inside)
+        tl.store(at, memory, mask=both_inside & takes)
 
 
 def gated_delta_rule(
@@ -307,6 +315,7 @@ def _ssd_scan(
     slots,
     query_start,
     context_lens,
+    taken,
     dt_low,
     dt_high,
     HEADS: tl.constexpr,
@@ -324,14 +333,13 @@ def _ssd_scan(
     row, column = tl.arange(0, ROWS), block * COLUMNS + tl.arange(0, COLUMNS)
     row_inside, inside = row < STATE_SIZE, column < DIM
     both_inside = row_inside[:, None] & inside[None, :]
-    begin, end = tl.load(query_start + s), tl.load(query_start + s + 1)
-    started = tl.load(context_lens + s) > end - begin
+    begin, count, started, takes = _tokens(query_start, context_lens, taken, s)
     if tl.load(slots + begin) >= 0:
         base = _row(storage, block_stride, tables, s, width, FIRST + head, STATE_SIZE * DIM, COLUMN, PER_BLOCK)
         at = base + row[:, None] * DIM + column[None, :]
         memory = tl.load(at, mask=both_inside & started, other=0.0)
         forgetting, shift, added = tl.exp(tl.load(a_log + head)), tl.load(dt_bias + head), tl.load(skip + head)
-        for t in range(end - begin):
+        for t in range(count):
             token = begin.to(tl.int64) + t
             rows = head // SHARED_BY * STATE_SIZE + row
             key = tl.load(b + token * b_stride + rows, mask=row_inside, other=0.0).to(tl.float32)
@@ -342,7 +350,7 @@ def _ssd_scan(
             memory = memory * tl.exp(-forgetting * step_size) + key[:, None] * (values * step_size)[None, :]
             result = tl.sum(memory * query[:, None], axis=0) + values * added
             tl.store(out + (token * HEADS + head) * DIM + column, result.to(out.dtype.element_ty), mask=inside)
-        tl.store(at, memory, mask=both_inside)
+        tl.store(at, memory, mask=both_inside & takes)
 
 
 def ssd_scan(
@@ -418,6 +426,7 @@ def _selective_scan(
     slots,
     query_start,
     context_lens,
+    taken,
     SIZE: tl.constexpr,
     STATE_SIZE: tl.constexpr,
     COLUMN: tl.constexpr,
@@ -431,8 +440,7 @@ def _selective_scan(
     row, column = tl.arange(0, ROWS), block * COLUMNS + tl.arange(0, COLUMNS)
     row_inside, inside = row < STATE_SIZE, column < SIZE
     both_inside = row_inside[:, None] & inside[None, :]
-    begin, end = tl.load(query_start + s), tl.load(query_start + s + 1)
-    started = tl.load(context_lens + s) > end - begin
+    begin, count, started, takes = _tokens(query_start, context_lens, taken, s)
     if tl.load(slots + begin) >= 0:
         number = FIRST + tl.minimum(row, STATE_SIZE - 1)
         at = _row(storage, block_stride, tables, s, width, number, SIZE, COLUMN, PER_BLOCK)[:, None] + column[None, :]
@@ -440,7 +448,7 @@ def _selective_scan(
         rate = tl.load(rates + row[:, None] * SIZE + column[None, :], mask=both_inside, other=0.0)
         shift = tl.load(dt_bias + column, mask=inside, other=0.0)
         added = tl.load(skip + column, mask=inside, other=0.0)
-        for t in range(end - begin):
+        for t in range(count):
             token = begin.to(tl.int64) + t
             key = tl.load(b + token * b_stride + row, mask=row_inside, other=0.0).to(tl.float32)
             query = tl.load(c + token * c_stride + row, mask=row_inside, other=0.0).to(tl.float32)
@@ -450,7 +458,7 @@ def _selective_scan(
             memory = memory * tl.exp(-rate * step_size[None, :]) + key[:, None] * (values * step_size)[None, :]
             result = (tl.sum(memory * query[:, None], axis=0) + values * added) * opening / (1.0 + tl.exp(-opening))
             tl.store(out + token * SIZE + column, result.to(out.dtype.element_ty), mask=inside)
-        tl.store(at, memory, mask=both_inside)
+        tl.store(at, memory, mask=both_inside & takes)
 
 
 def selective_scan(
@@ -580,7 +588,7 @@ def _has_whole_rows(x: Tensor) -> bool:
 
 
 def _state_and_step(state: StateRows, meta: AttentionMetadata) -> tuple[Tensor | int, ...]:
-    """Returns the kernels' arguments from `storage` to `context_lens`. Slots begin anywhere: behind those of the KV groups."""
+    """Returns the kernels' arguments from `storage` to `taken`. Slots begin anywhere: behind those of the KV groups."""
     storage, tables = state.storage, meta.block_tables
     assert storage.dtype == torch.float32 and storage.stride(1) == 1 and tables.stride(1) == 1
     return (
@@ -591,4 +599,5 @@ def _state_and_step(state: StateRows, meta: AttentionMetadata) -> tuple[Tensor |
         meta.slot_mapping,
         meta.query_start,
         meta.context_lens,
+        meta.query_start.diff() if meta.taken is None else meta.taken,
     )

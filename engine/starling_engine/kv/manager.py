@@ -318,7 +318,17 @@ class KVManager:
 
     def tokens_to_stop(self, sequence: SequenceBlocks, start: int) -> int:
         """Returns the most tokens that a row from `start` may have, so that it ends where a snapshot is wanted."""
-        return next((stop - start for stop in sequence.state.stops if stop > start), sys.maxsize)
+        stops = [stop for stop in sequence.state.stops if stop > start][:1]
+        if self.state_blocks and self.prefix_caching:
+            known = max(start + 1, sequence.known_tokens)
+            stops.append(-(-known // self._output_spacing) * self._output_spacing)
+        return min(stops, default=sys.maxsize) - start
+
+    def wants_snapshot(self, sequence: SequenceBlocks, length: int) -> bool:
+        """Returns whether there should be a snapshot of the state at a length that a row begins with."""
+        if not self.state_blocks or not self.prefix_caching:
+            return False
+        return length in sequence.state.stops or (length >= sequence.known_tokens and length % self._output_spacing == 0)
 
     def take_snapshot(self, sequence: SequenceBlocks, length: int, headroom: int) -> list[BlockCopy]:
         """Returns the copies of a snapshot, for a step that begins with token `length`; none where none is wanted or possible.
@@ -326,8 +336,7 @@ class KVManager:
         `headroom` blocks are left for others to grow into.
         """
         state = sequence.state
-        wanted = length in state.stops or (length >= sequence.known_tokens and length % self._output_spacing == 0)
-        if not wanted or not self.prefix_caching or self.state_blocks + headroom > self.num_available:
+        if not self.wants_snapshot(sequence, length) or self.state_blocks + headroom > self.num_available:
             return []
         if length in state.copied:  # it has come from a tier
             return []

@@ -21,7 +21,8 @@ class RecurrentKernels(Protocol):
 
     A call reads each sequence's state from the blocks of meta.block_tables, runs the step's tokens, and writes the state back. A
     sequence without a token before the step begins with zeros, whatever its blocks hold. Sequences whose first token has no slot
-    only fill the step up: their state is left alone, and their rows of the result are any numbers.
+    only fill the step up: their state is left alone, and their rows of the result are any numbers. Where the state takes in some of
+    a sequence's tokens only, or none (`AttentionMetadata.taken`), rows of tokens that are not computed are any numbers, too.
     """
 
     def short_convolution(

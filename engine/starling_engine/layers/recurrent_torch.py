@@ -1,5 +1,6 @@
 """Defines the kernels of recurrent layers in plain torch, one sequence after the other. Runs on any device."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -18,11 +19,12 @@ def short_convolution(
 ) -> Tensor:
     """Convolves each channel causally; see `RecurrentKernels`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for tokens, table, is_first in _sequences(meta):
+    for tokens, table, is_first, takes in _sequences(meta):
         inputs = torch.cat((_begin(state, table, is_first=is_first), x[tokens].float()))
         sums = F.conv1d(inputs.T, weight.T[:, None], bias, groups=len(weight.T)).T
         out[tokens] = F.silu(sums) if silu else sums
-        state.write(table, inputs[len(inputs) - state.rows :][None])
+        if takes:
+            state.write(table, inputs[len(inputs) - state.rows :][None])
     return out
 
 
@@ -47,14 +49,15 @@ def gated_delta_rule(
     decay = torch.exp(-a_log.exp()[:, None] * F.softplus(shifted))[..., None]
     rate = b.sigmoid().float()[..., None] * rate_scale
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    for tokens, table, is_first in _sequences(meta):
+    for tokens, table, is_first, takes in _sequences(meta):
         memory = _begin(state, table, is_first=is_first)
         for t in range(tokens.start, tokens.stop):
             memory = memory * decay[t]
             recalled = (memory * keys[t]).sum(dim=1)
             memory = memory + keys[t] * (rate[t] * (v[t].float() - recalled))[:, None]
             out[t] = (memory * queries[t]).sum(dim=1)
-        state.write(table, memory[None])
+        if takes:
+            state.write(table, memory[None])
     return out
 
 
@@ -77,12 +80,13 @@ def ssd_scan(
     decay = torch.exp(-a_log.exp()[:, None] * step_size)[..., None]
     values = (x.float() * step_size)[:, :, None]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for tokens, table, is_first in _sequences(meta):
+    for tokens, table, is_first, takes in _sequences(meta):
         memory = _begin(state, table, is_first=is_first)
         for t in range(tokens.start, tokens.stop):
             memory = memory * decay[t] + keys[t] * values[t]
             out[t] = (memory * queries[t]).sum(dim=1) + skip[:, None] * x[t].float()
-        state.write(table, memory[None])
+        if takes:
+            state.write(table, memory[None])
     return out
 
 
@@ -103,12 +107,13 @@ def selective_scan(
     step_size = F.softplus(dt.float() + dt_bias)
     values, added, opened = x.float() * step_size, x.float() * skip, F.silu(gate.float())
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for tokens, table, is_first in _sequences(meta):
+    for tokens, table, is_first, takes in _sequences(meta):
         memory = _begin(state, table, is_first=is_first)
         for t in range(tokens.start, tokens.stop):
             memory = memory * torch.exp(-rates * step_size[t]) + keys[t] * values[t]
             out[t] = ((memory * queries[t]).sum(dim=0) + added[t]) * opened[t]
-        state.write(table, memory[None])
+        if takes:
+            state.write(table, memory[None])
     return out
 
 
@@ -134,10 +139,15 @@ def _begin(state: StateRows, table: Tensor, *, is_first: bool) -> Tensor:
     return torch.zeros(state.rows, *state.shape, device=table.device) if is_first else state.read(table)[0]
 
 
-def _sequences(meta: AttentionMetadata) -> Iterator[tuple[slice, Tensor, bool]]:
-    """Yields each sequence's tokens in the step, its block table [1, width], and whether the step has its first token."""
+def _sequences(meta: AttentionMetadata) -> Iterator[tuple[slice, Tensor, bool, bool]]:
+    """Yields each sequence's tokens to compute, and its block table [1, width].
+
+    Then whether the step has its first token, and whether its state takes these tokens in.
+    """
     starts, lengths = meta.host_lens or (meta.query_start.tolist(), meta.context_lens.tolist())
     slots = meta.slot_mapping[meta.query_start[:-1].long()].tolist()
-    for s, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+    taken = itertools.repeat(None) if meta.taken is None else meta.taken.tolist()
+    for s, (slot, length, first) in enumerate(zip(slots, lengths, taken, strict=False)):
         if slot >= 0:
-            yield slice(starts[s], starts[s + 1]), meta.block_tables[s : s + 1], length == starts[s + 1] - starts[s]
+            count = starts[s + 1] - starts[s]
+            yield slice(starts[s], starts[s] + (first or count)), meta.block_tables[s : s + 1], length == count, first != 0

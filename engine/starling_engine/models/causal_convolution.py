@@ -6,6 +6,7 @@ import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.recurrent_state import StateRows
+from starling_engine.kernels.state_replay import run_on_state
 from starling_engine.layers.recurrent import RecurrentKernels
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
 from starling_engine.models.build_context import BuildContext
@@ -44,7 +45,9 @@ class CausalConvolution:
 
     def forward(self, x: torch.Tensor, state: StateRows, meta: AttentionMetadata) -> list[torch.Tensor]:
         """x [T, channels] -> the parts; moves the state on by the step's tokens."""
-        mixed = self._kernels.short_convolution(x, self._weight, self._bias, state, meta, silu=self._silu)
+        mixed = run_on_state(
+            lambda x, meta: self._kernels.short_convolution(x, self._weight, self._bias, state, meta, silu=self._silu), meta, x
+        )
         return list(torch.split(mixed, self.sizes, dim=1))
 
     def weight_slots(self) -> dict[str, WeightSlot]:

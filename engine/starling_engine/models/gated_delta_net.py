@@ -4,6 +4,7 @@ import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.recurrent_state import LayerState
+from starling_engine.kernels.state_replay import run_on_state
 from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.recurrent import recurrent_kernels
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
@@ -59,17 +60,16 @@ class GatedDeltaNet:
         b, a = torch.split(self._gates.forward(x), heads, dim=1)
         channels = self._conv.channels
         q, k, v = self._conv.forward(found[:, :channels], inputs, meta)
-        out = self._kernels.gated_delta_rule(
+        out = run_on_state(
+            lambda q, k, v, a, b, meta: self._kernels.gated_delta_rule(
+                q, k, v, a, b, self._a_log, self._dt_bias, memory, meta, rate_scale=delta.rate_scale
+            ),
+            meta,
             _in_heads(q, delta.key_dim),
             _in_heads(k, delta.key_dim),
             _in_heads(v, delta.value_dim),
             a,
             b,
-            self._a_log,
-            self._dt_bias,
-            memory,
-            meta,
-            rate_scale=delta.rate_scale,
         )
         gate = _in_heads(found[:, channels:], delta.value_dim)
         if rows is not None:

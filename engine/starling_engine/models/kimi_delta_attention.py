@@ -6,6 +6,7 @@ import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.recurrent_state import LayerState
+from starling_engine.kernels.state_replay import run_on_state
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.recurrent import recurrent_kernels
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
@@ -55,7 +56,17 @@ class KimiDeltaAttention:
         for_decays, for_gates = self._narrow.forward(x).chunk(2, dim=1)
         decays = self._decays.forward(for_decays).view(len(x), heads, delta.key_dim)
         b = self._rates.forward(x)
-        out = self._kernels.gated_delta_rule(q, k, v, decays, b, self._a_log, self._dt_bias, memory, meta)
+        out = run_on_state(
+            lambda q, k, v, decays, b, meta: self._kernels.gated_delta_rule(
+                q, k, v, decays, b, self._a_log, self._dt_bias, memory, meta
+            ),
+            meta,
+            q,
+            k,
+            v,
+            decays,
+            b,
+        )
         if rows is not None:
             out, for_gates = out[rows], for_gates[rows]
         gate = self._gates.forward(for_gates).view(len(out), heads, delta.value_dim)

@@ -5,6 +5,7 @@ from torch.nn import functional as F
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.recurrent_state import LayerState
+from starling_engine.kernels.state_replay import run_on_state
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.recurrent import recurrent_kernels
 from starling_engine.model_config.mamba import MambaConfig
@@ -54,7 +55,17 @@ class Mamba:
             made = [norm.forward(part) for norm, part in zip(self._norms, made, strict=True)]
         steps, b, c = made
         dt = self._steps.forward(steps.contiguous())
-        out = self._kernels.selective_scan(values, gate, dt, b, c, self._rates, self._skip, self._dt_bias, memory, meta)
+        out = run_on_state(
+            lambda x, gate, dt, b, c, meta: self._kernels.selective_scan(
+                x, gate, dt, b, c, self._rates, self._skip, self._dt_bias, memory, meta
+            ),
+            meta,
+            values,
+            gate,
+            dt,
+            b,
+            c,
+        )
         return self._o.forward(out if rows is None else out[rows])
 
     def weight_slots(self) -> dict[str, WeightSlot]:

@@ -5,6 +5,7 @@ from torch.nn import functional as F
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.recurrent_state import LayerState
+from starling_engine.kernels.state_replay import run_on_state
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.recurrent import recurrent_kernels
 from starling_engine.model_config.mamba2 import Mamba2Config
@@ -64,17 +65,15 @@ class Mamba2:
             found = found.mul_(self._scales)
         gate, mixed, dt = torch.split(found, [width, self._conv.channels, self._heads.size], dim=1)
         values, b, c = self._conv.forward(mixed, inputs, meta)
-        out = self._kernels.ssd_scan(
+        out = run_on_state(
+            lambda x, b, c, dt, meta: self._kernels.ssd_scan(
+                x, b, c, dt, self._a_log, self._skip, self._dt_bias, memory, meta, dt_limits=mamba.dt_limits
+            ),
+            meta,
             values.view(len(x), -1, mamba.head_dim),
             b.view(len(x), -1, mamba.state_size),
             c.view(len(x), -1, mamba.state_size),
             dt,
-            self._a_log,
-            self._skip,
-            self._dt_bias,
-            memory,
-            meta,
-            dt_limits=mamba.dt_limits,
         ).flatten(1)
         if rows is not None:
             out, gate = out[rows], gate[rows]

@@ -33,6 +33,7 @@ class Step(Protocol):
     query_start: Tensor
     context_lens: Tensor
     block_tables: Tensor
+    taken: Tensor | None
 
 
 def short_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, state: Rows, meta: Step, *, silu: bool) -> Tensor:
@@ -239,7 +240,7 @@ def _address(weight: Tensor, size: int) -> int:
     return weight.data_ptr()
 
 
-def _state_and_step(state: Rows, meta: Step, tokens: int) -> tuple[int, ...]:
+def _state_and_step(state: Rows, meta: Step, tokens: int) -> tuple[int | None, ...]:
     """Returns the arguments of `StateRows` and `StepSequences` in the kernels."""
     storage, tables = state.storage, meta.block_tables
     assert storage.dtype == torch.float32 and storage.stride(1) == 1
@@ -257,5 +258,11 @@ def _state_and_step(state: Rows, meta: Step, tokens: int) -> tuple[int, ...]:
         meta.slot_mapping.data_ptr(),
         meta.query_start.data_ptr(),
         meta.context_lens.data_ptr(),
+        None if meta.taken is None else _taken(meta.taken),
         tables.shape[0],
     )
+
+
+def _taken(taken: Tensor) -> int:
+    assert taken.dtype == torch.int32 and taken.is_contiguous()
+    return taken.data_ptr()

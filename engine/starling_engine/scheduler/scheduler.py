@@ -63,9 +63,7 @@ class Scheduler:
         self._forks: dict[str, list[RequestState]] = {}
         """Requests that wait for their parent's prompt, by the parent's id."""
         self.stats = Stats(kv_blocks=kv.pool.num_usable, kv_token_blocks=kv.token_blocks(config.max_model_len))
-        if drafter is None:  # a state cannot go back behind a draft that is refused
-            drafter = Drafter() if kv.state_blocks else Speculator(config.speculative, self.stats, own_drafts=config.own_drafts)
-        self.drafter = drafter
+        self.drafter = drafter or Speculator(config.speculative, self.stats, own_drafts=config.own_drafts)
         self._grammars = grammars or GrammarBuilds(None)
         self._prefixes = PrefixLookup(kv, self.offload, self.requests)
         self._hashing = PromptHashing()
@@ -230,7 +228,7 @@ class Scheduler:
             elif todo == 1 and end < request.length_limit and builder.token_budget:
                 if self.config.stages > 1 and (request.pending or len(builder.requests) >= room):
                     continue
-                if drafts and request.pending and self.drafter.waits(request):
+                if drafts and request.pending and (self.drafter.waits(request) or not self._knows_state(request)):
                     continue
                 if end > request.blocks.num_blocks * block_size and not self._grow(builder, request, end):
                     continue
@@ -242,7 +240,8 @@ class Scheduler:
         rows = min(self.config.max_num_seqs, len(self.running) + len(self.waiting))
         samples = self.config.max_num_samples - rows - len(builder.drafts)
         tokens = builder.token_budget - max(1, len(self.running) - len(builder.requests))
-        most = min(samples, tokens, request.length_limit - end - 1)
+        to_snapshot = self.kv.tokens_to_stop(request.blocks, request.planned) - 1
+        most = min(samples, tokens, request.length_limit - end - 1, to_snapshot)
         drafts = self.drafter.propose(request, most) if most > 0 else ()
         room = request.blocks.num_blocks * self.kv.block_size - end
         if len(drafts) <= room:
@@ -273,6 +272,15 @@ class Scheduler:
         if count and request.status is RequestStatus.RUNNING and self._grow(builder, request, request.planned + count):
             self._snapshot(builder, request)
             builder.add_row(request, count)
+
+    def _knows_state(self, request: RequestState) -> bool:
+        """Returns whether a snapshot of the state that is wanted now would be of the length that its name will say.
+
+        With drafts in flight nobody knows that length yet.
+        """
+        if not self.kv.wants_snapshot(request.blocks, request.planned):
+            return True
+        return all(samples <= 1 for builder in self._in_flight.values() for _, samples in builder.rows_of(request))
 
     def _snapshot(self, builder: StepBuilder, request: RequestState) -> None:
         """Copies the state with which the request's row begins: from what came from a tier, and to a snapshot if one is wanted."""

@@ -1,11 +1,10 @@
-"""The tensors of a GGUF file, under the names that a model of transformers has for them and in its order of rows."""
+"""The tensors of a GGUF file, under the names that a model of transformers has for them, in its order of rows and its numbers."""
 
 import mmap
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,33 +12,16 @@ from torch import Tensor
 
 from starling_engine import native
 from starling_engine.errors import WeightError
-from starling_engine.gguf.config import ROPE_FACTORS
-from starling_engine.gguf.reader import GgufFile, GgufTensor, open_gguf, stamp_of
-from starling_engine.model_config.config import ModelConfig, read_gguf_config
-from starling_engine.model_config.definition import TensorNames
-from starling_engine.model_config.registry import definition_of
+from starling_engine.gguf.names import Change
+from starling_engine.gguf.reader import open_gguf, stamp_of
+from starling_engine.model_config.config import read_gguf_config
 from starling_engine.native import quantized_ops
 from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
 from starling_engine.native.group_quantized import GroupQuantized
+from starling_engine.weights.gguf_places import GgufPlace, find_places
 from starling_engine.weights.source import Index, TensorInfo
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_OF_A_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
-_PAIRED = "llama"
-"""The architecture whose rows of queries and keys lie as pairs that are rotated together, and not as halves of a head."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of a tensor in the file: all of `tensor`, or `expert` of it; with `heads`, rows of each lie in pairs."""
-
-    tensor: GgufTensor
-    expert: int | None = None
-    heads: int = 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
 
 
 class GgufWeights:
@@ -48,7 +30,7 @@ class GgufWeights:
     def __init__(self, path: Path) -> None:
         file = open_gguf(path)
         self._path, self._stamp = path, file.stamp
-        self._places = _places(file, read_gguf_config(file))
+        self._places = find_places(file, read_gguf_config(file))
         self.tensors: Mapping[str, TensorInfo] = {name: self._info(place) for name, place in self._places.items()}
 
     @contextmanager
@@ -64,15 +46,18 @@ class GgufWeights:
             raise WeightError(f"{file.name} cannot be read: {error}") from error
         yield _Reader(data, self._places)
 
-    def _info(self, place: _Place) -> TensorInfo:
-        block, is_vector = place.tensor.type, len(place.shape) == 1
-        if is_vector and block.name not in _PLAIN:
+    def _info(self, place: GgufPlace) -> TensorInfo:
+        block = place.tensor.type
+        if block.name not in _PLAIN and not place.is_matrix:
             return TensorInfo(self._path, place.shape, block.name, None)
-        return TensorInfo(self._path, place.shape, block.name, block.size / block.elements, FORMATS.get(block.name))
+        form = FORMATS.get(block.name)
+        if form is not None and place.columns is not None and not _in_groups(place.columns, form.group):
+            form = None
+        return TensorInfo(self._path, place.shape, block.name, block.size / block.elements, form)
 
 
 class _Reader:
-    def __init__(self, data: mmap.mmap, places: Mapping[str, _Place]) -> None:
+    def __init__(self, data: mmap.mmap, places: Mapping[str, GgufPlace]) -> None:
         self._data = data
         self._places = places
 
@@ -81,24 +66,30 @@ class _Reader:
         block = place.tensor.type
         if block.name in _PLAIN:
             rows = self._rows(place).view(_PLAIN[block.name])
-            return _ordered(rows, place.heads).view(place.shape)[index]
-        columns = index[1:]
-        rows = _ordered(self._rows(place), place.heads)[index[:1]]
-        return dequantize_blocks(rows, block, torch.float32)[:, *columns]
+            if place.rows is not None:
+                rows = rows[:, place.rows] if len(place.shape) == 1 else rows[place.rows]
+            rows = rows if place.columns is None else rows[:, place.columns]
+            return _undone(rows.view(place.shape), place.change, name)[index]
+        numbers = dequantize_blocks(self._some_rows(place, index), block, torch.float32)
+        return (numbers if place.columns is None else numbers[:, place.columns])[:, *index[1:]]
 
     def read_codes(self, name: str, index: Index) -> GroupQuantized:
         place = self._places[name]
-        rows = _ordered(self._rows(place), place.heads)[index[:1]]
         read = read_blocks if native.load() is None else quantized_ops.read_gguf
-        found = read(rows, place.tensor.type)
+        found = read(self._some_rows(place, index), place.tensor.type)
         for each in (found.scales, found.minima):
             if each is not None and not each.isfinite().all():
                 raise WeightError(f"{name} has scales that float16 cannot hold")
         columns = index[1] if len(index) > 1 else slice(None)
         assert isinstance(columns, slice), "a matrix of codes has no single columns"
-        return found.columns(columns)
+        return (found if place.columns is None else _with_columns(found, place.columns)).columns(columns)
 
-    def _rows(self, place: _Place) -> Tensor:
+    def _some_rows(self, place: GgufPlace, index: Index) -> Tensor:
+        """Returns the bytes of rows of a matrix, in the model's order."""
+        rows = self._rows(place)
+        return rows[index[:1]] if place.rows is None else rows[place.rows[index[:1]]]
+
+    def _rows(self, place: GgufPlace) -> Tensor:
         """Returns the map of a matrix's rows as bytes, [rows, bytes of a row]. A vector is one row."""
         tensor = place.tensor
         row = tensor.shape[-1] // tensor.type.elements * tensor.type.size
@@ -108,68 +99,28 @@ class _Reader:
         return raw.view(tensor.shape[0], -1, row)[place.expert]
 
 
-def _ordered(rows: Tensor, heads: int) -> Tensor:
-    """Returns rows that lie in pairs as halves of heads."""
-    if not heads:
-        return rows
-    if rows.shape[0] == 1:  # a bias
-        return rows.view(heads, -1, 2).transpose(1, 2).reshape(1, -1)
-    return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+def _undone(numbers: Tensor, change: Change, name: str) -> Tensor:
+    """Returns what the checkpoint had. Raises WeightError for decays that no logarithm can have made."""
+    if change == "one added":
+        return numbers.float() - 1
+    if change == "decay":
+        rates = -numbers.float()
+        if not (rates > 0).all():
+            raise WeightError(f"{name} has decays that are not below 0")
+        return rates.log()
+    return numbers
 
 
-def _places(file: GgufFile, config: ModelConfig) -> dict[str, _Place]:
-    """Returns where each tensor is, by its name in the model. What the model has no name for keeps the file's."""
-    names = definition_of(config.architecture).names
-    found: dict[str, _Place] = {}
-    for tensor in file.tensors.values():
-        module = _ENDS.get(tensor.name.removesuffix(".weight"))
-        if module is not None:
-            named = {f"{getattr(names, module)}.weight": _Place(tensor)}
-        elif tensor.name != ROPE_FACTORS:
-            named = _of_a_layer(tensor, names, config, paired=file.architecture == _PAIRED)
-        else:
-            continue
-        if twice := found.keys() & named.keys():
-            raise WeightError(f"{tensor.name} is {min(twice)}, which the file has twice")
-        found.update(named)
-    return found
+def _in_groups(order: Tensor, group: int) -> bool:
+    """Says if columns that share a scale stay together, in their order."""
+    if len(order) % group:
+        return False
+    groups = order.view(-1, group)
+    return bool((groups == groups[:, :1] // group * group + torch.arange(group)).all())
 
 
-def _of_a_layer(tensor: GgufTensor, names: TensorNames, config: ModelConfig, *, paired: bool) -> dict[str, _Place]:
-    match = _OF_A_LAYER.fullmatch(tensor.name)
-    if match is None:
-        return {tensor.name: _Place(tensor)}
-    layer, module, kind = names.layer.format(match[1]), match[2], match[3]
-    if module in _EXPERTS and len(tensor.shape) == 3:
-        if config.moe is None or tensor.shape[0] != config.moe.num_experts:
-            wanted = config.moe.num_experts if config.moe else "no"
-            raise WeightError(f"{tensor.name} {list(tensor.shape)} has {tensor.shape[0]} experts (expected {wanted})")
-        projection = names.expert_projections[_EXPERTS.index(module)]
-        return {
-            f"{layer}.{names.experts}.{expert}.{projection}.{kind}": _Place(tensor, expert) for expert in range(tensor.shape[0])
-        }
-    if module not in _MODULES:
-        return {tensor.name: _Place(tensor)}
-    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(module, 0) if paired else 0
-    if heads and tensor.shape[0] % (2 * heads):
-        raise WeightError(f"{tensor.name} {list(tensor.shape)} has rows that are no {heads} heads of pairs")
-    return {f"{layer}.{getattr(names, _MODULES[module])}.{kind}": _Place(tensor, heads=heads)}
-
-
-_ENDS = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
-_MODULES = {
-    "attn_norm": "attention_norm",
-    "attn_q": "q",
-    "attn_k": "k",
-    "attn_v": "v",
-    "attn_output": "o",
-    "attn_q_norm": "q_norm",
-    "attn_k_norm": "k_norm",
-    "ffn_norm": "mlp_norm",
-    "ffn_gate": "gate",
-    "ffn_up": "up",
-    "ffn_down": "down",
-    "ffn_gate_inp": "router",
-}
-_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-"""Fields of `TensorNames` by the names of llama.cpp's modules; experts in the order of `expert_projections`."""
+def _with_columns(matrix: GroupQuantized, order: Tensor) -> GroupQuantized:
+    """Returns columns in the order [columns] int64, in which groups stay what they are."""
+    groups = order[:: matrix.format.group] // matrix.format.group
+    minima = None if matrix.minima is None else matrix.minima[:, groups]
+    return replace(matrix, codes=matrix.codes[:, order], scales=matrix.scales[:, groups], minima=minima)

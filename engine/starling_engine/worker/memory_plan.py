@@ -11,7 +11,7 @@ from starling_engine.kernels.kv_cache import KVCache, LayerCache, ParallelCache,
 from starling_engine.kernels.recurrent_state import LayerState, StateRows
 from starling_engine.kv.spec import KVGroup, RunSpec, StateGroup, peak_blocks, slab_bytes
 from starling_engine.kv_offload.sizes import host_memory
-from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, plan_memory
+from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, plan_memory, replay_bytes
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.runner_factory import RunnerFactory
 
@@ -61,12 +61,14 @@ def _working_memory(factory: RunnerFactory, dtype: torch.dtype) -> tuple[int, in
     """
     config, model = factory.config, factory.model
     measured, recordings = _measure(factory) if factory.platform.queue is not None and model.config.causal else (None, 0)
+    state_layers = () if factory.state is None else factory.state.layers
+    kept = replay_bytes(model.config, dtype.itemsize, len(state_layers), config.max_num_samples)
     if measured is not None:
         # The step that is measured attends to nothing, or to latents as they are.
         scratch = model.config.attention_scratch(config.max_num_batched_tokens, config.max_model_len)
-        return measured + scratch * dtype.itemsize, recordings
+        return measured + kept + scratch * dtype.itemsize, recordings
     sizes = config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
-    return activation_bytes(model.config, dtype.itemsize, *sizes) + factory.recorded_bytes, recordings
+    return activation_bytes(model.config, dtype.itemsize, *sizes) + kept + factory.recorded_bytes, recordings
 
 
 def _measure(factory: RunnerFactory) -> tuple[int | None, int]:

@@ -24,7 +24,7 @@ from starling_engine.worker import masks
 from starling_engine.worker.device.graphs import Graphs
 from starling_engine.worker.device.step_buffer import StepShape
 
-from tests.engine.checkpoints import VARIANTS, VOCAB, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, VARIANTS, VOCAB, write_checkpoint
 from tests.engine.cores import core_for
 from tests.engine.late_device import use_late_device
 from tests.engine.mixed_requests import answers, assert_same, random_traffic, request
@@ -91,6 +91,11 @@ def in_stages(_: Callable[..., None]) -> dict[str, Any]:
 
 def in_recording_stages(patch: Callable[..., None]) -> dict[str, Any]:
     patch(processes, "WORKER", ("tests.engine.parallel.late_worker", "recorded"))
+    return in_stages(patch)
+
+
+def in_stages_on_devices(patch: Callable[..., None]) -> dict[str, Any]:
+    patch(processes, "WORKER", ("tests.engine.parallel.late_worker", "eager"))
     return in_stages(patch)
 
 
@@ -172,14 +177,52 @@ def masked(request: EngineRequest) -> SomeTokens | None:
 def test_every_kind_of_request_gets_the_tokens_that_it_gets_without(
     where: Callable[..., dict[str, Any]], name: str, constrain: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint(tmp_path, VARIANTS[name])
-    kv_blocks = {"qwen3-mixed": 14, "deepseek-v3": 18}[name]
+    compare(name, where, constrain, tmp_path, monkeypatch)
+
+
+STATES = ("qwen3.5", "kimi-linear", "granite-hybrid", "jamba", "lfm2", "falcon-h1", "falcon-mamba")
+"""Models with a recurrent state: one of each kind of memory, then one that attends in the same layers, and one of a state alone."""
+
+
+@pytest.mark.parametrize("constrain", [unmasked, masked])
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("where", [on_host, on_device, in_stages, in_stages_on_devices, in_shards, with_tiers])
+@pytest.mark.whole
+def test_a_state_goes_on_behind_the_last_accepted_draft(
+    where: Callable[..., dict[str, Any]], name: str, constrain: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(name, where, constrain, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("where", "name"), [(on_host, "qwen3.5"), (on_device, "granite-hybrid")])
+def test_a_state_goes_on_behind_the_last_accepted_draft_in_short(
+    where: Callable[..., dict[str, Any]], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(name, where, unmasked, tmp_path, monkeypatch)
+
+
+KV_BLOCKS = {"qwen3-mixed": 14, "deepseek-v3": 18, "falcon-mamba": 180}
+KV_BLOCKS_BESIDE_STATES = 29
+
+
+def compare(
+    name: str,
+    where: Callable[..., dict[str, Any]],
+    constrain: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compares what random requests get with drafts, right ones and wrong ones, with what they get without."""
+    write_checkpoint(tmp_path, FAMILIES[name] if name in STATES else VARIANTS[name])
+    kv_blocks = KV_BLOCKS.get(name, KV_BLOCKS_BESIDE_STATES)
     expected = random_traffic(tmp_path, kv_blocks=kv_blocks, constrain=constrain)
     settings = {"kv_blocks": kv_blocks, "speculative": SpeculativeConfig(num_speculative_tokens=MOST)} | where(monkeypatch.setattr)
     on_device = settings["speculative"] is ON_DEVICE
     drafter = Replay(expected, random.Random(0), own=on_device)
-    if name == "deepseek-v3":
-        settings["kv_blocks"] = kv_blocks  # every rank has whole latents
+    if name != "qwen3-mixed":
+        # Every rank has whole latents, or blocks of a state; these are larger where a stage's layers are fewer.
+        several_stages = "layout" in settings and settings["layout"].pipeline > 1
+        settings["kv_blocks"] = 2 * kv_blocks if name in STATES and several_stages else kv_blocks
     ran = count_recorded(monkeypatch)
     found = random_traffic(tmp_path, drafter, constrain=constrain, **settings)
     assert drafter.drafted > 100 and (drafter.accepted_own > 0) is on_device

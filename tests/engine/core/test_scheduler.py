@@ -291,7 +291,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         window=window,
         depth=draw(st.integers(1, 3)),
         stages=draw(st.sampled_from([1, 1, 2])),
-        drafts=draw(st.sampled_from([0, 1, 4])) if state is None else 0,
+        drafts=draw(st.sampled_from([0, 1, 4])),
         rng=random.Random(seed + 1),
         max_num_seqs=draw(st.integers(1, 6)),
         budget=draw(st.integers(6, 40)),

@@ -40,6 +40,18 @@ def test_the_next_turn_begins_at_the_last_snapshot_of_the_output(depth: int, gro
 
 
 @ALONE
+@pytest.mark.parametrize("depth", [1, 3])
+def test_drafts_meet_the_snapshots_of_an_output(depth: int, groups: list[KVGroup] | None) -> None:
+    """Rows of up to five tokens begin at each eighth one. With steps in flight, that row waits for what was accepted before it."""
+    engine = ToyEngine(state=state_of(3), depth=depth, groups=groups, drafts=4, rng=random.Random(1))
+    prompt = prompt_of(20)
+    assert ask(engine, "a", prompt, 60) == 0
+    assert sum(len(plan.copies) for plan in engine.plans) == 3 * (1 + 7), "of the prompt at 16, of the output at 24, 32, ..., 72"
+    assert len(engine.plans) < 50, "some drafts are accepted"
+    assert ask(engine, "b", prompt + engine.outputs["a"]) == 72, "a state at 72 of 79 tokens"
+
+
+@ALONE
 def test_prompts_with_a_common_beginning_meet_where_it_ends(groups: list[KVGroup] | None) -> None:
     engine = ToyEngine(state=state_of(3), groups=groups)
     common = prompt_of(40)

@@ -1,5 +1,6 @@
 """The whole engine core over models with a recurrent state, against transformers: snapshots, hits, preemption, and layouts."""
 
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from starling_engine.request import EngineRequest
 from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.checkpoints import FAMILIES, VOCAB, write_checkpoint
+from tests.engine.core.test_drafts import Replay
 from tests.engine.cores import core_for, run
 
 LENGTH, STEPS = 300, 90
@@ -74,6 +76,17 @@ def test_a_prompt_is_found_where_its_snapshot_is_and_so_is_the_next_turn(answer:
         assert run(core, [later])["turn"] == (answer.tokens[85:], None)
         hits.append(core.scheduler.stats.prefix_hits_total - hits[0])
         assert hits == [296, 384], "the last whole block before the prompt's last token; the last snapshot of an output of 90"
+
+
+def test_drafts_meet_every_snapshot_of_an_output(answer: Answer) -> None:
+    """Some are right, some are wrong; the next turn finds the state of accepted tokens."""
+    turn = replace(answer, prompt=answer.prompt + answer.tokens[:85], tokens=answer.tokens[85:])
+    with core_for(answer.folder, kv_blocks=400, max_model_len=512) as core:
+        known = {name: {"tokens": each.tokens} for name, each in (("first", answer), ("turn", turn))}
+        core.scheduler.drafter = drafter = Replay(known, random.Random(0))
+        assert run(core, [answer.request("first")])["first"] == (answer.tokens, None)
+        assert run(core, [turn.request("turn")])["turn"] == (turn.tokens, None)
+        assert core.scheduler.stats.prefix_hits_total == 384 and drafter.drafted > STEPS // 2
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])

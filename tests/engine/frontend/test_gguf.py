@@ -15,11 +15,11 @@ from starling_engine.frontend.chat import ChatTemplates
 from starling_engine.frontend.resolve import resolve
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.gguf.reader import GgufFile
-from starling_engine.gguf.tokenizer import _templates
+from starling_engine.gguf.tokenizer import _SPLITS, _templates, read_gguf_tokenizer
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 from starling_engine.model_config.config import load_model_config
 
-from tests.engine.frontend import llama_cpp_answers, llama_cpp_ends
+from tests.engine.frontend import llama_cpp_answers, llama_cpp_ends, llama_cpp_tokens
 from tests.engine.frontend.test_quantization import GREEDY, TEXT, model, surprise
 from tests.engine.gguf_files import SMOLLM2, entry, header, text, write_gguf
 from tests.engine.real_engine import MODEL, engine_args
@@ -129,6 +129,28 @@ def test_tokens_of_any_type_end_an_answer_as_in_llama_cpp(tmp_path: Path) -> Non
     assert set(load_model_config(tmp_path / "model.gguf").eos_token_ids) == theirs
     for text_ in ENDS:
         assert tokenizer.encode(f"in{text_}to")[1:-1] == [vocabulary[text_]]
+
+
+SPLIT = (
+    "Hello World, I'M here; you'LL see 12345 and 1,234,567.89 units\n\n  indented\tcode();  // x/y\n",
+    "HTTPServer_v2 camelCaseWord XMLHttp café naïve ÀÉ",
+    "你好，世界。こんにちは 안녕하세요 2024年",
+    "हिन्दी भाषा में तமிழ் e\u0301clair",
+    "  \n \n\nfoo\r\nbar  \t baz   ",
+    "'S 'Re don't DON'T we'Ve!!! ... ?? <<>> {}[]\\//\n/path/to/file",
+    "1 22 333 4444 55555 ½ ² Ⅷ ٣٤٥ x=-1;y+=2**3 #comment 😀",
+)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("rule", _SPLITS)
+def test_texts_are_split_as_in_llama_cpp(rule: str, tmp_path: Path) -> None:
+    """The model's own vocabulary under each rule."""
+    write_gguf(tmp_path / "model.gguf", Path(MODEL), lambda _: "F16", rule)
+    command = [sys.executable, "-m", llama_cpp_tokens.__name__, str(tmp_path / "model.gguf"), *SPLIT]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    backend, _, _ = read_gguf_tokenizer(GgufFile(tmp_path / "model.gguf"))
+    assert [backend.encode(each, add_special_tokens=False).ids for each in SPLIT] == json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from starling_engine.platforms.triton_support import INTERPRETED
 from tests.engine.recurrent_steps import (
     BF16,
     FP32,
+    KINDS,
+    check_drafts,
     check_gated_delta_rule,
     check_gated_rms_norm,
     check_grouped_norm,
@@ -82,6 +84,11 @@ def test_a_scan(
 @pytest.mark.parametrize(("channels", "size", "dtype"), [(48, 16, BF16), (20, 3, FP32)])
 def test_a_selective_scan(device: torch.device, channels: int, size: int, dtype: torch.dtype) -> None:
     check_selective_scan(recurrent, device, channels=channels, size=size, dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_take_in_accepted_tokens_alone(device: torch.device, kind: str) -> None:
+    check_drafts(recurrent, device, kind, rows=([3, 2], [2, 0], [2, 1]), dims=(16, 8))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

@@ -103,7 +103,7 @@ def test_what_is_outside_passes_through_what_a_request_needs(tmp_path: Path, out
 
 
 def test_a_state_passes_through_host_memory_too(tmp_path: Path) -> None:
-    """A prefix of 64 tokens with its snapshot has room beside what is written back; drafts are refused."""
+    """A prefix of 64 tokens with its snapshot has room beside what is written back."""
     write_checkpoint(tmp_path, FAMILIES["qwen3.5"])
     _, model, config = resolve(EngineArgs(model=str(tmp_path), max_model_len=64, **FOLDER))
     worker, pieces = config.worker, len(state_pieces(model, config.worker))
@@ -112,8 +112,6 @@ def test_a_state_passes_through_host_memory_too(tmp_path: Path) -> None:
     few = (pieces + 1) * chunk_bytes(model, worker)
     with pytest.raises(ConfigError, match=rf"kv_cpu_bytes: .* 64 tokens and their state; .*{slots * chunk_bytes(model, worker)}"):
         resolve(EngineArgs(model=str(tmp_path), kv_cpu_bytes=few))
-    with pytest.raises(ConfigError, match=r"spec_method: .* cannot go back behind a draft"):
-        resolve(EngineArgs(model=str(tmp_path), spec_method="ngram", kv_cpu_bytes="1GiB"))
 
 
 def test_a_state_alone_passes_through_slots_of_a_piece(tmp_path: Path) -> None:

@@ -448,7 +448,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         "preempt": data.draw(st.sampled_from(["auto", "swap", "recompute"])),
         "cpu_policy": data.draw(st.sampled_from(["lru", "arc"])),
         "policy": data.draw(st.sampled_from(["fcfs", "priority"])),
-        "drafts": data.draw(st.sampled_from([0, 4])) if state is None else 0,
+        "drafts": data.draw(st.sampled_from([0, 4])),
     }
     masked = data.draw(st.booleans())
     prefixes = [prompt_of(rng.randint(30, 250), i) for i in range(4)]

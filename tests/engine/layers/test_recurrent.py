@@ -13,10 +13,12 @@ from starling_engine.native import load, recurrent_ops
 from tests.engine.recurrent_steps import (
     BF16,
     FP32,
+    KINDS,
     Blocks,
     DeltaInputs,
     MambaInputs,
     ScanInputs,
+    check_drafts,
     check_gated_delta_rule,
     check_gated_rms_norm,
     check_grouped_norm,
@@ -100,6 +102,11 @@ def test_a_selective_scan(kernels: RecurrentKernels, channels: int, size: int, d
 
 def test_selective_scans_of_long_prompts_beside_decodes(kernels: RecurrentKernels) -> None:
     check_selective_scan(kernels, CPU, channels=40, size=16, lengths=([70, 1, 33], [0, 9, 3]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_take_in_accepted_tokens_alone(kernels: RecurrentKernels, kind: str) -> None:
+    check_drafts(kernels, CPU, kind)
 
 
 @pytest.mark.skipif(load() is None, reason="this machine has no native kernels")

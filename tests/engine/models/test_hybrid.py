@@ -9,9 +9,11 @@ from safetensors.torch import load_file, save_file
 from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import WeightError
+from starling_engine.kernels.state_replay import StateReplay
 from starling_engine.kv.layer_specs import state_specs
-from starling_engine.ledger import recorded_bytes
+from starling_engine.ledger import recorded_bytes, replay_bytes
 from starling_engine.model_config.config import load_model_config
+from starling_engine.models.decoder import Decoder, ForwardContext
 from starling_engine.models.gated_delta_net import GatedDeltaNet
 from starling_engine.weights.dummy import load_dummy
 
@@ -82,6 +84,24 @@ def test_steps_of_such_a_model_are_not_recorded(reference_of: ReferenceOf) -> No
     model = build(reference, TorchPagedAttention())
     assert model.eager_reason == "layers with a recurrent state are not recorded"
     assert recorded_bytes(model.config, 2) == 0 < recorded_bytes(load_model_config(reference_of("qwen3").folder), 2)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "kimi-linear", "granite-hybrid", "jamba", "lfm2"])
+def test_bytes_that_are_kept_of_rows_with_drafts(name: str, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, replays = driver_of(name, reference_of(name), TorchPagedAttention()), list[StateReplay]()
+
+    def forward(self: Decoder, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None = None) -> torch.Tensor:
+        assert ctx.state is not None
+        ctx.state.replay = StateReplay(torch.arange(1, 5), ctx.state)
+        replays.append(ctx.state.replay)
+        return whole(self, ids, ctx, arrived)
+
+    whole = Decoder.forward
+    monkeypatch.setattr(Decoder, "forward", forward)
+    driver.run([(0, [1, 2, 3, 4, 5])])
+    config = load_model_config(reference_of(name).folder)
+    kept = sum(each.nbytes for _, inputs in replays[0]._calls for each in inputs)
+    assert 0 < kept == replay_bytes(config, 4, len(state_specs(config)), 4)
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])

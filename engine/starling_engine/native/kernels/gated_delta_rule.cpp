@@ -106,7 +106,7 @@ struct DeltaRule {
 
   // Runs blocks of columns [begin, end) of a head through a sequence's tokens.
   void run(int64_t s, int64_t head, int64_t begin, int64_t end) const {
-    const int64_t row = ceil_div(key_dim, 16) * 16, width = (end - begin) * kColumns, tokens = step.size(s);
+    const int64_t row = ceil_div(key_dim, 16) * 16, width = (end - begin) * kColumns, tokens = step.run(s);
     const int64_t block_size = key_dim * kColumns, start = begin * kColumns, at = head * value_dim + start;
     const int64_t columns = std::min(width, value_dim - start);
     // Between pieces all blocks are kept; of one piece, only that at work.
@@ -132,7 +132,7 @@ struct DeltaRule {
         copy(v + (token + i) * v_stride + at, columns, values + i * width);
       }
       const Piece piece{count, row, width, queries, decayed_keys, keys, decays, values, gates};
-      if (tokens == 1) {
+      if (tokens == 1 && step.takes(s)) {
         run_token(piece, columns, !step.is_first(s), head_state + start);
       } else {
         const bool is_start = t == 0, is_end = t + count == tokens;
@@ -140,7 +140,7 @@ struct DeltaRule {
           float* in_pool = head_state + start + c;
           const float* from = step.is_first(s) ? nullptr : in_pool;
           float* block = kept_blocks + (kept > 1 ? c : 0) * key_dim;
-          run_block(piece, c, first_lanes(columns - c), is_start, from, block, is_end ? in_pool : nullptr);
+          run_block(piece, c, first_lanes(columns - c), is_start, from, block, is_end && step.takes(s) ? in_pool : nullptr);
         }
       }
       for (int64_t i = 0; i < count; ++i) copy(values + i * width, columns, out + (token + i) * value_heads * value_dim + at);
@@ -289,10 +289,10 @@ void starling_gated_delta_rule(const void* q, const void* k, const void* v, cons
                                const float* dt_bias, float rate_scale, int64_t key_heads, int64_t value_heads,
                                int64_t key_dim, int64_t value_dim, int row_decays, void* out, float* storage, int64_t block_stride, const int32_t* tables,
                                int64_t width, int64_t column, int64_t per_block, int64_t first, const int64_t* slots,
-                               const int32_t* query_start, const int32_t* context_lens, int64_t sequences, int fp32,
-                               int threads) {
+                               const int32_t* query_start, const int32_t* context_lens, const int32_t* taken,
+                               int64_t sequences, int fp32, int threads) {
   const StateRows state{storage, block_stride, tables, width, column, per_block, first, key_dim * value_dim};
-  const StepSequences step{slots, query_start, context_lens, sequences};
+  const StepSequences step{slots, query_start, context_lens, taken, sequences};
   const auto run = [&](auto type, auto by_row) {
     using T = decltype(type);
     const DeltaRule<T, decltype(by_row)::value> work{

@@ -23,10 +23,15 @@ struct StepSequences {
   const int64_t* slots;         // [tokens]
   const int32_t* query_start;   // [count + 1]
   const int32_t* context_lens;  // [count]: tokens after the step
+  const int32_t* taken;         // [count]: the first tokens, which the state takes in, or 0; null: all
   int64_t count;
 
   int64_t begin(int64_t s) const { return query_start[s]; }
   int64_t size(int64_t s) const { return query_start[s + 1] - query_start[s]; }
+  // Whether the state takes tokens in. Of a row with drafts it stays as it was.
+  bool takes(int64_t s) const { return !taken || taken[s] > 0; }
+  // Tokens that are computed.
+  int64_t run(int64_t s) const { return taken && taken[s] > 0 ? taken[s] : size(s); }
   // Whether it begins in this step, so that its state is zeros, whatever its blocks hold.
   bool is_first(int64_t s) const { return context_lens[s] == size(s); }
   // What only fills the step up has no slots, and no state.

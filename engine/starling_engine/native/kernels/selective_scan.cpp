@@ -36,15 +36,22 @@ struct SelectiveScan {
 
   // Runs channels [begin, end) through a sequence's tokens.
   void run(int64_t s, int64_t begin, int64_t end) const {
-    const int64_t tokens = step.size(s), count = std::min(kPiece, tokens), width = ceil_div(end - begin, 16) * 16;
+    const int64_t tokens = step.run(s), count = std::min(kPiece, tokens), width = ceil_div(end - begin, 16) * 16;
     Scratch& scratch = Scratch::mine();
-    scratch.reset((2 * count * width + 2 * size * 16) * sizeof(float) + 4 * 64);
+    const int64_t copied = step.takes(s) ? 0 : size * width;
+    scratch.reset((2 * count * width + 2 * size * 16 + copied) * sizeof(float) + 5 * 64);
     float* steps = scratch.take<float>(count * width);
     float* values = scratch.take<float>(count * width);
     float* block = scratch.take<float>(size * 16);
     float* block_rates = scratch.take<float>(size * 16);
+    // What the state does not take in changes a copy of it.
+    float* own = copied ? scratch.take<float>(copied) : nullptr;
+    for (int64_t r = 0; own && !step.is_first(s) && r < size; ++r) {
+      const float* line = state.row(s, r) + begin;
+      for (int64_t j = 0; j < end - begin; j += 16) store16(own + r * width + j, load16(line + j, first_lanes(end - begin - j)));
+    }
     for (int64_t t = 0; t < tokens; t += kPiece) {
-      const Piece piece{s, step.begin(s) + t, std::min(kPiece, tokens - t), begin, end, width, steps, values};
+      const Piece piece{s, step.begin(s) + t, std::min(kPiece, tokens - t), begin, end, width, steps, values, own};
       const bool fresh = t == 0 && step.is_first(s);
       prepare(piece);
       if (tokens == 1) {
@@ -62,9 +69,15 @@ struct SelectiveScan {
     int64_t sequence, token, count, begin, end, width;
     float* steps;   // [count][width]: step sizes
     float* values;  // [count][width]: inputs, multiplied by these; the sums take their place
+    float* own;     // [size][width]: a copy of the state, or null
 
     Lanes lanes(int64_t j) const { return first_lanes(end - begin - j); }
   };
+
+  // The piece's channels of row r of the state.
+  float* row(const Piece& piece, int64_t r) const {
+    return piece.own ? piece.own + r * piece.width : state.row(piece.sequence, r) + piece.begin;
+  }
 
   void prepare(const Piece& piece) const {
     for (int64_t i = 0; i < piece.count; ++i) {
@@ -87,7 +100,7 @@ struct SelectiveScan {
     for (int64_t r = 0; r < size; ++r) {
       const Floats key = splat16(to_float(b[piece.token * b_stride + r])), query = splat16(to_float(c[piece.token * c_stride + r]));
       const float* rate = rates + r * channels + piece.begin;
-      float* line = state.row(piece.sequence, r) + piece.begin;
+      float* line = row(piece, r);
       for (int64_t j = 0; j < piece.end - piece.begin; j += 16) {
         const Lanes lanes = piece.lanes(j);
         Floats now = splat16(0.0f);
@@ -106,7 +119,7 @@ struct SelectiveScan {
     const int64_t at = piece.begin + j;
     for (int64_t r = 0; r < size; ++r) {
       store16(block_rates + r * 16, load16(rates + r * channels + at, lanes) * splat16(-kLog2E));
-      store16(block + r * 16, fresh ? splat16(0.0f) : load16(state.row(piece.sequence, r) + at, lanes));
+      store16(block + r * 16, fresh ? splat16(0.0f) : load16(row(piece, r) + j, lanes));
     }
     for (int64_t i = 0; i < piece.count; ++i) {
       const T* keys = b + (piece.token + i) * b_stride;
@@ -122,7 +135,7 @@ struct SelectiveScan {
       }
       store16(row, sum);
     }
-    for (int64_t r = 0; r < size; ++r) store16(state.row(piece.sequence, r) + at, load16(block + r * 16), lanes);
+    for (int64_t r = 0; r < size; ++r) store16(row(piece, r) + j, load16(block + r * 16), lanes);
   }
 
   void finish(const Piece& piece) const {
@@ -156,9 +169,9 @@ void starling_selective_scan(const void* x, const void* gate, const void* dt, co
                              const float* skip, const float* dt_bias, int64_t channels, int64_t size, void* out, float* storage,
                              int64_t block_stride, const int32_t* tables, int64_t width, int64_t column, int64_t per_block,
                              int64_t first, const int64_t* slots, const int32_t* query_start, const int32_t* context_lens,
-                             int64_t sequences, int fp32, int threads) {
+                             const int32_t* taken, int64_t sequences, int fp32, int threads) {
   const StateRows state{storage, block_stride, tables, width, column, per_block, first, channels};
-  const StepSequences step{slots, query_start, context_lens, sequences};
+  const StepSequences step{slots, query_start, context_lens, taken, sequences};
   const auto run = [&](auto type) {
     using T = decltype(type);
     const SelectiveScan<T> work{static_cast<const T*>(x), static_cast<const T*>(gate), static_cast<const T*>(dt),

@@ -25,9 +25,9 @@ struct Convolution {
   void run(int64_t s, int64_t begin, int64_t end) const {
     const Inputs inputs{x + step.begin(s) * stride, stride, &state, s, taps - 1, step.is_first(s)};
     T* to = out + step.begin(s) * channels;
-    for (int64_t t = 0; t < step.size(s); ++t)
+    for (int64_t t = 0; t < step.run(s); ++t)
       for (int64_t c = begin; c < end; c += 16) convolve(inputs, t, c, first_lanes(end - c), to + t * channels);
-    keep(inputs, step.size(s), begin, end);
+    if (step.takes(s)) keep(inputs, step.run(s), begin, end);
   }
 
  private:
@@ -74,9 +74,9 @@ void starling_short_convolution(const void* x, int64_t stride, const float* weig
                                 int64_t taps, int with_silu, void* out, float* storage, int64_t block_stride,
                                 const int32_t* tables, int64_t width, int64_t column, int64_t per_block, int64_t first,
                                 const int64_t* slots, const int32_t* query_start, const int32_t* context_lens,
-                                int64_t sequences, int fp32, int threads) {
+                                const int32_t* taken, int64_t sequences, int fp32, int threads) {
   const StateRows state{storage, block_stride, tables, width, column, per_block, first, channels};
-  const StepSequences step{slots, query_start, context_lens, sequences};
+  const StepSequences step{slots, query_start, context_lens, taken, sequences};
   const auto run = [&](auto type) {
     using T = decltype(type);
     const Convolution<T> work{static_cast<const T*>(x), stride, weight, bias, channels, taps, with_silu != 0,

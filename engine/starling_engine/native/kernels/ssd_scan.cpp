@@ -45,14 +45,21 @@ struct SsdScan {
 
   // Runs blocks of columns [begin, end) of a head through a sequence's tokens.
   void run(int64_t s, int64_t head, int64_t begin, int64_t end) const {
-    const int64_t row = ceil_div(size, 16) * 16, width = (end - begin) * kColumns, tokens = step.size(s);
+    const int64_t row = ceil_div(size, 16) * 16, width = (end - begin) * kColumns, tokens = step.run(s);
     const int64_t start = begin * kColumns, columns = std::min(width, dim - start), pieces = std::min(kPiece, tokens);
     Scratch& scratch = Scratch::mine();
-    scratch.reset(pieces * (2 * row + width) * sizeof(float) + 3 * 64);
+    const int64_t copied = step.takes(s) ? 0 : size * width;
+    scratch.reset((pieces * (2 * row + width) + copied) * sizeof(float) + 4 * 64);
     float* keys = scratch.take<float>(pieces * row);
     float* queries = scratch.take<float>(pieces * row);
     float* values = scratch.take<float>(pieces * width);
-    float* head_state = state.row(s, head) + start;
+    // What the state does not take in changes a copy of it.
+    float* own = copied ? scratch.take<float>(copied) : nullptr;
+    float* in_pool = state.row(s, head) + start;
+    const int64_t stride = own ? width : dim;
+    float* head_state = own ? own : in_pool;
+    if (own && !step.is_first(s))
+      for (int64_t r = 0; r < size; ++r) copy(in_pool + r * dim, columns, 1.0f, own + r * stride);
     const float forgetting = std::exp(a_log[head]);
     const int64_t group = head / (heads / groups) * size, at = head * dim + start;
     float decays[kPiece];
@@ -66,7 +73,7 @@ struct SsdScan {
         copy(c + (token + i) * c_stride + group, size, 1.0f, queries + i * row);
         copy(x + (token + i) * x_stride + at, columns, step_size, values + i * width);
       }
-      const Piece piece{row, width, keys, queries, values, decays};
+      const Piece piece{row, width, stride, keys, queries, values, decays};
       const bool fresh = t == 0 && step.is_first(s);
       if (count == 1) {
         for (int64_t column = 0; column < columns; column += kBlocks * kColumns)
@@ -89,14 +96,15 @@ struct SsdScan {
  private:
   // Some tokens of a sequence. Values are multiplied by their step size.
   struct Piece {
-    int64_t row, width;
+    int64_t row, width, stride;  // `stride` of the state's rows
     const float* keys;  // [count][row]
     const float* queries;
     float* values;  // [count][width]; results take their place
     const float* decays;
   };
 
-  static void copy(const T* from, int64_t n, float by, float* to) {
+  template <typename From>
+  static void copy(const From* from, int64_t n, float by, float* to) {
     const Floats factor = splat16(by);
     for (int64_t i = 0; i < n; i += 16) store16(to + i, load16(from + i, first_lanes(n - i)) * factor);
   }
@@ -120,13 +128,13 @@ struct SsdScan {
     for (int i = 0; i < kCount; ++i) values[i] = load16(piece.values + column + i * kColumns), sums[i] = splat16(0.0f);
     for (int64_t r = 0; r < size; ++r) {
       const Floats key = splat16(piece.keys[r]), query = splat16(piece.queries[r]);
-      float* line = at + r * dim;
+      float* line = at + r * piece.stride;
 #pragma GCC unroll 4
       for (int i = 0; i < kCount; ++i) {
         const Lanes lanes = i + 1 < kCount ? kAllLanes : last;
         Floats s = splat16(0.0f);
         if constexpr (!kFresh) {
-          fetch(line + kRowsAhead * dim + i * kColumns);
+          fetch(line + kRowsAhead * piece.stride + i * kColumns);
           s = load16(line + i * kColumns, lanes) * decay;
         }
         s = multiply_add(key, values[i], s);
@@ -159,13 +167,13 @@ struct SsdScan {
     }
     for (int64_t r = 0; r < size; ++r) {
       Floats s = splat16(0.0f);
-      if constexpr (!kFresh) s = load16(at + r * dim, lanes);
+      if constexpr (!kFresh) s = load16(at + r * piece.stride, lanes);
 #pragma GCC unroll 4
       for (int i = 0; i < kCount; ++i) {
         s = multiply_add(splat16(keys[i * piece.row + r]), values[i], s * decays[i]);
         sums[i] = multiply_add(splat16(queries[i * piece.row + r]), s, sums[i]);
       }
-      store16(at + r * dim, s, lanes);
+      store16(at + r * piece.stride, s, lanes);
     }
     for (int i = 0; i < kCount; ++i) store16(rows + i * piece.width, sums[i]);
   }
@@ -184,9 +192,9 @@ void starling_ssd_scan(const void* x, const void* b, const void* c, const void* 
                        float dt_low, float dt_high, int64_t heads, int64_t groups, int64_t dim, int64_t size, void* out,
                        float* storage, int64_t block_stride, const int32_t* tables, int64_t width, int64_t column,
                        int64_t per_block, int64_t first, const int64_t* slots, const int32_t* query_start,
-                       const int32_t* context_lens, int64_t sequences, int fp32, int threads) {
+                       const int32_t* context_lens, const int32_t* taken, int64_t sequences, int fp32, int threads) {
   const StateRows state{storage, block_stride, tables, width, column, per_block, first, size * dim};
-  const StepSequences step{slots, query_start, context_lens, sequences};
+  const StepSequences step{slots, query_start, context_lens, taken, sequences};
   const auto run = [&](auto type) {
     using T = decltype(type);
     const SsdScan<T> work{static_cast<const T*>(x), static_cast<const T*>(b), static_cast<const T*>(c), static_cast<const T*>(dt),

@@ -36,8 +36,10 @@ from starling_engine.worker.device.device_tables import NO_BLOCKS, DeviceTables
 from starling_engine.worker.device.extra_outputs import ExtraOutputs
 from starling_engine.worker.device.graphs import Graphs
 from starling_engine.worker.device.in_flight import InFlight
+from starling_engine.worker.device.pinned import Uploads
 from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import NO_SAMPLES, Fields, StepWriter
+from starling_engine.worker.drafted_states import DraftedStates
 from starling_engine.worker.host.batch import FlatBatch, InputBatch, Samples
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.masks import StepMasking
@@ -94,6 +96,7 @@ class DeviceRunner:
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens, max_samples, query_blocks)
         self._positions = DevicePositions(rows, batch.block_size, device)
+        self._drafted = DraftedStates(Uploads(queue, device, 4 * 8 * (max_samples + 1)).send)
         self._drafter = DeviceDrafter()
         if own_drafts is not None:
             self._drafter = NgramDrafter(own_drafts, batch, self._positions, queue, device)
@@ -115,8 +118,11 @@ class DeviceRunner:
         began = time.perf_counter()
         self._in_flight.absorb()
         self._batch.apply(plan)
-        self._pages.copy(plan)
         step = self._batch.gather(plan)
+        if not self._is_alone:
+            self._drafted.leave([*plan.freed_slots, *(new.slot for new in plan.new)])
+            self._drafted.settle_before(step)
+        self._pages.copy(plan)
         result = StepResult(plan.step_id, plan.epoch, compiled=self._late.take() if self._late is not None else 0)
         result.eager = self._graphs.not_recorded if self._graphs is not None else 0
         if not self._link.last:
@@ -126,6 +132,8 @@ class DeviceRunner:
         samples = step.samples(self._batch.sampling_rows(plan))
         fields, hidden = self._run(plan, step, samples)
         readback = self._extra_outputs.serve(plan, step, samples, fields, hidden, result)
+        if self._is_alone:
+            self._drafted.settle(self._positions.lengths)
         self._drafter.append(fields, self._sampler.out[: len(samples), 0])
         launched = self._in_flight.add(result, samples, began)
         launched.readback = readback
@@ -139,8 +147,14 @@ class DeviceRunner:
     def makes_drafts(self) -> bool:
         return self._drafter.active
 
+    @property
+    def _is_alone(self) -> bool:
+        """True where the device knows what is accepted; of several stages the last one does, and plans say where rows are."""
+        return self._link.first and self._link.last
+
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
+        self._drafted.leave([slot])
 
     def record(self) -> None:
         """Records steps of all sizes, made of padding alone."""
@@ -171,6 +185,8 @@ class DeviceRunner:
             for width, count, shared in sorted({*alone, *wider}):
                 self._meet(width, count, shared=shared)
         self._drafter.warm(self._writer.padding(StepShape(1, 1, 1)))
+        if self._pages.has_state:
+            self._meet_drafts()
 
     def _meet(self, width: int, rows: int, host_lens: HostLens | None = None, shared: int = 0) -> None:
         """Runs a step of rows of at most `width` tokens. They have so many together, or one each: none is left undefined."""
@@ -179,8 +195,17 @@ class DeviceRunner:
         self._forward(fields, None, width, host_lens, self._blank(tokens), shared)
         self._tick()
 
+    def _meet_drafts(self) -> None:
+        """Runs a row with a draft, and lets its state move on: what is kept of the row lies in memory in another way."""
+        slot, zero, two = np.array([self._max_rows]), np.array([0]), np.array([2])
+        step = FlatBatch(slot, zero, np.array([1]), np.zeros(2, np.int32), np.arange(2), two, two, 2)
+        self._forward(self._writer.padding(StepShape(2, 1, 1)), None, 2, None, self._blank(2), step=step)
+        self._drafted.settle(self._positions.lengths)
+        self._tick()
+
     def on_sleep(self) -> None:
         self._use(NoModel())
+        self._drafted.forget()
         self._sampler.forget()
         self._drafter.forget()
         self._extra_outputs.forget()
@@ -252,7 +277,9 @@ class DeviceRunner:
                 self._head(sampled, self._hidden[:count], most_drafts)
             return sampled, None
         arrived = self._link.receive(tokens)
-        hidden = self._forward(fields, None if decode or every else sampled.sampled, step.longest, step.host_lens, arrived, shared)
+        hidden = self._forward(
+            fields, None if decode or every else sampled.sampled, step.longest, step.host_lens, arrived, shared, step
+        )
         if count:
             self._head(sampled, hidden.index_select(0, sampled.sampled) if every else hidden, most_drafts)
         return sampled, hidden if every else None
@@ -267,7 +294,7 @@ class DeviceRunner:
             # The next replay does not wait until these have been sent.
             self._link.send(self._hidden[:tokens].clone())
             return
-        self._link.send(self._forward(fields, None, step.longest, step.host_lens, self._link.receive(tokens)))
+        self._link.send(self._forward(fields, None, step.longest, step.host_lens, self._link.receive(tokens), step=step))
 
     def _write(self, plan: StepPlan, step: FlatBatch, samples: Samples, shape: StepShape) -> Fields:
         """Writes the step. The blocks that it adds are in it, and so in its recording; those of long prompts go ahead of it."""
@@ -321,8 +348,12 @@ class DeviceRunner:
         host_lens: HostLens | None = None,
         arrived: torch.Tensor | None = None,
         shared: int = 0,
+        step: FlatBatch | None = None,
     ) -> torch.Tensor:
-        """Runs the model. Without `host_lens`, the work is the same for every step of this size, and may be recorded."""
+        """Runs the model. Without `host_lens`, the work is the same for every step of this size, and may be recorded.
+
+        Rows of the `step` with drafts leave their states to `DraftedStates`.
+        """
         self._tables.enter(f.places, f.blocks)
         self._positions.locate(f, self._tables.tables)
         query_blocks = f.query_blocks if len(f.query_blocks) else None
@@ -333,6 +364,10 @@ class DeviceRunner:
             )
             for g, table in enumerate(tables)
         ]
+        if self._pages.has_state:
+            metadata[-1].taken = f.query_start.diff()
+            if step is not None:
+                self._drafted.begin(step, metadata[-1])
         ids = f.ids[:-1].clamp(min=0) if self._drafter.active else f.ids[:-1]  # an OWN draft that is none is computed as some token
         return self._model.forward(ids, self._pages.context(metadata, rows), arrived)
 

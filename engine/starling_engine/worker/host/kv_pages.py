@@ -48,7 +48,7 @@ class KVPages:
         """The second group of layers that compress runs."""
         rows = [(g, group) for g, group in enumerate(groups) if not isinstance(group.spec, RunSpec)]
         self._group_of |= {layer: g for g, group in rows for layer in group.layers}
-        self._has_state = state is not None
+        self.has_state = state is not None
         whole = kv.storage.shape[1]
         self._block_bytes = [*(group.block_bytes for group in groups), whole]
         """Bytes that a group has in a slab; a state has all."""
@@ -78,4 +78,4 @@ class KVPages:
         """Returns the context of a forward pass. `metadata` of each group; `rows` as in ForwardContext."""
         own = [metadata[self._group_of.get(layer, 0)] for layer in self._layers]
         runs = {layer: metadata[group].block_tables for layer, group in self._runs_of.items()}
-        return ForwardContext(self._kv.layers, own, rows, self.tick, state=metadata[-1] if self._has_state else None, runs=runs)
+        return ForwardContext(self._kv.layers, own, rows, self.tick, state=metadata[-1] if self.has_state else None, runs=runs)

@@ -5,6 +5,7 @@ import time
 import torch
 
 from starling_engine.step import StepPlan, StepResult
+from starling_engine.worker.drafted_states import DraftedStates
 from starling_engine.worker.host.batch import InputBatch, StepInputs
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.recorded_steps import RecordedSteps
@@ -36,6 +37,7 @@ class ModelRunner:
         self._link = link
         self._masking = masking
         self._recorded_bytes = recorded_bytes
+        self._drafted = DraftedStates(torch.from_numpy)
         self._use(model)
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -45,9 +47,13 @@ class ModelRunner:
         began = time.perf_counter()
         batch = self._batch
         batch.apply(plan)
-        self._pages.copy(plan)
         step = batch.gather(plan)
+        self._drafted.leave([*plan.freed_slots, *(new.slot for new in plan.new)])
+        self._drafted.settle_before(step)
+        self._pages.copy(plan)
         inputs = batch.inputs(step)
+        if self._pages.has_state:
+            self._drafted.begin(step, inputs.metadata[-1])
         arrived = self._link.receive(len(inputs.ids))
         result = StepResult(plan.step_id, plan.epoch)
         if not self._link.last:
@@ -68,9 +74,11 @@ class ModelRunner:
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
+        self._drafted.leave([slot])
 
     def on_sleep(self) -> None:
         self._use(NoModel())
+        self._drafted.forget()
 
     def on_wake(self, model: RunnableModel) -> None:
         self._use(model)

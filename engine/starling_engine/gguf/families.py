@@ -1,0 +1,389 @@
+"""The architectures of llama.cpp that are read, each as a family here: its config's fields, and the names of its tensors.
+
+Fields are what the family's own config.json has beside those that `config.py` reads of all. llama.cpp's converter (conversion/*.py)
+and its models (src/models/*.cpp) say what is in a file.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starling_engine.gguf import names
+from starling_engine.gguf.metadata import GgufMetadata
+from starling_engine.gguf.names import COMMON, ModuleNames, Stored
+from starling_engine.gguf.rope import read_scaling
+
+Config = dict[str, Any]
+READ_EVERYWHERE = "rms_norm_eps"
+SIGMOID = 2
+"""Number of llama.cpp for experts that are scored by sigmoids."""
+
+
+def _nothing(_data: GgufMetadata) -> Config:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufFamily:
+    """One architecture.
+
+    name     in `architectures` of a config.json, unless `fields` have another one
+    fields   of the config, which may replace those that all have
+    modules  its names of modules beside those of all
+    eps      the field for the epsilon of norms
+    attends  False where no layer does
+    """
+
+    name: str
+    fields: Callable[[GgufMetadata], Config] = _nothing
+    modules: ModuleNames
+    eps: str = READ_EVERYWHERE
+    attends: bool = True
+
+
+def _family(
+    name: str,
+    fields: Callable[[GgufMetadata], Config] = _nothing,
+    *modules: ModuleNames,
+    eps: str = READ_EVERYWHERE,
+    attends: bool = True,
+) -> GgufFamily:
+    """Makes a family whose later names of modules replace earlier ones."""
+    merged: dict[str, str | Stored | tuple[Stored, ...]] = dict(COMMON)
+    for each in modules:
+        merged.update(each)
+    return GgufFamily(name=name, fields=fields, modules=merged, eps=eps, attends=attends)
+
+
+def _present(data: GgufMetadata, **keys: str) -> Config:
+    """Returns fields by keys of the file, where it has these."""
+    return {field: data.get(key) for field, key in keys.items() if data.get(key) is not None}
+
+
+def _windows(data: GgufMetadata) -> Config:
+    """Returns the sliding window, and which layers have it: a list, the length of a pattern, or what the family does."""
+    window, pattern = data.get("attention.sliding_window", 0), data.get("attention.sliding_window_pattern")
+    if not window or (isinstance(pattern, list) and not any(pattern)):
+        return {"sliding_window": None}
+    found: Config = {"sliding_window": window}
+    if isinstance(pattern, list):
+        kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern[: data.num_layers]]
+        return found | {"layer_types": kinds}
+    return found if pattern is None else found | {"sliding_window_pattern": pattern}
+
+
+def _experts(data: GgufMetadata) -> Config:
+    count, used = data.number("expert_count"), data.number("expert_used_count")
+    found = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), count)
+    found |= dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), used)
+    scaling, renormalize = data.get("expert_weights_scale", 0.0) or 1.0, data.get("expert_weights_norm", False)
+    return found | {
+        **_present(data, moe_intermediate_size="expert_feed_forward_length"),
+        "routed_scaling_factor": scaling,
+        "norm_topk_prob": renormalize,
+        "n_group": data.get("expert_group_count", 1) or 1,
+        "topk_group": data.get("expert_group_used_count", 1) or 1,
+    }
+
+
+def _llama(data: GgufMetadata) -> Config:
+    """Reads what may also be Mistral or Mixtral, which llama.cpp has no names for."""
+    if data.get("expert_count", 0):
+        return {"architectures": ["MixtralForCausalLM"], **_experts(data)}
+    if (window := data.get("attention.sliding_window")) is not None:
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+    return {}
+
+
+def _mistral3(data: GgufMetadata) -> Config:
+    if data.get("attention.temperature_scale", 0.0):
+        raise data.refused("attention.temperature_scale", "is not supported; supported: 0")
+    return _windows(data)
+
+
+def _shared_width(data: GgufMetadata) -> Config:
+    return {"shared_expert_intermediate_size": data.number("expert_shared_feed_forward_length")}
+
+
+def _qwen2_moe(data: GgufMetadata) -> Config:
+    return {**_experts(data), **_shared_width(data), "qkv_bias": "attn_q.bias" in data.modules}
+
+
+def _qwen3_moe(data: GgufMetadata) -> Config:
+    return {**_experts(data), "norm_topk_prob": True, "attention_bias": False}
+
+
+def _gated_delta(data: GgufMetadata) -> Config:
+    values = data.number("ssm.time_step_rank")
+    return {
+        "layer_types": data.kinds({"ssm_out.weight": "linear_attention"}, "full_attention"),
+        "linear_num_key_heads": data.number("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": data.number("ssm.state_size"),
+        "linear_value_head_dim": data.number("ssm.inner_size") / values,
+        "linear_conv_kernel_dim": data.number("ssm.conv_kernel"),
+    }
+
+
+def _qwen3_5_moe(data: GgufMetadata) -> Config:
+    return {**_experts(data), **_shared_width(data), **_gated_delta(data)}
+
+
+def _gemma2(data: GgufMetadata, big: int = 46) -> Config:
+    """Reads the fields of Gemma 2. Of scores, a file has no scale: those of the model of 27B alone are not scaled by a head."""
+    width = data.number("embedding_length") / data.number("attention.head_count")
+    return {
+        **_windows(data),
+        "query_pre_attn_scalar": width if data.num_layers == big else data.number("attention.key_length", 256),
+        "attn_logit_softcapping": data.get("attn_logit_softcapping"),
+        "final_logit_softcapping": data.get("final_logit_softcapping"),
+    }
+
+
+def _gemma3(data: GgufMetadata) -> Config:
+    local = _present(data, rope_local_base_freq="rope.freq_base_swa")
+    return {**_gemma2(data, big=62), **local, "rope_theta": data.get("rope.freq_base", 1e6)}
+
+
+def _gpt_oss(data: GgufMetadata) -> Config:
+    """Reads the fields of gpt-oss. The band of its YaRN has borders that are not rounded, which no file says."""
+    scaling = read_scaling(data)
+    return {
+        **_windows(data),
+        **_experts(data),
+        "intermediate_size": data.number("expert_feed_forward_length"),
+        "rope_scaling": scaling and {**scaling, "truncate": False},
+    }
+
+
+def _granite(data: GgufMetadata) -> Config:
+    """Reads the multipliers, which count as absent where they are 0."""
+    keys = {
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+    }
+    found = {field: data.get(key) for field, key in keys.items() if data.get(key)}
+    return {"attention_multiplier": _head_dim(data) ** -0.5, **found}
+
+
+def _head_dim(data: GgufMetadata) -> int:
+    width: int = data.number("embedding_length") // data.number("attention.head_count")
+    return width
+
+
+def _granite_moe(data: GgufMetadata) -> Config:
+    shared = _present(data, shared_intermediate_size="expert_shared_feed_forward_length")
+    name = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
+    return {**_granite(data), **_experts(data), **shared, "architectures": [name]}
+
+
+def _granite_hybrid(data: GgufMetadata) -> Config:
+    width = data.get("expert_shared_feed_forward_length") or data.number("feed_forward_length")
+    return {
+        **_granite(data),
+        **(_experts(data) if data.get("expert_count", 0) else {"num_local_experts": 0}),
+        **_mamba2(data),
+        "shared_intermediate_size": width,
+        "layer_types": data.kinds({"ssm_in.weight": "mamba"}, "attention"),
+        "position_embedding_type": "rope" if data.get("rope.scaling.finetuned", True) else "nope",
+    }
+
+
+def _mamba2(data: GgufMetadata) -> Config:
+    """Returns the sizes of Mamba-2 by the names of families that attend, too."""
+    heads, width = data.number("ssm.time_step_rank"), data.number("ssm.inner_size")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": width / heads,
+        "mamba_expand": width / data.number("embedding_length"),
+        "mamba_n_groups": data.number("ssm.group_count"),
+        **_state_space(data),
+    }
+
+
+def _state_space(data: GgufMetadata) -> Config:
+    return {
+        "mamba_d_state": data.number("ssm.state_size"),
+        "mamba_d_conv": data.number("ssm.conv_kernel"),
+        "mamba_conv_bias": "ssm_conv1d.bias" in data.modules,
+        "mamba_proj_bias": "ssm_in.bias" in data.modules,
+    }
+
+
+def _mamba_alone(data: GgufMetadata) -> Config:
+    if data.get("ssm.dt_b_c_rms", False):
+        return {**_mamba(data), "architectures": ["FalconMambaForCausalLM"], "mixer_rms_eps": 1e-6}
+    return _mamba(data)
+
+
+def _mamba(data: GgufMetadata) -> Config:
+    return {
+        "mamba_channels": data.number("ssm.inner_size"),
+        "mamba_expand": data.number("ssm.inner_size") / data.number("embedding_length"),
+        "mamba_dt_rank": data.number("ssm.time_step_rank"),
+        **_state_space(data),
+    }
+
+
+def _falcon_h1(data: GgufMetadata) -> Config:
+    """Reads the fields of Falcon-H1, whose multipliers the converter has multiplied into its matrices.
+
+    Where there is a norm, the gate comes before it, as in llama.cpp: no file says so.
+    """
+    width, norm = data.number("ssm.inner_size"), "ssm_norm.weight" in data.modules
+    return {**_mamba2(data), "mamba_expand": None, "mamba_d_ssm": width, "mamba_rms_norm": norm, "mamba_norm_before_gate": False}
+
+
+def _nemotron_h(data: GgufMetadata) -> Config:
+    parts = {"ssm_in.weight": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe"}
+    shared = _present(data, moe_shared_expert_intermediate_size="expert_shared_feed_forward_length")
+    experts = {**_experts(data), **shared} if data.get("expert_count", 0) else {}
+    if data.get("moe_latent_size"):
+        raise data.refused("moe_latent_size", "is not supported; supported: none")
+    return {
+        **experts,
+        **_mamba2(data),
+        "use_bias": "ssm_in.bias" in data.modules,
+        "layers_block_type": data.kinds(parts, "mlp"),
+        "intermediate_size": _width_of(data, "ffn_up.weight"),
+    }
+
+
+def _width_of(data: GgufMetadata, module: str) -> int:
+    """Returns the rows of the first layer's matrix of this name: 1 where no layer has it."""
+    found = (tensor for name, tensor in data.file.tensors.items() if name.endswith(f".{module}"))
+    return next((tensor.shape[0] for tensor in found), 1)
+
+
+def _jamba(data: GgufMetadata) -> Config:
+    return {
+        **_mamba(data),
+        **(_experts(data) if "ffn_gate_inp.weight" in data.modules else {"num_experts": 1}),
+        **_periods(data, "attn", "attn_q.weight"),
+        **_periods(data, "expert", "ffn_gate_inp.weight"),
+    }
+
+
+def _periods(data: GgufMetadata, kind: str, module: str) -> Config:
+    """Returns from which layer on, and how far apart, layers have that module."""
+    kinds = data.kinds({module: kind}, "")
+    layers = [at for at, each in enumerate(kinds) if each]
+    if not layers:
+        return {f"{kind}_layer_period": data.num_layers + 1, f"{kind}_layer_offset": data.num_layers}
+    period = layers[1] - layers[0] if len(layers) > 1 else data.num_layers
+    if layers != list(range(layers[0], len(kinds), period)):
+        raise data.refused("block_count", f"layers with {module} have to be as far apart as the first two: {layers}")
+    return {f"{kind}_layer_period": period, f"{kind}_layer_offset": layers[0]}
+
+
+def _lfm2(data: GgufMetadata) -> Config:
+    experts: Mapping[str, Any] = {}
+    if data.get("expert_count", 0):
+        experts = {**_experts(data), "norm_topk_prob": True, "num_dense_layers": data.get("leading_dense_block_count", 0)}
+        if data.get("expert_gating_func", SIGMOID) != SIGMOID:
+            raise data.refused("expert_gating_func", f"{data.get('expert_gating_func')} is not supported; supported: {SIGMOID}")
+    return {
+        **experts,
+        "conv_L_cache": data.number("shortconv.l_cache"),
+        "conv_bias": "shortconv.conv.bias" in data.modules,
+        "layer_types": data.kinds({"shortconv.conv.weight": "conv"}, "full_attention"),
+        "block_auto_adjust_ff_dim": False,
+        "use_expert_bias": "exp_probs_b.bias" in data.modules,
+    }
+
+
+def _olmo2(data: GgufMetadata) -> Config:
+    windows = _windows(data)
+    return {**windows, "architectures": ["Olmo3ForCausalLM" if windows["sliding_window"] else "Olmo2ForCausalLM"]}
+
+
+def _glm4_moe(data: GgufMetadata) -> Config:
+    return {
+        **_experts(data),
+        "n_shared_experts": data.get("expert_shared_count", 0),
+        "first_k_dense_replace": data.get("leading_dense_block_count", 0),
+        "use_qk_norm": "attn_q_norm.weight" in data.modules,
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def _ernie(data: GgufMetadata) -> Config:
+    return {"use_bias": "attn_output.bias" in data.modules}
+
+
+def _ernie_moe(data: GgufMetadata) -> Config:
+    return {
+        **_experts(data),
+        "moe_layer_start_index": data.get("leading_dense_block_count", 0),
+        "moe_layer_interval": data.get("interleave_moe_layer_step", 1),
+        "moe_num_shared_experts": data.get("expert_shared_count", 0),
+    }
+
+
+def _seed_oss(data: GgufMetadata) -> Config:
+    return {"attention_out_bias": "attn_output.bias" in data.modules}
+
+
+def _hunyuan_moe(data: GgufMetadata) -> Config:
+    return {**_experts(data), "num_shared_expert": data.get("expert_shared_count", 1)}
+
+
+def _cohere(data: GgufMetadata) -> Config:
+    return {**_windows(data), "logit_scale": data.number("logit_scale"), "use_qk_norm": "attn_q_norm.weight" in data.modules}
+
+
+def _starcoder2(data: GgufMetadata) -> Config:
+    """Reads the fields of StarCoder2. Its published models have this window, which the converter leaves out."""
+    window = data.get("attention.sliding_window", 4096)
+    return {"sliding_window": window, "use_bias": "attn_output.bias" in data.modules}
+
+
+_DELTA_MOE = (names.SHARED, names.BEFORE_MLP, names.NORMS_PLUS_ONE)
+_AFTER_PLUS_ONE: ModuleNames = {"post_attention_norm": Stored("mlp_norm", "one added")}
+
+FAMILIES: Mapping[str, GgufFamily] = {
+    "llama": _family("LlamaForCausalLM", _llama, names.PAIRED),
+    "mistral3": _family("MistralForCausalLM", _mistral3, names.PAIRED),
+    "qwen2": _family("Qwen2ForCausalLM"),
+    "qwen2moe": _family("Qwen2MoeForCausalLM", _qwen2_moe, names.SHARED),
+    "qwen3": _family("Qwen3ForCausalLM"),
+    "qwen3moe": _family("Qwen3MoeForCausalLM", _qwen3_moe),
+    "qwen3next": _family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, _AFTER_PLUS_ONE),
+    "qwen35": _family("Qwen3_5ForCausalLM", _gated_delta, names.NORMS_PLUS_ONE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
+    "qwen35moe": _family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
+    "gemma": _family("GemmaForCausalLM", _nothing, names.NORMS_PLUS_ONE),
+    "gemma2": _family("Gemma2ForCausalLM", _gemma2, names.NORMS_PLUS_ONE),
+    "gemma3": _family("Gemma3ForCausalLM", _gemma3, names.NORMS_PLUS_ONE),
+    "gpt-oss": _family("GptOssForCausalLM", _gpt_oss, names.SINKS, names.BEFORE_MLP),
+    "phi3": _family("Phi3ForCausalLM", _windows, names.FUSED_QKV, names.FUSED_GATE_UP),
+    "smollm3": _family("SmolLM3ForCausalLM", _nothing, names.PAIRED),
+    "granite": _family("GraniteForCausalLM", _granite, names.PAIRED),
+    "granitemoe": _family("GraniteMoeForCausalLM", _granite_moe, names.PAIRED, names.SHARED),
+    "granitehybrid": _family("GraniteMoeHybridForCausalLM", _granite_hybrid, names.PAIRED, names.SHARED, names.MAMBA2),
+    "lfm2": _family("Lfm2ForCausalLM", _lfm2, names.SHORT_CONV, {"token_embd_norm": "norm"}, eps="norm_eps"),
+    "lfm2moe": _family("Lfm2MoeForCausalLM", _lfm2, names.SHORT_CONV, {"token_embd_norm": "norm"}, eps="norm_eps"),
+    "olmo2": _family("Olmo2ForCausalLM", _olmo2),
+    "glm4": _family("Glm4ForCausalLM", _nothing, names.FUSED_GATE_UP),
+    "glm4moe": _family("Glm4MoeForCausalLM", _glm4_moe, names.SHARED, names.BEFORE_MLP),
+    "exaone4": _family("Exaone4ForCausalLM", _windows),
+    "seed_oss": _family("SeedOssForCausalLM", _seed_oss, names.BEFORE_MLP),
+    "ernie4_5": _family("Ernie4_5ForCausalLM", _ernie),
+    "ernie4_5-moe": _family(
+        "Ernie4_5_MoeForCausalLM", _ernie_moe, names.SHARED, {"exp_probs_b.bias": Stored("router_bias", "row", whole=True)}
+    ),
+    "hunyuan-dense": _family("HunYuanDenseV1ForCausalLM"),
+    "hunyuan-moe": _family("HunYuanMoEV1ForCausalLM", _hunyuan_moe, names.SHARED),
+    "command-r": _family("CohereForCausalLM", _cohere, eps="layer_norm_eps"),
+    "cohere2": _family("Cohere2ForCausalLM", _cohere, eps="layer_norm_eps"),
+    "starcoder2": _family("Starcoder2ForCausalLM", _starcoder2, eps="norm_epsilon"),
+    "arcee": _family("ArceeForCausalLM", _nothing, names.PAIRED),
+    "mamba": _family("MambaForCausalLM", _mamba_alone, names.MAMBA, eps="layer_norm_epsilon", attends=False),
+    "mamba2": _family("Mamba2ForCausalLM", _mamba2, names.MAMBA2, eps="layer_norm_epsilon", attends=False),
+    "falcon-h1": _family("FalconH1ForCausalLM", _falcon_h1, names.MAMBA2),
+    "nemotron_h": _family("NemotronHForCausalLM", _nemotron_h, names.MAMBA2, names.SHARED, eps="layer_norm_epsilon"),
+    "nemotron_h_moe": _family("NemotronHForCausalLM", _nemotron_h, names.MAMBA2, names.SHARED, eps="layer_norm_epsilon"),
+    "jamba": _family("JambaForCausalLM", _jamba, names.MAMBA),
+}
+"""Families by llama.cpp's names of architectures."""

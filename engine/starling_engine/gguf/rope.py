@@ -1,0 +1,88 @@
+"""The scaling of a GGUF file's rotary embedding, as a config.json's `rope_scaling` has it."""
+
+import math
+import struct
+from typing import Any
+
+from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.gguf.metadata import GgufMetadata
+
+DEFAULT_THETA = 10000.0
+ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_LENGTH = 1.0, 4.0, 8192
+"""The band of Llama 3.1's scaling, which the file has only as the factors that follow from it."""
+
+
+def read_scaling(data: GgufMetadata) -> dict[str, Any] | None:
+    """Raises UnsupportedModel for a scaling that is not known, ModelError for factors that are no numbers."""
+    if ROPE_FACTORS in data.file.tensors:
+        return _llama3(data)
+    if LONG_FACTORS in data.file.tensors:
+        return _longrope(data)
+    # Older files have another name; a factor without a type is linear, as in llama.cpp.
+    factor = data.get("rope.scaling.factor", data.get("rope.scale_linear", 0.0))
+    kind = data.get("rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
+    if kind == "none":
+        return None
+    for name in ("attn_factor", "yarn_ext_factor"):
+        if data.get(f"rope.scaling.{name}", 1.0) not in (1.0, -1.0, 0.0):
+            raise data.refused(f"rope.scaling.{name}", "is not supported; supported: 1")
+    if kind not in ("linear", "yarn"):
+        raise data.refused("rope.scaling.type", f"{kind!r} is not supported; supported: none, linear, yarn")
+    scaling = {"rope_type": kind, "factor": factor}
+    return scaling | _yarn(data) if kind == "yarn" else scaling
+
+
+def _yarn(data: GgufMetadata) -> dict[str, Any]:
+    scaling = {name: data.get(f"rope.scaling.yarn_{name}", 0.0) for name in ("beta_fast", "beta_slow")}
+    scaling["original_max_position_embeddings"] = data.number("rope.scaling.original_context_length")
+    if (attention := data.get("rope.scaling.yarn_attn_factor", 1.0)) not in (1.0, -1.0, 0.0):
+        scaling["attention_factor"] = attention
+    return scaling
+
+
+def _longrope(data: GgufMetadata) -> dict[str, Any]:
+    scaling = {
+        "rope_type": "longrope",
+        "long_factor": list(_factors(data, LONG_FACTORS)),
+        "short_factor": list(_factors(data, SHORT_FACTORS)),
+        "original_max_position_embeddings": data.number("rope.scaling.original_context_length"),
+    }
+    attention = data.get("rope.scaling.attn_factor")
+    return scaling if attention is None else scaling | {"attention_factor": attention}
+
+
+def _llama3(data: GgufMetadata) -> dict[str, Any]:
+    """Finds the factor of Llama 3.1's scaling. Raises UnsupportedModel where the file's factors are others."""
+    path, factors = data.file.path, _factors(data, ROPE_FACTORS)
+    factor, theta = max(factors), data.number("rope.freq_base", DEFAULT_THETA)
+    if not all(1 <= each < math.inf for each in factors):
+        raise ModelError(f"{path}: {ROPE_FACTORS} must be numbers of at least 1")
+    expected = [_llama3_factor(2 * math.pi * theta ** (index / len(factors)), factor) for index in range(len(factors))]
+    if any(abs(found - wanted) > 1e-3 * wanted for found, wanted in zip(factors, expected, strict=True)):
+        raise UnsupportedModel(f"{path}: {ROPE_FACTORS} are not those of Llama 3.1's scaling; no others are supported")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": _LLAMA3_LENGTH,
+    }
+
+
+def _llama3_factor(wavelength: float, factor: float) -> float:
+    """Returns by what a frequency is divided (transformers' `_compute_llama3_parameters`)."""
+    position = (_LLAMA3_LENGTH / wavelength - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    smooth = min(1.0, max(0.0, position))
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def _factors(data: GgufMetadata, name: str) -> tuple[float, ...]:
+    """Reads a tensor that is one row of numbers."""
+    file, tensor = data.file, data.file.tensors.get(name)
+    if tensor is None:
+        raise ModelError(f"{file.path}: {name} is missing")
+    if tensor.type.name != "F32" or len(tensor.shape) != 1:
+        raise ModelError(f"{file.path}: {name} is {tensor.type.name} {list(tensor.shape)}; expected one row of F32")
+    return struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor))

@@ -1,0 +1,50 @@
+"""Checkpoints of families as llama.cpp's converter takes them, and with nothing that a GGUF file cannot say."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.engine.checkpoints import CONV, FAMILIES, FULL, LINEAR, NTK, SLIDING, VARIANTS, Variant
+
+
+def _with(name: str, edits: dict[str, Any] | None = None, **changes: Any) -> Variant:
+    """Returns the variant with other fields, and edits of its config.json beside its own."""
+    found = {**VARIANTS, **FAMILIES}[name]
+    return replace(found, changes={**found.changes, **changes}, edits={**found.edits, **(edits or {})})
+
+
+GGUF_VARIANTS = {
+    **{name: FAMILIES[name] for name in ("gemma", "smollm3", "granite", "granite-moe", "granite-moe-shared", "olmo2", "olmo3")},
+    **{name: FAMILIES[name] for name in ("phi3", "phi3-long", "glm4", "glm4-moe", "exaone4")},
+    **{name: FAMILIES[name] for name in ("qwen2-moe", "cohere", "mamba", "mamba-biases", "mamba2", "lfm2")},
+    "jamba": FAMILIES["jamba"],
+    "seed-oss": _with("seed-oss", attention_out_bias=False),
+    "ernie-moe": _with("ernie-moe", moe_intermediate_size=32),
+    "ernie": _with("ernie", use_bias=False),
+    "arcee": _with("arcee", attention_bias=False, mlp_bias=False),
+    "nemotron-h": _with("nemotron-h", {"num_experts_per_tok": None}),
+    "nemotron-h-experts": _with(
+        "nemotron-h-experts", n_group=1, topk_group=1, layers_block_type=[LINEAR, "moe", FULL, "moe", LINEAR]
+    ),
+    "gemma2": _with("gemma2", query_pre_attn_scalar=32),
+    "gemma3": _with("gemma3", query_pre_attn_scalar=32, num_hidden_layers=7, layer_types=[SLIDING] * 5 + [FULL, SLIDING]),
+    "gpt-oss": _with("gpt-oss", swiglu_limit=7.0),
+    "granite-hybrid": _with(
+        "granite-hybrid", {"layer_types": ["mamba", "attention", "mamba"], "num_experts_per_tok": None}, intermediate_size=96
+    ),
+    "granite-hybrid-experts": _with("granite-hybrid-experts", position_embedding_type="nope", mamba_proj_bias=False),
+    "lfm2-moe": _with("lfm2-moe", tie_word_embeddings=True, layer_types=[CONV, FULL] * 2),
+    "exaone4-full": _with("exaone4-full", {"sliding_window_pattern": None}),
+    "starcoder2": _with("starcoder2", sliding_window=4096),
+    "cohere2": _with("cohere2", {"rotary_pct": 1.0}),
+    "qwen3-next": _with("qwen3-next", linear_value_head_dim=16),
+    "qwen3.5": _with("qwen3.5", linear_value_head_dim=16),
+    "qwen3.5-moe": _with("qwen3.5-moe", linear_value_head_dim=16),
+    "falcon-h1": _with("falcon-h1", {"head_dim": 16}),
+    "falcon-h1-normed": _with(
+        "falcon-h1-normed", {"head_dim": 16}, projectors_bias=False, attention_bias=False, mlp_bias=False, tie_word_embeddings=False
+    ),
+    "hunyuan": _with("hunyuan", max_position_embeddings=32768),
+    "hunyuan-moe": _with(
+        "hunyuan-moe", max_position_embeddings=32768, hidden_size=256, head_dim=128, num_attention_heads=2, rope_parameters=NTK
+    ),
+}

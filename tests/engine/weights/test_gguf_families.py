@@ -1,0 +1,123 @@
+"""GGUF files of many families: the same model as the checkpoint that they were made from, in numbers and in codes."""
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from starling_engine.errors import UnsupportedModel, WeightError
+from starling_engine.gguf.families import FAMILIES
+from starling_engine.gguf.metadata import GgufMetadata
+from starling_engine.gguf.reader import GgufFile
+from starling_engine.model_config.config import load_model_config
+from starling_engine.weights.checkpoint import open_checkpoint
+
+from tests.engine.checkpoints import write_checkpoint
+from tests.engine.gguf_converter import ARCHITECTURES, convert
+from tests.engine.gguf_files import entry, header, text, typed_entry
+from tests.engine.gguf_variants import GGUF_VARIANTS
+from tests.engine.weights.test_loader import loaded
+
+OF_A_KIND = ("gemma3", "gpt-oss", "phi3-long", "lfm2", "granite-hybrid-experts", "qwen3-next", "qwen3.5-moe", "ernie-moe", "jamba")
+"""Those between which each thing that the converter does to tensors occurs; the others run in make test-all."""
+ALL = [name if name in OF_A_KIND else pytest.param(name, marks=pytest.mark.matrix) for name in GGUF_VARIANTS]
+ELSEWHERE = {"llama", "mistral3", "qwen2", "qwen3", "qwen3moe"}
+"""Architectures that `test_gguf.py` reads, and the one that is Llama's under another name."""
+
+
+def written(folder: Path, name: str, type_name: str = "F32", **changes: int) -> Path:
+    """Writes a checkpoint into `folder`, and model.gguf of it, in which matrices have that type."""
+    variant = GGUF_VARIANTS[name]
+    write_checkpoint(folder, replace(variant, changes={**variant.changes, **changes}))
+    convert(folder / "model.gguf", folder, lambda _: type_name)
+    return folder / "model.gguf"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_model_is_that_of_its_checkpoint(name: str, tmp_path: Path) -> None:
+    file = written(tmp_path, name)
+    actual, expected = loaded(file), loaded(tmp_path)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
+
+
+def test_every_family_is_read_by_a_test() -> None:
+    types = {each.model_type for each in GGUF_VARIANTS.values()}
+    names = {ARCHITECTURES.get(each, each) for each in types}
+    assert names | ELSEWHERE | {"nemotron_h_moe"} == FAMILIES.keys()
+
+
+CODES = {
+    "phi3": ("Q4_0", {}),
+    "qwen3.5-moe": ("Q8_0", {"linear_value_head_dim": 32, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}),
+    "gpt-oss": ("MXFP4", {}),
+}
+"""Types, and sizes of whole blocks: of rows with other ones beside them, of columns in another order, and of experts."""
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_codes_are_those_of_their_numbers(name: str, tmp_path: Path) -> None:
+    """Codes of rows and of columns that the converter brought into another order are in the checkpoint's."""
+    type_name, changes = CODES[name]
+    file = written(tmp_path, name, type_name, **changes)
+    files, plain = open_checkpoint(file), open_checkpoint(tmp_path)
+    close, coded = 0.3 if type_name == "MXFP4" else 0.15, 0
+    with files.open(file) as reader, plain.open(tmp_path / "model.safetensors") as original:
+        for each, info in files.tensors.items():
+            if info.form is None:
+                continue
+            coded += 1
+            whole = reader.read(each, ())
+            torch.testing.assert_close(reader.read_codes(each, ()).dequantized(), whole, rtol=0, atol=0)
+            part = (slice(16, 32), slice(whole.shape[1] - 32, whole.shape[1]))
+            assert torch.equal(reader.read_codes(each, part).dequantized(), whole[part])
+            assert torch.equal(reader.read(each, part), whole[part])
+            if each in plain.tensors:
+                found = original.read(each, ())
+                assert (whole - found).abs().mean() < close * found.abs().mean(), each
+    assert coded > 8 and loaded(file).isfinite().all()
+
+
+def test_what_no_file_can_say_is_an_error(tmp_path: Path) -> None:
+    data = written(tmp_path, "qwen3.5").read_bytes()
+    fewer = tmp_path / "fewer.gguf"
+    fewer.write_bytes(data.replace(b"qwen35.ssm.group_count\x04\0\0\0\x02", b"qwen35.ssm.group_count\x04\0\0\0\x04"))
+    with pytest.raises(WeightError, match=r"ssm_conv1d\.weight \[128, 4\] has fewer than 192 rows"):
+        open_checkpoint(fewer)
+    decay = bytearray(data)
+    start = GgufFile(tmp_path / "model.gguf").tensors["blk.0.ssm_a"].start
+    decay[start : start + 4] = bytes(4)
+    fewer.write_bytes(decay)
+    with pytest.raises(WeightError, match=r"layers\.0\.linear_attn\.A_log has decays that are not below 0"):
+        loaded(fewer)
+
+
+def test_layers_that_differ_are_refused(tmp_path: Path) -> None:
+    """A number of each layer is the model's, if it is the same in all layers that have one."""
+    entries = entry("general.architecture", 8, text("lfm2"))
+    for name, numbers in (("head_count_kv", (0, 2, 4)), ("head_count", (4, 0, 4))):
+        entries += entry(f"lfm2.attention.{name}", 9, struct.pack("<IQ3I", 4, 3, *numbers))
+    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=3))
+    data = GgufMetadata(GgufFile(tmp_path / "model.gguf"))
+    assert data.number("attention.head_count") == 4
+    with pytest.raises(UnsupportedModel, match=r"lfm2\.attention\.head_count_kv: layers that differ are not supported"):
+        data.number("attention.head_count_kv")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "message"),
+    [
+        ("mistral3", ("attention.temperature_scale", 0.1), "attention.temperature_scale is not supported; supported: 0"),
+        ("lfm2", ("expert_gating_func", 1), "expert_gating_func 1 is not supported; supported: 2"),
+    ],
+)
+def test_a_feature_that_no_family_here_has_is_refused(
+    architecture: str, field: tuple[str, float], message: str, tmp_path: Path
+) -> None:
+    sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
+    numbers = {**dict.fromkeys((*sizes, "expert_count", "expert_used_count"), 64), "attention.layer_norm_rms_epsilon": 1e-5}
+    entries = [typed_entry(f"{architecture}.{name}", each) for name, each in {**numbers, field[0]: field[1]}.items()]
+    entries.insert(0, entry("general.architecture", 8, text(architecture)))
+    (tmp_path / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
+    with pytest.raises(UnsupportedModel, match=f"{architecture}.{message}"):
+        load_model_config(tmp_path / "model.gguf")
