@@ -122,8 +122,8 @@ extern "C" {
 // Pair i is the token tokens[i] and the expert e with starts[e] <= i < starts[e + 1]: x[tokens[i]] times e's matrix -> out[i].
 // biases [count][n] or null; alpha, limit and offset as in `Gate`.
 void starling_grouped_linear(const bf16* x, int64_t x_stride, const int64_t* tokens, const int64_t* starts, int64_t count,
-                             const bf16* packed, int64_t n, int64_t k, const bf16* biases, int gated, float alpha, float limit, float offset,
-                             bf16* out, int threads) {
+                             const bf16* packed, int64_t n, int64_t k, const bf16* biases, int gated, float alpha, float limit,
+                             float offset, bf16* out, int threads) {
   const Bf16Experts experts{{tokens, starts, count}, packed, n, k};
   GroupedLinear<Bf16Experts>{experts, x, x_stride, biases, gated != 0, {alpha, limit, offset}, out}.run(threads);
 }

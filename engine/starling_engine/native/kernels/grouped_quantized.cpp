@@ -62,7 +62,8 @@ void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const in
   const QuantizedTiles& tiles = weights.tiles();
   const int64_t width = gated ? n / 2 : n;
   runs.each_span(weights.pairs(), weights.bytes(), threads, [&](int64_t e, Span mine) {
-    const StoreSums<bf16> store_sums{runs.bias_of(biases, e, n), n, gated != 0, out + starts[e] * width, width, {alpha, limit, offset}};
+    const Gate gate{alpha, limit, offset};
+    const StoreSums<bf16> store_sums{runs.bias_of(biases, e, n), n, gated != 0, out + starts[e] * width, width, gate};
     for (int64_t pair = mine.begin; pair < mine.end; ++pair) run_pair(rows.of(e), weights.of(e), tiles, pair, store_sums);
   });
 }
