@@ -198,7 +198,7 @@ def test_a_state_goes_on_behind_the_last_accepted_draft(
     compare(name, where, constrain, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(("where", "name"), [(on_host, "qwen3.5"), (on_device, "granite-hybrid")])
+@pytest.mark.parametrize(("where", "name"), [(on_host, "qwen3.5"), (on_device, "lfm2")])
 def test_a_state_goes_on_behind_the_last_accepted_draft_in_short(
     where: Callable[..., dict[str, Any]], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
