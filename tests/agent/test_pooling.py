@@ -537,6 +537,8 @@ def test_documents_are_cut_at_their_end(reranker: LiveServer) -> None:
         ({"path": "/v1/embeddings", "input": "a", "dimensions": 24}, "dimensions", "16, 32, 64"),
         ({"path": "/v1/embeddings", "input": "a", "prompt_name": "passage"}, "prompt_name", "possible: document, query"),
         ({"path": "/v1/embeddings", "input": [5, 6], "prompt_name": "query"}, "prompt_name", "token ids"),
+        ({"path": "/v1/embeddings", "input": [], "prompt_name": "query"}, "input", "is empty"),
+        ({"path": "/v2/embed", "texts": [], "input_type": "search_query"}, "texts", "is empty"),
         ({"path": "/v1/embeddings", "input": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "-1 or in [2, 512]"),
         ({"path": "/score", "text_1": "a", "text_2": "b", "instruction": "c"}, "instruction", "no reranker"),
         ({"path": "/score", "text_1": "a", "text_2": "b", "use_activation": False}, "use_activation", "cosines"),

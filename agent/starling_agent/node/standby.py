@@ -21,8 +21,11 @@ class Standby:
     """Each poll of the operator brings the order, so that one may be lost. An engine that people put to sleep is not woken."""
 
     def __init__(self) -> None:
-        self._level = 0
+        self._level: int | None = None
+        """The last order; None before the first."""
         self._changed = asyncio.Event()
+        self._has_slept = False
+        """Cores may sleep by an order, or by one to an agent that was there before this one."""
 
     def order(self, level: float) -> None:
         """Sets the level at which the engine is to sleep; 0: not at all. Raises ApiError 400."""
@@ -38,11 +41,12 @@ class Standby:
         An engine whose requests run stays awake until they have ended. What else keeps it from an order goes to `on_error`, and
         None once that is over.
         """
-        ordered, failed = False, False
+        # Cores of other nodes sleep on where the agent that ordered it has died. People put all to sleep, or none.
+        self._has_slept, failed = engine.sleeps_in_part, False
         while True:
             self._changed.clear()
             try:
-                ordered = await self._carry_out(engine, ordered)
+                await self._carry_out(engine)
             except EngineDead:
                 raise
             except SleepRefused as refused:
@@ -57,15 +61,14 @@ class Standby:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), RETRY_SECONDS)
 
-    async def _carry_out(self, engine: AsyncEngine, ordered: bool) -> bool:
-        """Returns whether the engine sleeps by an order. Raises as `AsyncEngine.sleep` and `wake_up` do."""
-        level = self._level
-        if engine.sleep_level < level:
+    async def _carry_out(self, engine: AsyncEngine) -> None:
+        """Carries out the last order. Raises as `AsyncEngine.sleep` and `wake_up` do."""
+        level, now = self._level, engine.sleep_level
+        if level == 0 and self._has_slept:
+            await engine.wake_up()
+            self._has_slept = False
+            log.info("the engine is woken for the service")
+        elif level and now < level and (self._has_slept or not now):
+            self._has_slept = True  # even if it fails: some of its cores may sleep then
             await engine.sleep(level)
             log.info("the engine sleeps while nobody asks the service", level=level)
-            return True
-        if ordered and not level:
-            await engine.wake_up()
-            log.info("the engine is woken for the service")
-            return False
-        return ordered

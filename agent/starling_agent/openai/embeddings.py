@@ -180,4 +180,4 @@ async def _prompts(
 
 
 def _are_texts(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and any(isinstance(item, str) for item in value))
+    return isinstance(value, str) or (isinstance(value, list) and (not value or any(isinstance(item, str) for item in value)))

@@ -411,6 +411,11 @@ class AsyncEngine:
         return self.cores.sleep_level
 
     @property
+    def sleeps_in_part(self) -> bool:
+        """True when some core has given something back, and another has not."""
+        return len({bool(client.sleep_state.asleep) for client in self.cores.serving}) > 1
+
+    @property
     def is_awake(self) -> bool:
         """True when some core takes requests; before a sleep, while requests end, none does."""
         return any(client.sleep_state.taking for client in self.cores.serving)

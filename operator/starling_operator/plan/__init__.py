@@ -35,7 +35,8 @@ Steps of `plan`, each in the module of that name:
 Formulas, with R = replicas (0 if suspended), S = maxSurge, U = maxUnavailable. A group drains when a pod of it was evicted:
 
     keep(n)      groups (or pods) of n that evictions leave: 1 if n = 1, U = 0 and cordons are seen; else max(0, n - max(1, U))
-    E            groups created ahead of an eviction: min(S, max(0, cordoned + keep(R) - R)); 0 if R = 0 or old groups exist
+    E            groups created ahead of an eviction: min(S, max(0, cordoned + keep(R) - R)); 0 if R = 0, all
+                 are to sleep, or old groups exist
     create       min(R + E - current, R + S - all); `all` counts groups that are being removed, `current` leaves out those that
                  drain. 0 if the target revision is broken and old groups exist. Groups of several nodes: one at a time, and none
                  while another one has a pod without a node that it needs to serve

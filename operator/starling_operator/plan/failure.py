@@ -91,7 +91,8 @@ def _failures_in_service(group: Group, silent_after: float) -> Iterator[Failure]
     for pod in group.gang_pods:
         if _gave_up(pod):
             yield Failure(pod_message(pod), _restart_set(group, pod))
-        elif _silent(pod, silent_after):
+        elif _silent(pod, silent_after) and not (group.is_to_sleep and group.is_asleep):
+            # One that sleeps is never ready: until it is needed, the kubelet alone says whether its agent lives.
             cause = f"{pod.name}: its agent has not answered for {silent_after:.0f} s and its probes fail"
             yield Failure(cause, _restart_set(group, pod))
         elif restarted_in_place(group, pod):

@@ -31,6 +31,7 @@ class Group:
     is_gang         its nodes hold ranks that step together: one that fails takes the others along
     elastic         state of its size, where that changes while it serves; None for all other groups
     cordoned        a pod of it is on a cordoned cluster node, and so about to be evicted
+    is_to_sleep     its agents are told to sleep
     """
 
     name: str
@@ -48,6 +49,7 @@ class Group:
     is_gang: bool = True
     elastic: ElasticState | None = None
     cordoned: bool = False
+    is_to_sleep: bool = False
 
     @property
     def index(self) -> int:
@@ -236,6 +238,7 @@ def _group(
         is_gang=nodes_form_gang(observed, revision),
         elastic=state,
         cordoned=any(pod.cluster_node in (observed.cordoned or ()) for pod in pods if pod.deleted_at is None),
+        is_to_sleep=status.scaling is not None and status.scaling.sleep_level > 0,
     )
 
 

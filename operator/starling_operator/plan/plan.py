@@ -70,6 +70,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         rollout=spec.rollout,
         broken=any(group.name in broken for group in groups.current),
         sees_cordons=observed.cordoned is not None,
+        asleep=scale.status is not None and scale.status.sleep_level > 0,
     )
     named = partial(names.group, service.name, aim.id)
     rollout = rollout_step(

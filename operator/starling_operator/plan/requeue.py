@@ -53,7 +53,7 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
             # One restart fewer counts then: the status shows it, and a group that was given up may be restarted.
             yield times[0] + spec.recovery.window_seconds - inputs.now
         # Silence is no failure of a group that never served, and no news of one whose failure is known.
-        # One that sleeps is not ready for long: polls that fail wake the service.
+        # It is no failure of one that sleeps, either.
         watched = group.gang_pods if decision is None and has_served(group) and not group.is_asleep else ()
         for pod in watched:
             if pod.phase == "Running" and not pod.ready and pod.report_age is not None and pod.report_age <= limit:

@@ -19,6 +19,7 @@ class WantedGroups:
     nodes          pods of each group
     broken         a group of the target revision does not come up, so the rollout must not go on
     sees_cordons   the operator may list cordoned nodes, so a single group's eviction can wait for another group
+    asleep         they are to sleep, so that no other has to serve in place of one that is evicted
     """
 
     replicas: int
@@ -26,6 +27,7 @@ class WantedGroups:
     rollout: RolloutSpec
     broken: bool = False
     sees_cordons: bool = False
+    asleep: bool = False
 
     @classmethod
     def from_groups(cls, groups: Groups, spec: InferenceServiceSpec | None, *, sees_cordons: bool) -> "WantedGroups":
@@ -131,7 +133,7 @@ def without_refused(change: RolloutStep, refused: Container[str], name: Callable
 
 def _eviction_surge(groups: Groups, wanted: WantedGroups) -> int:
     """Groups to create before evictions: enough groups must be left when those on cordoned nodes are evicted."""
-    if groups.old or wanted.replicas == 0:
+    if groups.old or wanted.replicas == 0 or wanted.asleep:
         return 0
     missing = sum(group.cordoned for group in groups.current) + wanted.kept_by_evictions(wanted.replicas) - wanted.replicas
     return min(wanted.rollout.max_surge, max(0, missing))

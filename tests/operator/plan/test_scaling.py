@@ -327,6 +327,34 @@ def test_a_pod_that_comes_while_its_service_sleeps_goes_to_sleep() -> None:
     assert len(world.pods) == 3 and all(member.asleep for member in world.pods) and not world.event_reasons("Woken")
 
 
+def test_an_operator_that_reaches_no_agent_leaves_pods_that_sleep_until_they_are_needed() -> None:
+    world = settled(SLEEPS | {"replicas": 2})
+    pods = uids(world)
+    for member in world.pods:
+        world.silence(member)
+    world.tick(100)
+    world.settle()
+    assert uids(world) == pods and not world.event_reasons("Restarted")
+    world.ask()
+    until_answered(world)
+    assert not set(uids(world)) & set(pods), "who is to wake and does not answer has failed"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_no_group_takes_the_place_of_one_that_sleeps_on_a_cordoned_node(replicas: int) -> None:
+    world = settled(SLEEPS | {"replicas": replicas})
+    pods = uids(world)
+    for member in world.pods:
+        world.cordon(member)
+    world.settle()
+    assert uids(world) == pods and world.condition("Reconciling")[0] == "False", world.message()
+    world.ask()
+    world.reconcile()
+    world.tick()
+    world.reconcile()
+    assert len(world.sets()) == replicas + 1, "one that serves is replaced before it is evicted"
+
+
 def test_a_rollout_wakes_it_since_the_new_revision_has_to_serve_once() -> None:
     world = settled(SLEEPS)
     world.edit({"engine": {"blockSize": 32}})

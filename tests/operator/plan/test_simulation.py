@@ -38,7 +38,9 @@ edits = st.one_of(
     st.sampled_from([None, [30], [20, 60]]).map(
         lambda weights: {"router": {}, "rollout": {"canary": weights and {"steps": [{"weight": w, "seconds": 9} for w in weights]}}}
     ),
-    st.sampled_from([None, 30]).map(lambda idle: {"scaling": {"idleSeconds": idle}}),
+    st.sampled_from([(None, "none"), (30, "none"), (30, "asleep")]).map(
+        lambda pair: {"scaling": {"idleSeconds": pair[0], "standby": pair[1]}}
+    ),
     st.integers(1, 9).map(lambda port: {"endpoint": {"port": 8000 + port}}),
 )
 FARES: tuple[dict[str, Any], ...] = ({}, {"tried": {"requests": 9, "errors": 9}}, {"compared": 9, "differing": 1})
@@ -62,7 +64,8 @@ def test_every_life_ends_as_the_spec_asks(life: list[tuple[str, Any]], shape: di
     for kind, what in life:
         _live(world, kind, what)
     world.node_slots, world.cordoned, world.fares = 40, frozenset(), {}
-    world.edit({"model": {"source": "hf://org/final"}, "suspend": False, "replicas": 3, "scaling": {"idleSeconds": None}})
+    scaling = {"idleSeconds": None, "standby": "none"}
+    world.edit({"model": {"source": "hf://org/final"}, "suspend": False, "replicas": 3, "scaling": scaling})
     world.settle()
     assert world.condition("Ready") == ("True", "Serving"), world.message()
     assert len(world.sets()) == len(world.available()) == 3
@@ -120,7 +123,8 @@ def _watched_reconcile(world: World) -> None:
     if decision.status.scaling is not None:
         assert not spec.suspend
         wanted = decision.status.scaling.wanted
-        assert wanted or not world.open or world.blind, "no request waits at zero"
+        serves = wanted and not decision.status.scaling.sleep_level
+        assert serves or not world.open or world.blind, "no request waits at zero, or for one that sleeps"
     removed = {deletion.name for deletion in decision.delete if deletion.kind == "StatefulSet"}
     made = len(world.sets()) + len(removed) - before
     canary = spec.rollout.canary

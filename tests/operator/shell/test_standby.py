@@ -1,6 +1,9 @@
 """Sleep of an idle service on a real API server: its agents are told with their polls, and its pods stay."""
 
+import time
 from typing import Any
+
+from starling_operator.plan.timestamps import rfc3339
 
 from tests.operator.shell.cluster import SERVICES, Cluster, manifest
 from tests.operator.shell.conftest import StartOperator
@@ -62,8 +65,9 @@ async def set_asleep(kubelet: Kubelet, pods: Any, asleep: bool) -> None:
 
 
 async def let_an_hour_pass(cluster: Cluster) -> None:
-    """Writes another time into the status, which the operator may be about to overwrite."""
+    """Writes an earlier time into the status, which the operator may be about to overwrite."""
+    then = rfc3339(time.time() - 3600)
     conditions = (await cluster.service("chat"))["status"]["conditions"]
     for condition in conditions:
-        condition["lastTransitionTime"] = "2026-11-22T07:00:00Z"
+        condition["lastTransitionTime"] = then
     await cluster.merge(f"{SERVICES.format(cluster.namespace)}/chat/status", {"status": {"conditions": conditions}})
