@@ -37,7 +37,8 @@ def family_of(file: GgufFile) -> GgufFamily:
 
 def read_pooling(file: GgufFile) -> Literal["mean", "cls", "last"] | None:
     """Returns how hidden states become a vector, if the file says so: mean, cls or last."""
-    return _POOLING.get(file.get(f"{file.architecture}.pooling_type"))
+    kind = GgufMetadata(file).get("pooling_type")
+    return _POOLING.get(kind) if isinstance(kind, int) else None
 
 
 def _common(data: GgufMetadata, family: GgufFamily) -> Config:

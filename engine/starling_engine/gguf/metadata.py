@@ -8,7 +8,7 @@ from typing import Any
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.reader import GgufFile
 
-OF_A_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+OF_A_LAYER = re.compile(r"blk\.([0-9]{1,9})\.(.+)")
 
 
 class GgufMetadata:

@@ -18,7 +18,7 @@ def read_scaling(data: GgufMetadata) -> dict[str, Any] | None:
     """Raises UnsupportedModel for a scaling that is not known, ModelError for factors that are no numbers."""
     if ROPE_FACTORS in data.file.tensors:
         return _llama3(data)
-    if LONG_FACTORS in data.file.tensors:
+    if LONG_FACTORS in data.file.tensors or SHORT_FACTORS in data.file.tensors:
         return _longrope(data)
     # Older files have another name; a factor without a type is linear, as in llama.cpp.
     factor = data.get("rope.scaling.factor", data.get("rope.scale_linear", 0.0))

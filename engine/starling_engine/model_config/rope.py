@@ -210,7 +210,7 @@ def _read_yarn(fields: Fields, config: Fields) -> YarnScaling:
 
 
 def _read_longrope(fields: Fields, config: Fields) -> LongRopeScaling:
-    original = _original_max_position(fields, config)
+    original = _original_max_position(fields, config, low=2)  # its logarithm divides
     factor = fields.number("factor", config.integer("max_position_embeddings") / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return LongRopeScaling(
@@ -221,8 +221,8 @@ def _read_longrope(fields: Fields, config: Fields) -> LongRopeScaling:
     )
 
 
-def _original_max_position(fields: Fields, config: Fields) -> int:
+def _original_max_position(fields: Fields, config: Fields, low: int = 1) -> int:
     """Reads the length before scaling. As in transformers, the config's own field wins over the one in the scaling's object."""
     if config.has("original_max_position_embeddings"):
-        return config.integer("original_max_position_embeddings")
-    return fields.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
+        return config.integer("original_max_position_embeddings", low=low)
+    return fields.integer("original_max_position_embeddings", config.integer("max_position_embeddings"), low=low)

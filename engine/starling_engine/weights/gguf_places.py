@@ -105,7 +105,7 @@ class _Places:
         shape = _shape(tensor.shape, stored.change)
         if stored.change == "pairs":
             heads = self._config.num_heads if stored.name == "q" else self._config.num_kv_heads
-            if tensor.shape[0] % (2 * heads):
+            if not heads or tensor.shape[0] % (2 * heads):
                 raise WeightError(f"{tensor.name} {list(tensor.shape)} has rows that are no {heads} heads of pairs")
             return GgufPlace(tensor, shape, change="pairs", rows=_pairs(tensor.shape[0], heads))
         delta = self._config.gated_delta

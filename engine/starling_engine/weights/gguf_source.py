@@ -67,7 +67,7 @@ class _Reader:
         if block.name in _PLAIN:
             rows = self._rows(place).view(_PLAIN[block.name])
             if place.rows is not None:
-                rows = rows[:, place.rows] if len(place.shape) == 1 else rows[place.rows]
+                rows = rows.view(1, -1)[:, place.rows] if len(place.shape) == 1 else rows[place.rows]
             rows = rows if place.columns is None else rows[:, place.columns]
             return _undone(rows.view(place.shape), place.change, name)[index]
         numbers = dequantize_blocks(self._some_rows(place, index), block, torch.float32)

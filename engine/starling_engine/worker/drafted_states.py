@@ -81,5 +81,5 @@ class DraftedStates:
         self._open.clear()
 
     def forget(self) -> None:
-        """Drops all of it, with the addresses of weights and states in it."""
+        """Drops all of it, with the addresses of weights and states in it: no state takes in what is not settled by now."""
         self._open.clear()

@@ -62,7 +62,9 @@ def _working_memory(factory: RunnerFactory, dtype: torch.dtype) -> tuple[int, in
     config, model = factory.config, factory.model
     measured, recordings = _measure(factory) if factory.platform.queue is not None and model.config.causal else (None, 0)
     state_layers = () if factory.state is None else factory.state.layers
-    kept = replay_bytes(model.config, dtype.itemsize, len(state_layers), config.max_num_samples)
+    # A stage keeps rows until their sequences go on, which is when all stages have run them.
+    drafted = config.max_num_samples * config.layout.pipeline
+    kept = replay_bytes(model.config, dtype.itemsize, len(state_layers), drafted)
     if measured is not None:
         # The step that is measured attends to nothing, or to latents as they are.
         scratch = model.config.attention_scratch(config.max_num_batched_tokens, config.max_model_len)

@@ -1,5 +1,6 @@
 """Drafts change no token, under masks or none: what is sampled is what would be sampled without, in whatever layout."""
 
+import itertools
 import random
 import zlib
 from collections import Counter
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starling_engine.config import SpeculativeConfig, TiersConfig
 from starling_engine.constraint import MaskRow
 from starling_engine.executor import processes
+from starling_engine.models.decoder import Decoder
 from starling_engine.params import SamplingParams
 from starling_engine.request import EngineRequest
 from starling_engine.request_state import RequestState
@@ -23,6 +26,7 @@ from starling_engine.topology.layout import ParallelLayout
 from starling_engine.worker import masks
 from starling_engine.worker.device.graphs import Graphs
 from starling_engine.worker.device.step_buffer import StepShape
+from starling_engine.worker.drafted_states import DraftedStates
 
 from tests.engine.checkpoints import FAMILIES, VARIANTS, VOCAB, write_checkpoint
 from tests.engine.cores import core_for
@@ -194,11 +198,45 @@ def test_a_state_goes_on_behind_the_last_accepted_draft(
     compare(name, where, constrain, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(("where", "name"), [(on_host, "qwen3.5"), (on_device, "granite-hybrid")])
+@pytest.mark.parametrize(("where", "name"), [(on_host, "qwen3.5"), (on_device, "lfm2")])
 def test_a_state_goes_on_behind_the_last_accepted_draft_in_short(
     where: Callable[..., dict[str, Any]], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(name, where, unmasked, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("where", [on_host, on_device])
+def test_a_step_that_fails_leaves_no_drafts_behind(
+    where: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some steps fail before it is known which drafts are accepted: their requests begin again, and others may have their slots."""
+    write_checkpoint(tmp_path, FAMILIES["lfm2"])
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    asked = [EngineRequest(id=f"r{n}", prompt_ids=[7 + n] * (3 + n), params=params, seed=n) for n in range(4)]
+    whole, steps, failed, settled = Decoder.logits, itertools.count(), list[int](), list[int]()
+    settle = DraftedStates.settle
+
+    def logits(self: Decoder, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if 1 + MOST < len(hidden) < 4 * (1 + MOST) and next(steps) % 4 == 3:  # what fails alone is not tried again
+            failed.append(len(hidden))
+            raise RuntimeError("no memory")
+        return whole(self, hidden, out)
+
+    def count(self: DraftedStates, lengths: torch.Tensor) -> None:
+        settled.append(len(self._open))
+        settle(self, lengths)
+
+    with core_for(tmp_path, kv_blocks=400) as core:
+        expected = answers(core, asked)
+    settings = where(monkeypatch.setattr)
+    with core_for(
+        tmp_path, **{"kv_blocks": 400, "speculative": SpeculativeConfig(num_speculative_tokens=MOST), **settings}
+    ) as core:
+        core.scheduler.drafter = Replay(expected, random.Random(0))
+        monkeypatch.setattr(Decoder, "logits", logits)
+        monkeypatch.setattr(DraftedStates, "settle", count)
+        assert_same(answers(core, asked), expected)
+    assert len(failed) > 2 and max(settled, default=0) == int(where is on_device), "a step settles its own rows alone"
 
 
 KV_BLOCKS = {"qwen3-mixed": 14, "deepseek-v3": 18, "falcon-mamba": 180}

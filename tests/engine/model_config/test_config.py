@@ -366,6 +366,10 @@ def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
         ({**PHI3, "partial_rotary_factor": 1.5}, ["partial_rotary_factor", "at most 1", "1.5"]),
         ({**PHI3, "partial_rotary_factor": 0.2}, ["partial_rotary_factor", "16 elements", "got 3"]),
         ({**PHI3, "rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, ["long_factor", "8 numbers", "got 1"]),
+        (
+            {**PHI3, "original_max_position_embeddings": 1, "rope_scaling": LONGROPE},
+            ["original_max_position_embeddings", "at least 2", "got 1"],
+        ),
         ({**PHI3, "rope_scaling": {**LONGROPE, "short_factor": [0]}}, ["short_factor", "numbers above 0"]),
         ({"architectures": ["CohereForCausalLM"], "logit_scale": 0}, ["logit_scale", "above 0"]),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, ["logits_scaling", "above 0"]),

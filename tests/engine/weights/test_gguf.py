@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 from starling_engine.errors import ModelError, UnsupportedModel, WeightError
+from starling_engine.gguf.config import read_pooling
+from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.reader import BLOCK_TYPES, OTHER_TYPES, GgufFile
+from starling_engine.gguf.rope import LONG_FACTORS, SHORT_FACTORS, read_scaling
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.rope import LinearScaling, YarnScaling
 from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
@@ -249,6 +252,19 @@ def test_a_scaling_of_rope_is_read(name: str, tmp_path: Path) -> None:
 )
 def test_how_vectors_are_made_is_read(fields: dict[str, Any], expected: str, tmp_path: Path) -> None:
     assert config_with(tmp_path, {name: int(value) for name, value in fields.items()}).pooler.pooling == expected
+
+
+def test_short_factors_alone_are_no_scaling(tmp_path: Path) -> None:
+    """A file that lost its long factors is not read as one that has no scaling."""
+    (tmp_path / "model.gguf").write_bytes(header(tensors=tensor(SHORT_FACTORS, (1,)).ljust(256, b"\0")))
+    with pytest.raises(ModelError, match=rf"model\.gguf: {LONG_FACTORS} is missing"):
+        read_scaling(GgufMetadata(GgufFile(tmp_path / "model.gguf")))
+
+
+def test_a_list_is_no_way_to_make_vectors(tmp_path: Path) -> None:
+    entries = ARCHITECTURE + entry("llama.pooling_type", 9, struct.pack("<IQI", 4, 1, 3))
+    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=2))
+    assert read_pooling(GgufFile(tmp_path / "model.gguf")) is None
 
 
 def config_with(folder: Path, fields: dict[str, Any]) -> ModelConfig:

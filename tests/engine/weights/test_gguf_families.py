@@ -9,13 +9,14 @@ import torch
 from starling_engine.errors import UnsupportedModel, WeightError
 from starling_engine.gguf.families import FAMILIES
 from starling_engine.gguf.metadata import GgufMetadata
-from starling_engine.gguf.reader import GgufFile
+from starling_engine.gguf.reader import GgufFile, open_gguf
 from starling_engine.model_config.config import load_model_config
 from starling_engine.weights.checkpoint import open_checkpoint
+from starling_engine.weights.safetensors_source import SINGLE
 
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.gguf_converter import ARCHITECTURES, convert
-from tests.engine.gguf_files import entry, header, text, typed_entry
+from tests.engine.gguf_files import entry, header, tensor, text, typed_entry
 from tests.engine.gguf_variants import GGUF_VARIANTS
 from tests.engine.weights.test_loader import loaded
 
@@ -90,6 +91,31 @@ def test_what_no_file_can_say_is_an_error(tmp_path: Path) -> None:
     fewer.write_bytes(decay)
     with pytest.raises(WeightError, match=r"layers\.0\.linear_attn\.A_log has decays that are not below 0"):
         loaded(fewer)
+
+
+def test_decays_may_have_a_dimension_more(tmp_path: Path) -> None:
+    """Those of some heads lie in another order, whatever their shape says."""
+    file = open_gguf(written(tmp_path, "qwen3.5"))
+    decays = file.tensors["blk.0.ssm_a"]
+    file.tensors = {**file.tensors, decays.name: replace(decays, shape=(*decays.shape, 1))}
+    with open_checkpoint(file.path).open(file.path) as reader, open_checkpoint(tmp_path).open(tmp_path / SINGLE) as original:
+        name = "model.layers.0.linear_attn.A_log"
+        torch.testing.assert_close(reader.read(name, ()), original.read(name, ()))
+
+
+def test_rows_of_no_heads_are_an_error(tmp_path: Path) -> None:
+    data = written(tmp_path, "granite-hybrid").read_bytes()
+    count = b"granitehybrid.block_count\x04\0\0\0"
+    at = data.index(count) + len(count)
+    (tmp_path / "one.gguf").write_bytes(data[:at] + struct.pack("<I", 1) + data[at + 4 :])
+    with pytest.raises(WeightError, match=r"blk\.\d\.attn_[qk]\.weight .* no 0 heads"):
+        open_checkpoint(tmp_path / "one.gguf")
+
+
+def test_a_number_of_thousands_of_digits_is_of_no_layer(tmp_path: Path) -> None:
+    name = f"blk.{'9' * 5000}.attn_q.weight"
+    (tmp_path / "model.gguf").write_bytes(header(tensors=tensor(name, (1, 1)).ljust(1 << 13, b"\0")))
+    assert GgufMetadata(GgufFile(tmp_path / "model.gguf")).modules == frozenset()
 
 
 def test_layers_that_differ_are_refused(tmp_path: Path) -> None:

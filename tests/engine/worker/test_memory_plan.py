@@ -11,13 +11,14 @@ import torch
 from starling_engine.args import EngineArgs
 from starling_engine.errors import ConfigError
 from starling_engine.frontend.resolve import resolve
-from starling_engine.kv.layer_specs import kv_groups
-from starling_engine.ledger import Ledger, MemoryRequest, plan_memory
+from starling_engine.kv.layer_specs import kv_groups, state_group
+from starling_engine.ledger import Ledger, MemoryRequest, plan_memory, replay_bytes
 from starling_engine.parallel.communicator import no_tick
 from starling_engine.parallel.ranks import join_ranks
 from starling_engine.platforms.cuda import CudaQueue
 from starling_engine.platforms.interpreted import InlineQueue
 from starling_engine.platforms.select import select_platform
+from starling_engine.topology.layout import ParallelLayout
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.worker import worker
 from starling_engine.worker.device.graphs import decode_sizes, mixed_sizes
@@ -25,7 +26,7 @@ from starling_engine.worker.masks import MaskQueue, StepMasking
 from starling_engine.worker.memory_plan import plan
 from starling_engine.worker.setup import RankSetup
 
-from tests.engine.checkpoints import VARIANTS, write_checkpoint
+from tests.engine.checkpoints import FAMILIES, VARIANTS, write_checkpoint
 from tests.engine.encoder_checkpoints import ENCODERS, write_encoder
 from tests.engine.late_device import use_late_device
 
@@ -64,6 +65,21 @@ def test_recordings_are_planned_for_as_measured(tmp_path: Path, monkeypatch: pyt
     assert count >= len(decode_sizes(8)) + len(mixed_sizes(64)), "of one engine's sizes; the other records none"
     assert recorded.recordings == 8 << 20 and "recordings" in str(recorded)
     assert eager.recordings == 0 and "recordings" not in str(eager)
+
+
+def test_each_step_in_a_pipeline_keeps_its_rows_with_drafts(tmp_path: Path) -> None:
+    """A stage holds rows of as many steps as there are stages: what was accepted is known when their sequences go on."""
+    write_checkpoint(tmp_path, FAMILIES["lfm2"])
+    config = resolve(EngineArgs(model=str(tmp_path), load_format="dummy", device="cpu", dtype="float32", max_model_len=64))[
+        2
+    ].worker
+    setup = RankSetup.choose(config, select_platform("cpu", 0), lambda device: join_ranks(config, no_tick, device))
+    model, groups, state = setup.build_model(None), kv_groups(setup.model, config), state_group(setup.model, config)
+    assert state is not None
+    alone = setup.runner_factory(model, groups, state, no_tick, StepMasking(MaskQueue()))
+    stage = replace(alone, config=replace(config, layout=ParallelLayout(pipeline=3)))
+    kept = replay_bytes(setup.model, 4, len(state.layers), config.max_num_samples)
+    assert plan(stage, setup.dtype, 0).activations - plan(alone, setup.dtype, 0).activations == 2 * kept > 0
 
 
 def test_the_kv_cache_gets_what_recordings_leave() -> None:

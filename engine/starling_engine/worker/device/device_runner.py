@@ -119,7 +119,9 @@ class DeviceRunner:
         self._in_flight.absorb()
         self._batch.apply(plan)
         step = self._batch.gather(plan)
-        if not self._is_alone:
+        if self._is_alone:
+            self._drafted.forget()  # rows of a step that failed: their slots and blocks may be others' by now
+        else:
             self._drafted.leave([*plan.freed_slots, *(new.slot for new in plan.new)])
             self._drafted.settle_before(step)
         self._pages.copy(plan)
