@@ -1,10 +1,11 @@
 """Results of requests, as a caller gets them. Names are vLLM's."""
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # routers import this module, and have no numpy
+    import numpy as np
+    import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 REPETITION_DETECTED = "repetition_detected"
@@ -82,7 +83,7 @@ class EmbeddingRequestOutput:
     num_cached_tokens: int = 0
 
 
-TokenRows: TypeAlias = npt.NDArray[np.float32]
+TokenRows: TypeAlias = "npt.NDArray[np.float32]"
 """A row of numbers for each token: [T, width]."""
 
 
@@ -94,7 +95,7 @@ class SparseVector:
     values: list[float]
 
 
-PooledNumbers: TypeAlias = list[float] | TokenRows | SparseVector
+PooledNumbers: TypeAlias = "list[float] | TokenRows | SparseVector"
 """A vector, a row for each token, or a sparse vector."""
 
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.prompt_encoder import PromptForm
@@ -49,6 +48,8 @@ class LateInteraction:
 
     def vectors(self, ids: Sequence[int], rows: TokenRows, role: TextRole) -> TokenRows:
         """Returns the rows of tokens that have a vector, of all rows [T, size] of a text."""
+        import numpy as np  # routers import this module, and have none
+
         tokens = np.asarray(ids)
         kept = np.ones(len(tokens), np.bool_)
         kept[:1] &= not self._config.skips_first

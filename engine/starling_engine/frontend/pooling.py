@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 import msgspec
-import numpy as np
 
 from starling_engine.errors import InvalidRequest
 from starling_engine.model_config.classifier import LabelActivation
@@ -69,12 +68,16 @@ def numbers_of(packed: bytes, params: PoolingParams, num_tokens: int, left_out: 
         kept = {token: weight for token, weight in weights if token not in left_out}
         return SparseVector([*kept], [*kept.values()])
     if params.task in OF_TOKENS:
+        import numpy as np  # routers import this module, and have none
+
         return np.frombuffer(packed, "<f4").reshape(num_tokens, -1)
     return unpack_floats(packed)
 
 
 def activated_rows(activation: LabelActivation, logits: TokenRows) -> TokenRows:
     """Does the same to each row as `activated` to one text's numbers."""
+    import numpy as np
+
     match activation:
         case "identity":
             return logits
