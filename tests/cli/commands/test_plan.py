@@ -148,7 +148,7 @@ def test_a_file_that_is_not_there():
 
 
 def test_it_is_quick(file, tmp_path):
-    """Some three tenths of a second, half of them for the libraries that it is made of. These are the measure: processors differ.
+    """Some four tenths of a second, a third of them for the libraries that it is made of. These are the measure: processors differ.
 
     In processor time, which depends less on what else a machine does, and with compiled modules, as installed.
     """
@@ -161,7 +161,7 @@ def test_it_is_quick(file, tmp_path):
         return loading, _seconds(lambda: starling_process("plan", "-f", path, **compiled))
 
     loading, planning = (min(seconds) for seconds in zip(*[turn() for _ in range(5)], strict=True))
-    assert planning < 4 * loading
+    assert planning < 5 * loading
 
 
 def _seconds(run):
