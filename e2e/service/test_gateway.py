@@ -60,7 +60,7 @@ async def test_an_envoy_follows_the_routers_picks(
 
 
 async def requests_sent(gateway: Envoy) -> dict[str, int]:
-    """How many requests Envoy has sent to each endpoint that got any, as it says itself."""
+    """Returns how many requests Envoy has sent to each endpoint that got any, as it says itself."""
     lines = [line.split("::") for line in (await gateway.admin.get("/clusters")).text.splitlines()]
     counts = {line[1]: int(line[3]) for line in lines if line[0] == "pool" and line[2:3] == ["rq_total"]}
     return {endpoint: count for endpoint, count in counts.items() if count}

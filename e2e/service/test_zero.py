@@ -127,7 +127,7 @@ def assert_unwritten(chat: Watched, before: Manifest) -> None:
 
 
 def sleeps(chat: Watched) -> bool:
-    """Its pods are there, and nothing is left to do."""
+    """Says whether a service sleeps: pods are there, and nothing is left to do."""
     service = chat.now
     return condition(service, "Ready").get("reason") == "Asleep" and condition(service, "Reconciling").get("status") == "False"
 

@@ -151,7 +151,7 @@ class Traffic:
         kubectl.apply(source, pod)
 
     def requests(self) -> list[Manifest]:
-        """What it has seen so far, one record a request; none while it does not run yet."""
+        """Returns what it has seen so far, one record a request; none while it does not run yet."""
         return records(self._kubectl("logs", self._name, check=False))
 
     def wait_for_more(self, count: int, seconds: float = 150) -> None:
@@ -187,12 +187,12 @@ class Traffic:
 
 
 def records(log: str) -> list[Manifest]:
-    """Those in a log of traffic.py, which has other lines only where the program itself fails."""
+    """Returns the records in a log of traffic.py, which has other lines only where the program itself fails."""
     return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
 
 
 def all_records(phase: str, log: str) -> list[Manifest]:
-    """Those of traffic that has ended: one that died, or asked nothing, would else have no failure to show."""
+    """Returns the records of traffic that has ended: one that died, or asked nothing, would else have no failure to show."""
     found = records(log)
     assert phase == "Succeeded" and found, f"the traffic ended as {phase}, with {len(found)} records: {log[-2000:]}"
     return found

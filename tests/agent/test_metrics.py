@@ -54,7 +54,7 @@ def test_metrics_describe_the_kv_cache(http):
 
 
 def test_blocks_of_the_cache_are_of_tokens_whatever_lies_in_blocks() -> None:
-    """Whoever takes blocks times their size for the room finds the tokens of a state alone, too."""
+    """Blocks times their size are the room for tokens of a state alone, too."""
     stats = Stats(kv_blocks=640, kv_blocks_used=160, kv_token_blocks=2560)
     text = Exporter(EngineCollector(lambda: stats, "mamba", CacheShape(16), RequestMetrics())).render().decode()
     assert 'block_size="16",cache_dtype="auto",model_name="mamba",num_gpu_blocks="2560"' in text

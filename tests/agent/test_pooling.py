@@ -1,4 +1,7 @@
-"""Vectors, scores and rankings, which are those of sentence-transformers for checkpoints that it wrote itself."""
+"""Vectors, scores and rankings, which are those of sentence-transformers for checkpoints that it wrote itself.
+
+The file is long because all kinds of checkpoints are written once, and asked on every route.
+"""
 
 import base64
 import functools
@@ -172,7 +175,7 @@ def test_a_task_that_is_not_possible_names_the_field(body: dict[str, Any], param
 
 
 def test_a_model_with_a_vector_for_each_token(colbert: LiveServer, expected: Any) -> None:
-    """Its task need not be named. Its queries are expanded and cut to one length, and some tokens of documents have no vector."""
+    """A request need not name the task. Queries are expanded and cut to one length, and some tokens of documents have no vector."""
     theirs = expected["colbert"]
     queries = answer(colbert, "/pooling", input=[QUERY, *TEXTS], prompt_name="query", encoding_format="base64")["data"]
     documents = answer(colbert, "/pooling", input=DOCUMENTS, prompt_name="document", task="token_embed")["data"]

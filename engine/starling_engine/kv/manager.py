@@ -2,6 +2,8 @@
 
 A sequence is admitted only when the pool can hold all of its known tokens. Blocks that it has not taken yet are reserved, so two
 half-prefilled prompts never wait for each other. Only growth by new output tokens can run out of blocks.
+
+The file is long because all that a sequence holds is taken and given back by one class, whose counts have to agree.
 """
 
 import sys

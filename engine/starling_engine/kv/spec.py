@@ -63,7 +63,20 @@ class WindowSpec(KVSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class LatentSpec(KVSpec):
+class RowsSpec(KVSpec):
+    """Rows that are not parted into keys and values, of all heads together. A block of one layer is [block_size, row_size]."""
+
+    @property
+    def layer_block_shape(self) -> tuple[int, ...]:
+        return (self.block_size, self.row_size)
+
+    @property
+    def planes(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec(RowsSpec):
     """A latent of every token of a sequence, from which all heads make their keys and values (arXiv 2405.04434, section 2.1).
 
     `num_kv_heads` is 1 and `row_size` kv_lora_rank + rope_dim, and the indexer's head_dim in a model with one. A block of one layer
@@ -75,34 +88,18 @@ class LatentSpec(KVSpec):
     would take more than that.
     """
 
-    @property
-    def layer_block_shape(self) -> tuple[int, ...]:
-        return (self.block_size, self.row_size)
-
-    @property
-    def planes(self) -> int:
-        return 1
-
 
 @dataclass(frozen=True, slots=True)
-class WindowRowsSpec(WindowSpec):
+class WindowRowsSpec(RowsSpec, WindowSpec):
     """Rows of the last `sliding_window` tokens, of a layer that compresses runs of tokens. A block of it is [block_size, row_size].
 
     A row has a token's key, which is its value, too, and what its run is compressed of. The window covers what attention sees, and
     the tokens of a run that is not complete, with those of the run before where runs overlap.
     """
 
-    @property
-    def layer_block_shape(self) -> tuple[int, ...]:
-        return (self.block_size, self.row_size)
-
-    @property
-    def planes(self) -> int:
-        return 1
-
 
 @dataclass(frozen=True, slots=True)
-class RunSpec(KVSpec):
+class RunSpec(RowsSpec):
     """Entries of all complete runs of `rate` tokens of a sequence, of a layer that has rows of a window beside them.
 
     A block of one layer is [entries, row_size]: an entry lies in the block of its run's last token. Blocks that are shorter than a
@@ -119,10 +116,6 @@ class RunSpec(KVSpec):
     @property
     def layer_block_shape(self) -> tuple[int, ...]:
         return (self.entries, self.row_size)
-
-    @property
-    def planes(self) -> int:
-        return 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def test_a_batch_tells_what_is_so_in_the_end() -> None:
 
 
 def test_snapshots_are_told_as_a_medium_of_their_own() -> None:
-    """It is said with them what a prefix is found by. Of several KV groups the first one is told."""
+    """Followers are told with them what a prefix is found by. Of several KV groups the first one is told."""
     events = [AllBlocksCleared(), BlockRemoved([1], "GPU", 0), BlockRemoved([2], "GPU", 1), BlockRemoved([3], "GPU", 2)]
     assert [*changes_of(FollowedGroups(2, has_state=True), events)] == [
         CacheChanges(anew=True, found_by="blocks and snapshots"),

@@ -26,7 +26,7 @@ IN_FLIGHT = 40 << 10
 """Bytes that an SM has to ask for at once to keep memory busy: its latency times its share of the bandwidth."""
 
 SHARED, REGISTERS, THREADS, RESERVED = 228 << 10, 1 << 16, 2048, 1 << 10
-"""Of an SM of Hopper: bytes of shared memory, registers and threads. Each block takes so much shared memory beside its own."""
+"""An SM of Hopper has bytes of shared memory, registers and threads. Each block takes so much shared memory beside its own."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Compiled:
 
     @functools.cached_property
     def instructions(self) -> Counter[str]:
-        """How often the machine code has each instruction, with its modifiers, as LDG.E.128."""
+        """Counts how often the machine code has each instruction, with its modifiers, as LDG.E.128."""
         from triton import knobs
 
         dump = [knobs.nvidia.cuobjdump.path, "--dump-sass", self.cubin]
