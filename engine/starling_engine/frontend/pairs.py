@@ -94,14 +94,15 @@ def similarities(first: Sequence[PooledNumbers], second: Sequence[PooledNumbers]
 
     One of the first side may be for all of the second.
     """
-    each = first if len(first) == len(second) else [*first] * len(second)
+    known = [dict(zip(one.indices, one.values, strict=True)) if isinstance(one, SparseVector) else one for one in first]
+    each = known if len(known) == len(second) else known * len(second)
     return [_similarity(one, other) for one, other in zip(each, second, strict=True)]
 
 
-def _similarity(one: PooledNumbers, other: PooledNumbers) -> float:
-    if isinstance(one, SparseVector) and isinstance(other, SparseVector):
-        weights = dict(zip(one.indices, one.values, strict=True))
-        return sum(weights.get(token, 0.0) * weight for token, weight in zip(other.indices, other.values, strict=True))
+def _similarity(one: "PooledNumbers | dict[int, float]", other: PooledNumbers) -> float:
+    """`one` has the weight of each token, where vectors are sparse."""
+    if isinstance(one, dict) and isinstance(other, SparseVector):
+        return sum(one.get(token, 0.0) * weight for token, weight in zip(other.indices, other.values, strict=True))
     assert isinstance(one, list) and isinstance(other, list), "a task gives vectors of one kind"
     # Rounding may bring a cosine past 1.
     product: float = sum(map(operator.mul, one, other))
