@@ -11,6 +11,7 @@ from starling_engine.frontend.template import template_variables
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.structured_output.special_tokens import ReasoningMarks
 
+from starling_agent.openai.protocol.structured_outputs import Form
 from starling_agent.parsers.families import AUTO, family_named, family_of_templates, reasoning_of_templates
 from starling_agent.parsers.parser import OutputParser
 from starling_agent.parsers.reading import Family
@@ -81,11 +82,11 @@ class OutputFormat:
         self.reasoning = self._family(reasoning, "reasoning_parser", reasoning_of_templates(templates), own)
         if self.calls is not None and templates and not self.reads_variable("tools"):
             log.warning("the chat template shows the model no tools, so that it does not know those of requests")
-        self.marks_reasoning = self.reasoning is not None and ReasoningMarks.find(self._tokens) is not None
-        """Outputs that have to have a form may reason first."""
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._marks = None if self.reasoning is None else ReasoningMarks.find(self._tokens, encode)
         self._token_ids = frozenset(self._tokens.values())
         self._decode = partial(tokenizer.decode, skip_special_tokens=False)
-        self._count_tokens = lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+        self._count_tokens = lambda text: len(encode(text))
         self._whole_calls = whole_calls
 
     def reading(
@@ -117,9 +118,14 @@ class OutputFormat:
         hints = set[str]()
         if fields.get("reasoning_effort") != "none" and not any(map(self.reads_variable, EFFORT_VARIABLES)):
             hints.add("reasoning_effort")
-        if not self.marks_reasoning:
+        if self._marks is None:
             hints.add("thinking_token_budget")
         return {name: value for name, value in fields.items() if name not in hints}
+
+    def reasons_before(self, form: Form) -> bool:
+        """Says if an output that has to have this form may reason first. A tag of a request's own has no header of the format."""
+        marks = self._marks
+        return marks is not None and (not marks.header or form.kind != "structural_tag" or form.field == "tools")
 
     @property
     def writes_headers(self) -> bool:
