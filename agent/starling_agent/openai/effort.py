@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 COMMON = ("reasoning_effort", "enable_thinking", "thinking")
-"""Those that clients send to every model."""
+"""Variables that clients send to every model."""
 _SWITCHES = ("enable_thinking", "thinking")
 _LEVELS = ("reasoning_effort", "thinking_effort")
 _MODES = (("enabled", "disabled"), ("thinking", "chat"))

@@ -130,7 +130,7 @@ class OutputFormat:
 
     @cached_property
     def shown_calls(self) -> ShownCalls | None:
-        """How templates show calls that do not do so by themselves; None where that is not known."""
+        """The texts around calls in templates that show none by themselves; None where that is not known."""
         return None if self.calls is None else shown_calls(self.calls)
 
     @property

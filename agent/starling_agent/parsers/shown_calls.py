@@ -1,4 +1,4 @@
-"""What a format's models wrote of calls in the history, for chat templates that do not show them by themselves."""
+"""The texts of calls in the history, as models wrote them, for chat templates that do not show calls by themselves."""
 
 from starling_engine.frontend.shown_tools import ShownCalls
 

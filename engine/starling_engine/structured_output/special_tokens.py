@@ -50,7 +50,7 @@ REASONING = (
     ),
     _Pair(("<|open|>", "think", "<|sep|>"), ("<|close|>", "think", "<|sep|>"), header=("<|open|>", "response", "<|sep|>")),
 )
-"""Those of DeepSeek, Qwen, GLM and most others; Mistral; Seed; Cohere; LongCat; MiniMax M3; Gemma 4; gpt-oss; Kimi K3."""
+"""Marks of DeepSeek, Qwen, GLM and most others; Mistral; Seed; Cohere; LongCat; MiniMax M3; Gemma 4; gpt-oss; Kimi K3."""
 _KNOWN = ", ".join(f"{''.join(pair.opens).strip()} {''.join(pair.ends)}" for pair in REASONING)
 NO_MARKS = f"the model's tokenizer has no tokens that mark reasoning; known are {_KNOWN}"
 MAX_SPACE = 8
