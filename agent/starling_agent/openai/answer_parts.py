@@ -10,7 +10,7 @@ from starling_engine.outputs import FinishReason, OutputDelta
 
 from starling_agent.openai.custom_tools import InputReader
 from starling_agent.openai.output_format import OutputReading
-from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning, Steady
+from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning, Steady, SteadyKind
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class AnswerReader:
         self._steady: Steady | None = None
         """The parser's, where the text is a piece of the answer as it is."""
 
-    def steady_kind(self, output: OutputDelta) -> type[Event] | None:
+    def steady_kind(self, output: OutputDelta) -> SteadyKind | None:
         """Returns what the output's text is a piece of, if it is nothing else, as nearly all are; None: it has to be read."""
         steady, text = self._steady, output.text
         if steady is None or not text or output.shown_offsets or output.finish_reason is not None:
@@ -93,7 +93,9 @@ class AnswerReader:
         if self._parser is None:
             return [Content(output.text)] if output.text else []
         if (kind := self.steady_kind(output)) is not None:
-            return [CallPiece(self.calls - 1, output.text) if kind is Arguments else kind(output.text)]
+            if kind is Arguments:
+                return [CallPiece(self.calls - 1, output.text)]
+            return [Content(output.text) if kind is Content else Reasoning(output.text)]
         events = self._parser.feed(output.text, output.shown_offsets)
         self._undecided += len(output.token_ids)
         if output.finish_reason is None:

@@ -117,7 +117,9 @@ GPT_OSS_THOUGHT = ("T", "analysis", "C", "hm", "U", "C", "assistant")
         (KIMI, True, [["hm", "U", "think", "C", "T", "response", "C", "yes"]], [["yes"], ["hm", "U", "think", "C", "yes"]]),
     ],
 )  # fmt: skip
-def test_an_answer_with_a_form_may_reason_first_in_formats_of_several_marks(added, is_open, right, wrong) -> None:
+def test_an_answer_with_a_form_may_reason_first_in_formats_of_several_marks(
+    added: dict[str, int], is_open: bool, right: list[list[str]], wrong: list[list[str]]
+) -> None:
     marks = ReasoningMarks.find(added, lambda text: [*text.encode()])
     form = FormMatcher(choice=["yes"], reasoning=True, marks=marks, reasoning_open=is_open)
     for parts in right:
