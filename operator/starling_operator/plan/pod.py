@@ -1,4 +1,4 @@
-"""What pods of agents and of routers have in common: restricted Pod Security, no right at the API server, time to drain."""
+"""The common part of agents' and routers' pods: restricted Pod Security, no right at the API server, time to drain."""
 
 from typing import Any
 
