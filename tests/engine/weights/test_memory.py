@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from starling_engine import native
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.linear_dense import DenseLinear
+from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 
@@ -40,6 +42,7 @@ import sys, threading, time
 from pathlib import Path
 import torch
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
@@ -50,13 +53,14 @@ def resident():
     lines = (line.split() for line in open("/proc/self/status"))
     return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssFile:"))
 
-folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+folder, dtype, quantization = Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3] or None
 torch.set_num_threads(2)
 device = torch.device("cpu")
-model = Decoder(load_model_config(folder), dtype, device, select_linear_method(dtype, device), TorchPagedAttention())
+linear, experts = select_linear_method(dtype, device, quantization), select_experts_method(dtype, device, quantization)
+model = Decoder(load_model_config(folder), dtype, device, linear, TorchPagedAttention(), experts_method_selector=experts)
 # Threads and libraries that the first kernel brings are not the model's.
 shape = stacked(["warm"], [512], 512)
-warm = Linear(shape, select_linear_method(dtype, device)(shape), dtype, device)
+warm = Linear(shape, linear(shape), dtype, device)
 for slot in warm.weight_slots().values():
     slot.load(torch.ones(slot.shape))
 start = resident()
@@ -99,8 +103,28 @@ def test_peak_is_the_model_and_one_shard(dtype: str, element_bytes: int, folder:
     files = list(folder.glob("*.safetensors"))
     model_bytes = sum(file.stat().st_size for file in files) // 2 * element_bytes
     largest_shard = max(file.stat().st_size for file in files)
-    done = subprocess.run([sys.executable, "-c", MEASURE, folder, dtype], check=True, capture_output=True, text=True)
-    peak, kept = map(int, done.stdout.split())
+    peak, kept = measured(folder, dtype)
     print(f"{model_bytes=} {largest_shard=} {peak=} {kept=}")
     assert model_bytes - SLACK < kept < model_bytes + SLACK
     assert peak < model_bytes + largest_shard + SLACK
+
+
+def measured(folder: Path, dtype: str, quantization: str = "") -> tuple[int, int]:
+    """Returns the most memory that loading takes, and what it keeps."""
+    command = [sys.executable, "-c", MEASURE, folder, dtype, quantization]
+    peak, kept = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    return peak, kept
+
+
+@pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+@pytest.mark.parametrize("quantization", ["int4", *(pytest.param(name, marks=pytest.mark.whole) for name in ("int8", "fp8"))])
+def test_weights_that_are_quantized_are_never_there_in_whole(quantization: str, folder: Path) -> None:
+    """Besides the codes there is a shard, which is mapped, and one matrix in bfloat16."""
+    files = list(folder.glob("*.safetensors"))
+    plain, largest_shard = sum(file.stat().st_size for file in files), max(file.stat().st_size for file in files)
+    embedding = 2 * DENSE["vocab_size"] * DENSE["hidden_size"]  # stays as it is
+    codes = (plain - embedding) * ONLINE[quantization].element_bytes / 2
+    peak, kept = measured(folder, "bfloat16", quantization)
+    print(f"{plain=} {codes=} {largest_shard=} {peak=} {kept=}")
+    assert kept < embedding + codes + SLACK
+    assert peak < embedding + codes + largest_shard + SLACK < 0.9 * plain
