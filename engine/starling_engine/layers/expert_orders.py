@@ -24,7 +24,7 @@ class ExpertOrders:
     def load(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> GroupQuantized:
         """Keeps the order of a part; returns the part with as many columns as others have, in that order."""
         orders = self.of(part.projection)
-        if orders.tensor is None:
+        if not orders.gathers:
             return matrix
         if matrix.codes.shape[1] > orders.width:
             raise WeightError(f"{self._prefix}: groups of the {part.projection} of an expert have unlike numbers of columns")
@@ -32,7 +32,7 @@ class ExpertOrders:
         assert laid.order is not None
         if part.projection != "down":
             self._check_halves(slot, laid.order)
-        orders.tensor[slot].copy_(laid.order)
+        orders.of(slot).copy_(laid.order)
         return laid.in_order
 
     def release(self, slot: int) -> None:
@@ -41,7 +41,7 @@ class ExpertOrders:
 
     def memory(self, slot: int) -> list[torch.Tensor]:
         """Does as `ExpertsMethod.memory`."""
-        return [each.tensor[slot] for each in (self.gate_ups, self.downs) if each.tensor is not None]
+        return [each.of(slot) for each in (self.gate_ups, self.downs) if each.gathers]
 
     def _check_halves(self, slot: int, order: torch.Tensor) -> None:
         first = self._first.pop(slot, None)
@@ -56,16 +56,21 @@ class _Orders:
     """Orders of the columns of one matrix in all slots.
 
     width   columns of the matrix as it is kept
-    tensor  [S, width] int32, see `GroupQuantized.order`; None where columns are in order. Its pages are taken as they are written
+    tensor  [S, width] int32, see `GroupQuantized.order`; None where columns are in order, and before the first is loaded
     """
 
+    tensor: torch.Tensor | None = None
+
     def __init__(self, form: Format, num_slots: int, columns: int, rows: int, device: torch.device) -> None:
-        self.width = form.laid(columns)
-        self.tensor = torch.empty(num_slots, self.width, dtype=torch.int32, device=device) if form.gathered else None
-        self._columns, self._rows = columns, rows
+        self.gathers, self.width = bool(form.gathered), form.laid(columns)
+        self._num_slots, self._columns, self._rows, self._device = num_slots, columns, rows, device
+
+    def of(self, slot: int) -> torch.Tensor:
+        """Returns the memory of a slot's order."""
+        if self.tensor is None:
+            self.tensor = torch.empty(self._num_slots, self.width, dtype=torch.int32, device=self._device)
+        return self.tensor[slot]
 
     def element_bytes(self, each: float) -> float:
         """Returns the bytes of a weight of the checkpoint, where one that is kept has `each`: groups are filled up, and ordered."""
-        if self.tensor is None:
-            return each
-        return (each + self.tensor.itemsize / self._rows) * self.width / self._columns
+        return (each + torch.int32.itemsize / self._rows) * self.width / self._columns if self.gathers else each

@@ -37,7 +37,7 @@ GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
 MAX_WIDTH, MAX_LENGTH = 1 << 20, 1 << 24
-"""More than any model has of elements in a hidden state or a head, and of tokens in a sequence.
+"""More than any model has of elements in a hidden state or all heads, and of tokens in a sequence.
 
 A config with more is damaged. Norms and rotations of these sizes are made before a checkpoint's tensors are compared with it.
 The longest sequences are Llama 4's, of 10 M tokens.
@@ -406,6 +406,8 @@ def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) 
         head_dim = hidden_size // num_heads
     if head_dim % 2:
         raise ModelError(f"{config.source}: head_dim must be even to be rotated, got {head_dim}")
+    if num_heads * head_dim > MAX_WIDTH:
+        raise config.error("num_attention_heads", f"times head_dim ({head_dim}) must be at most {MAX_WIDTH}, got {num_heads}")
     return head_dim
 
 
