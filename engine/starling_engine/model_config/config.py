@@ -397,7 +397,7 @@ def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) 
     if config.has("head_dim") or definition.head_dim:
         head_dim = config.integer("head_dim", definition.head_dim, high=MAX_WIDTH)
     else:
-        hidden_size = config.integer("hidden_size")
+        hidden_size = config.integer("hidden_size", high=MAX_WIDTH)
         if hidden_size % num_heads:
             raise ModelError(
                 f"{config.source}: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads}) "
@@ -407,7 +407,7 @@ def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) 
     if head_dim % 2:
         raise ModelError(f"{config.source}: head_dim must be even to be rotated, got {head_dim}")
     if num_heads * head_dim > MAX_WIDTH:
-        raise config.error("num_attention_heads", f"times head_dim ({head_dim}) must be at most {MAX_WIDTH}, got {num_heads}")
+        raise config.error("num_attention_heads", f"times head_dim ({head_dim}) must be at most {MAX_WIDTH}")
     return head_dim
 
 

@@ -73,6 +73,10 @@ def _files(folder: Path) -> list[Path]:
             f"{folder} holds weights only as PyTorch pickles (.bin, .pt); convert them to safetensors, or say --load-format pt, "
             "which reads nothing but tensors from pytorch_model.bin"
         )
+    if any(folder.glob("*.tensors")):
+        raise WeightError(
+            f"{folder} holds weights only as files of tensorizer (.tensors), which are not read; convert them to safetensors"
+        )
     raise WeightError(
         f"{folder} holds neither {SINGLE} nor {INDEX}; pickles are not downloaded: of a repository without safetensors, download "
         "pytorch_model.bin into a folder, and say --load-format pt"

@@ -306,6 +306,12 @@ def test_pickled_weights_are_not_opened(folder: Path) -> None:
         loaded(folder)
 
 
+def test_files_of_tensorizer_are_refused_by_name(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.tensors")
+    with pytest.raises(WeightError, match=r"only as files of tensorizer .* convert them to safetensors"):
+        loaded(folder)
+
+
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(WeightError, match=r"holds neither model\.safetensors nor"):
