@@ -15,6 +15,7 @@ from starling_engine.layers.linear_dense import DenseLinear
 from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
+from starling_engine.native.group_quantized import AT_ONCE
 
 DENSE = {
     "architectures": ["LlamaForCausalLM"],
@@ -37,6 +38,8 @@ EXPERTS = {
 SHARDS = 5
 SLACK = 24 << 20
 """Bytes that the allocator keeps of staged matrices, and the interpreter's noise."""
+WORKING = 4 * 4 * AT_ONCE
+"""Bytes that are made on the way, in float32, of rows that are quantized at a time."""
 
 MEASURE = """
 import sys, threading, time
@@ -133,4 +136,4 @@ def test_weights_that_are_quantized_are_never_there_in_whole(quantization: str, 
     codes = plain * ONLINE[quantization].element_bytes / 2
     peak, kept = measured(tmp_path, "bfloat16", quantization, ["RssAnon:"])
     print(f"{plain=} {codes=} {peak=} {kept=}")
-    assert kept <= peak < codes + SLACK < 0.9 * plain
+    assert kept <= peak < codes + WORKING + SLACK < plain
