@@ -81,7 +81,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Configs as a checkpoint has them, in bf16."""
 
 LARGE: dict[str, dict[str, Any]] = {"DeepSeek-V3": _COMMON | _DEEPSEEK_V3 | _sizes(7168, 61, 128, 128, 18432)}
-"""Those that no card holds: what they launch is looked at without one."""
+"""Models that no card holds: what they launch is looked at without one."""
 
 TOYS: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": SHAPES["Qwen3-0.6B"] | _TOY | _TOY_SIZES,

@@ -43,7 +43,7 @@ STEPS = {
 MODELS = SHAPES | LARGE
 ONE, MANY, PROMPT = "decode, 1 row of 1,024 tokens", "decode, 64 rows", "prompt of 8,192 tokens"
 EXPECTED = {"Llama-3-8B": (ONE, MANY, PROMPT), "Qwen3-0.6B": (ONE, MANY), "30B-A3B": (ONE, MANY, PROMPT)}
-"""Of latents nobody's figures are known, so that DeepSeek-V3's launches alone are looked at."""
+"""Steps of latent attention are left out: no figures of such kernels are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ H200_RATES = Rates(4.3e12, 790e12, 1580e12)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`share` of the limit is what it is expected to reach, and `least` the fewest seconds that it is expected to take."""
+    """A kernel or operation. It is expected to reach `share` of its limit, and to take `least` seconds at least."""
 
     name: str
     cost: Cost
@@ -88,7 +88,7 @@ class Prediction:
     launches: int
     layer: list[str]
     tail: list[str]
-    """Those behind the last layer."""
+    """Launches behind the last layer."""
 
 
 def predict(shape: str, rows: Sequence[StepRow], quantization: str | None = None, rates: Rates = H200_RATES) -> Prediction:
@@ -114,14 +114,14 @@ def predict(shape: str, rows: Sequence[StepRow], quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Tape:
+class StepTape:
     """Launches of a step; from `tail` on they follow the model's last layer."""
 
     launches: list[Launch]
     tail: int
 
 
-def _tape(folder: Path, shape: str, layers: int, rows: Sequence[StepRow], quantization: str | None) -> Tape:
+def _tape(folder: Path, shape: str, layers: int, rows: Sequence[StepRow], quantization: str | None) -> StepTape:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**MODELS[shape], "num_hidden_layers": layers}))
     tokens, longest = sum(row.new for row in rows), max(row.new for row in rows)
@@ -137,7 +137,7 @@ def _tape(folder: Path, shape: str, layers: int, rows: Sequence[StepRow], quanti
             hidden = runner._forward(fields, samples, longest, host_lens=(starts, [row.context for row in rows]))
         tail = len(found)
         runner._head(fields, hidden[: len(rows)], 0)
-    return Tape(found, tail)
+    return StepTape(found, tail)
 
 
 def _config(folder: Path, context: int, tokens: int, rows: int, quantization: str | None) -> WorkerConfig:

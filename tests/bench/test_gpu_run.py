@@ -98,7 +98,7 @@ def _python(out: Path) -> Path:
 
 
 def test_a_run_that_is_ended_keeps_what_it_has_found_and_leaves_nothing_running(out: Path) -> None:
-    """As by a limit of time from outside: a row, what was said, the table, and no process that holds a card."""
+    """A limit of time from outside leaves a row, what was said, the table, and no process that holds a card."""
     slow, row = out / "slow", {"section": "limits", "row": {"what": "first", "measured": "1"}}
     slow.write_text(
         f"#!{sys.executable}\n"

@@ -58,7 +58,7 @@ class TorchMla(MlaBackend):
 
 
 @dataclass(slots=True)
-class Batch:
+class LatentBatch:
     """Sequences that attend together, the longest of `context` tokens.
 
     rows    [B] int64, of the sequences, or [N] of each of their tokens
@@ -73,25 +73,25 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Step:
-    """A step as `plan_forms` parts it. All layers of a shape use it."""
+class LatentPlan:
+    """Sequences of a step as `plan_forms` parts them. All layers of a shape use it."""
 
-    absorbed: list[Batch]
+    absorbed: list[LatentBatch]
     expanded: list[QuerySpan]
-    chosen: Batch | None
+    chosen: LatentBatch | None
 
 
-def _plan(meta: AttentionMetadata, shape: MlaShape) -> Step:
+def _plan(meta: AttentionMetadata, shape: MlaShape) -> LatentPlan:
     plan = plan_forms(spans(*meta.lens()), shape)
     absorbed = [
-        Batch(meta.send([span.row for span in batch]), meta.send(_tokens(batch)), batch[0].queries, batch[-1].context)
+        LatentBatch(meta.send([span.row for span in batch]), meta.send(_tokens(batch)), batch[0].queries, batch[-1].context)
         for batch in plan.absorbed
     ]
     chosen = None
     if plan.chosen:
         rows = [span.row for span in plan.chosen for _ in range(span.queries)]
-        chosen = Batch(meta.send(rows), meta.send(_tokens(plan.chosen)), 1, max(span.context for span in plan.chosen))
-    return Step(absorbed, plan.expanded, chosen)
+        chosen = LatentBatch(meta.send(rows), meta.send(_tokens(plan.chosen)), 1, max(span.context for span in plan.chosen))
+    return LatentPlan(absorbed, plan.expanded, chosen)
 
 
 def _tokens(step: Sequence[QuerySpan]) -> list[int]:
@@ -99,7 +99,7 @@ def _tokens(step: Sequence[QuerySpan]) -> list[int]:
 
 
 def attend_absorbed(
-    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: Batch, out: torch.Tensor
+    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: LatentBatch, out: torch.Tensor
 ) -> None:
     """Fills the rows of `batch` in `out` [T, H, value_dim].
 
@@ -118,7 +118,7 @@ def attend_absorbed(
 
 
 def attend_chosen(
-    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: Batch, out: torch.Tensor
+    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: LatentBatch, out: torch.Tensor
 ) -> None:
     """Fills the rows of `batch` in `out` [T, H, value_dim]: each token attends to the latents of those chosen for it.
 

@@ -96,7 +96,7 @@ def _logits(f: Fields, generator: torch.Generator) -> torch.Tensor:
 
 
 def test_accepts_what_torch_accepts(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one launch behind the draw: tokens, their logits, the drafts that are accepted, and what the next step begins with."""
+    """One launch behind the draw gives tokens, their logits, accepted drafts, and what the next step begins with."""
     rows, rng, generator = 5, random.Random(0), torch.Generator().manual_seed(0)
     f = _step(rng, device, decode=False)
     f = f.samples(rows, int((1 + f.num_drafts[:rows]).sum()))
