@@ -1,6 +1,7 @@
 #include "gemm_tile.h"
 
 #include <array>
+#include <type_traits>
 
 #include "fp8.h"
 
@@ -53,11 +54,12 @@ void run_tile(const GemmTile<T>& t) {
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 12
     for (int j = 0; j < BLOCKS * kParts; ++j)
-      acc[i][j] = t.accumulate ? load(t.c + i * t.c_stride + j * kLanes) : splat(0.0f);
+      acc[i][j] = t.accumulate && t.scales == nullptr ? load(t.c + i * t.c_stride + j * kLanes) : splat(0.0f);
 
   const Operand<T>* a = t.a;
   const T* b = t.b;
   const T* ahead = t.prefetch;
+  bf16* unpacked = t.unpacked;
   for (int64_t n = 0; n < t.lines; ++n, a += kDepth<T>, b += kLine<T>, ahead += kLine<T>) {
 #pragma GCC unroll 3
     for (int j = 0; j < AHEAD; ++j) fetch(ahead + j * t.b_stride);
@@ -65,6 +67,13 @@ void run_tile(const GemmTile<T>& t) {
 #pragma GCC unroll 12
     for (int j = 0; j < BLOCKS * kParts; ++j)
       whole[j] = L::whole(b + j / kParts * t.b_stride + j % kParts * kLanes * kDepth<T>);
+    if constexpr (std::is_same_v<T, fp8_weight>)
+      if (unpacked != nullptr) {
+#pragma GCC unroll 12
+        for (int j = 0; j < BLOCKS * kParts; ++j)
+          store_words(unpacked + j / kParts * t.unpacked_stride + j % kParts * kLanes * kDepth<bf16>, whole[j]);
+        unpacked += kLine<bf16>;
+      }
 #pragma GCC unroll 2
     for (int step = 0; step < L::kSteps; ++step) {
       decltype(L::part(whole[0], 0)) parts[BLOCKS * kParts];
@@ -79,10 +88,18 @@ void run_tile(const GemmTile<T>& t) {
     }
   }
 
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 12
-    for (int j = 0; j < BLOCKS * kParts; ++j) store(t.c + i * t.c_stride + j * kLanes, acc[i][j]);
+  for (int j = 0; j < BLOCKS * kParts; ++j) {
+    float* c = t.c + j * kLanes;
+    if (t.scales != nullptr) {
+      const Reg scale = load(t.scales + j / kParts * t.scales_stride + j % kParts * kLanes);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i)
+        acc[i][j] = multiply_add(acc[i][j], scale, t.accumulate ? load(c + i * t.c_stride) : splat(0.0f));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) store(c + i * t.c_stride, acc[i][j]);
+  }
 }
 
 template <typename T>
