@@ -46,8 +46,9 @@ struct Line<fp8_weight> : Line<bf16> {
 #endif
 };
 
-template <typename T, int ROWS, int BLOCKS, int AHEAD>
-void run_tile(const GemmTile<T>& t) {
+// KEEPS: lines of fp8 are also written as bf16.
+template <typename T, int ROWS, int BLOCKS, int AHEAD, bool KEEPS>
+void run_lines(const GemmTile<T>& t) {
   typedef Line<T> L;
   Reg acc[ROWS][BLOCKS * kParts];
 #pragma GCC unroll 8
@@ -59,7 +60,7 @@ void run_tile(const GemmTile<T>& t) {
   const Operand<T>* a = t.a;
   const T* b = t.b;
   const T* ahead = t.prefetch;
-  bf16* unpacked = t.unpacked;
+  bf16* kept = t.unpacked;
   for (int64_t n = 0; n < t.lines; ++n, a += kDepth<T>, b += kLine<T>, ahead += kLine<T>) {
 #pragma GCC unroll 3
     for (int j = 0; j < AHEAD; ++j) fetch(ahead + j * t.b_stride);
@@ -67,13 +68,12 @@ void run_tile(const GemmTile<T>& t) {
 #pragma GCC unroll 12
     for (int j = 0; j < BLOCKS * kParts; ++j)
       whole[j] = L::whole(b + j / kParts * t.b_stride + j % kParts * kLanes * kDepth<T>);
-    if constexpr (std::is_same_v<T, fp8_weight>)
-      if (unpacked != nullptr) {
+    if constexpr (KEEPS) {
 #pragma GCC unroll 12
-        for (int j = 0; j < BLOCKS * kParts; ++j)
-          store_words(unpacked + j / kParts * t.unpacked_stride + j % kParts * kLanes * kDepth<bf16>, whole[j]);
-        unpacked += kLine<bf16>;
-      }
+      for (int j = 0; j < BLOCKS * kParts; ++j)
+        store_words(kept + j / kParts * t.unpacked_stride + j % kParts * kLanes * kDepth<bf16>, whole[j]);
+      kept += kLine<bf16>;
+    }
 #pragma GCC unroll 2
     for (int step = 0; step < L::kSteps; ++step) {
       decltype(L::part(whole[0], 0)) parts[BLOCKS * kParts];
@@ -100,6 +100,13 @@ void run_tile(const GemmTile<T>& t) {
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) store(c + i * t.c_stride, acc[i][j]);
   }
+}
+
+template <typename T, int ROWS, int BLOCKS, int AHEAD>
+void run_tile(const GemmTile<T>& t) {
+  if constexpr (std::is_same_v<T, fp8_weight>)
+    if (t.unpacked != nullptr) return run_lines<T, ROWS, BLOCKS, AHEAD, true>(t);
+  run_lines<T, ROWS, BLOCKS, AHEAD, false>(t);
 }
 
 template <typename T>

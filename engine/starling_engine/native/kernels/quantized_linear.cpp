@@ -94,16 +94,19 @@ inline IReg quad(const uint8_t* group, int q, int part, IReg table) {
   return L::kTable ? look_up_bytes(table, codes) : codes;
 }
 
-// Few rows wait for memory. With AVX-512 VNNI the hardware alone reads codes best, once scales, a slower stream beside them, are fetched:
-// on EPYC 9004 one row in 4 bits reads 1.1 times as fast as with codes fetched. Other sets compute sooner than the hardware fetches
-// ahead: on EPYC 7003 (AVX2) one row takes 5 to 20 % less time with codes fetched. More rows are bound by their instructions.
-constexpr int kFetchingRows = 2, kCodesAhead = kSignedBytes ? 1024 : 0, kScalesAhead = 8 * kBlockCols;
+// Few rows wait for memory. With AVX-512 VNNI the hardware alone reads codes in one plane best, once scales, a slower stream beside
+// them, are fetched: on EPYC 9004 one row in 4 bits reads 1.1 times as fast as with codes fetched. Other sets compute sooner than the
+// hardware fetches ahead: on EPYC 7003 (AVX2) one row takes 5 to 20 % less time with codes fetched. More rows are bound by their
+// instructions.
+constexpr int kFetchingRows = 2, kScalesAhead = 8 * kBlockCols;
+template <typename L>
+constexpr int kCodesAhead = kSignedBytes || L::kHigh > 0 ? 1024 : 0;
 
 // Adds the products of a block of columns: 16 rows of codes, and ROWS of a tile of x.
 template <typename L, int ROWS>
 inline void add_block(const uint8_t* codes, const int8_t* a, IReg table, IReg (&sums)[ROWS][kParts]) {
-  if constexpr (ROWS <= kFetchingRows && kCodesAhead > 0)
-    for (int at = 0; at < L::kBytes; at += 64) fetch(codes + kCodesAhead + at);
+  if constexpr (ROWS <= kFetchingRows && kCodesAhead<L> > 0)
+    for (int at = 0; at < L::kBytes; at += 64) fetch(codes + kCodesAhead<L> + at);
   Quads<L::kProductBits> sum[ROWS][kParts];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
