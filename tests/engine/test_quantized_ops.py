@@ -113,6 +113,17 @@ def test_a_linear(m: int, n: int, k: int, form: Format, *, bias: bool, out_dtype
     torch.testing.assert_close(actual, expected, rtol=1e-2 if out_dtype == BF16 else 1e-5, atol=2e-5 * largest)
 
 
+@pytest.mark.parametrize("group", [32, 4160])
+def test_rows_by_fp8_of_many_columns_do_not_depend_on_others(group: int) -> None:
+    """The first rows of many turn codes into bf16, which the others take, half of the columns at a time."""
+    x, weight = torch.randn(23, 4160).to(BF16), matrix(50, 4160, Format(8, group=group, floats=True))
+    packed = ops.pack_quantized(weight)
+    actual = ops.quantized_linear(x, packed, out_dtype=FP32)
+    assert torch.equal(actual, torch.cat([ops.quantized_linear(row, packed, out_dtype=FP32) for row in x.split(1)]))
+    expected = reference.quantized_linear(x, weight, out_dtype=FP32)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5 * expected.abs().max().item())
+
+
 @every_format
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 32), (9, 112, 320), (2, 48, 64)])
 def test_a_gated_linear(m: int, n: int, k: int, form: Format) -> None:
