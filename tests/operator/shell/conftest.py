@@ -89,20 +89,12 @@ def node() -> str:
 
 
 @pytest.fixture
-def period() -> float:
-    """Seconds between two looks of the kubelet at all pods. A test that has many has a fixture of this name."""
-    return 0.1
-
-
-@pytest.fixture
-async def kubelet(
-    cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | None], period: float, node: str
-) -> AsyncIterator[Kubelet]:
+async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | None], node: str) -> AsyncIterator[Kubelet]:
     server = AgentServer(64 + os.getpid() % 128)
     await server.start()
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": {"kubernetes.io/hostname": node}}}
     await cluster.apply(body, "/api/v1/nodes")
-    made = Kubelet(cluster, server, admit, period, node)
+    made = Kubelet(cluster, server, admit, node=node)
     task = asyncio.create_task(made.run())
     yield made
     task.cancel()
