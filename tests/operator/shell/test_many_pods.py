@@ -22,6 +22,8 @@ GROUPS, NODES = 12, 250
 SECONDS = 20.0
 """For so long one pod or another has news, many times a second."""
 MOST_BYTES = 256 * 1024
+AT_ONCE = 5
+"""Writes of what readers wait for, which no other write delays: a condition that comes true."""
 LOADING = {"phase": "loading", "ready": False, "token_seen": False, "service_token_seen": False}
 SERVING = {"phase": "serving", "ready": True, "token_seen": True, "service_token_seen": True, "progress": None}
 
@@ -83,7 +85,7 @@ async def test_a_status_of_three_thousand_pods_is_small_and_written_once_a_secon
         return len(kubelet.agents) == GROUPS * NODES and all(agent.polls for agent in kubelet.agents.values())
 
     await until(all_load, "all agents to be asked", 2400, lambda: cluster.condition("chat", "Ready"))
-    assert measured.shows(f"until {GROUPS * NODES} agents are known") <= measured.seconds
+    assert measured.shows(f"until {GROUPS * NODES} agents are known") <= measured.seconds + AT_ONCE
 
     agents, sizes = itertools.cycle(kubelet.agents.values()), []
     measured.begin()
@@ -103,7 +105,7 @@ async def test_a_status_of_three_thousand_pods_is_small_and_written_once_a_secon
         kubelet.agent(pod["metadata"]["name"]).update(**SERVING)
         await kubelet.set_status(pod)
     await cluster.ready("chat", 600)
-    assert measured.shows("until all serve") <= measured.seconds
+    assert measured.shows("until all serve") <= measured.seconds + AT_ONCE
     assert len(json.dumps(await cluster.service("chat"), separators=(",", ":"))) < MOST_BYTES
     await operator.settled()
     measured.begin()
