@@ -44,7 +44,8 @@ class Account:
         flow = None if self.tenant.name else flow_of(scope)
         if flow is None:
             return self.share
-        share = self._flows[flow] = self._flows.pop(flow, None) or FairShare(flow.decode("latin-1"))
+        share = self._flows.setdefault(flow, FairShare(flow.decode("latin-1")))
+        self._flows.move_to_end(flow)
         if len(self._flows) > MOST_FLOWS:
             self._flows.popitem(last=False)
         return share
