@@ -104,7 +104,7 @@ async def _from_nothing(operator: OperatorProcess, cluster: Cluster, services: i
     results.add("from nothing to all children written", f"{time.monotonic() - began:.0f} s", "180 s")
     await until(lambda: _all_ready(cluster, services), "all services to be ready", 900)
     results.add("from nothing to all services Ready, pods of paper included", f"{time.monotonic() - began:.0f} s")
-    results.add("CPU time for that", f"{_cpu_seconds(operator.pid):.0f} s")
+    results.add("CPU time for that", f"{operator.cpu_seconds:.0f} s")
 
 
 async def _all_ready(cluster: Cluster, services: int) -> bool:
@@ -121,13 +121,13 @@ async def _all_ready(cluster: Cluster, services: int) -> bool:
 async def _quiet(operator: OperatorProcess, results: Results) -> None:
     """Long polls come back every 30 s and the audit lists every minute: both are in it."""
     await asyncio.sleep(15)
-    runs, cpu, began = await operator.metric("starling_operator_reconcile_total"), _cpu_seconds(operator.pid), time.monotonic()
+    runs, cpu, began = await operator.metric("starling_operator_reconcile_total"), operator.cpu_seconds, time.monotonic()
     await asyncio.sleep(QUIET_SECONDS)
-    used = (_cpu_seconds(operator.pid) - cpu) / (time.monotonic() - began)
+    used = (operator.cpu_seconds - cpu) / (time.monotonic() - began)
     runs = await operator.metric("starling_operator_reconcile_total") - runs
     results.add(f"quiet, over {QUIET_SECONDS:.0f} s: CPU", f"{used:.1%} of a core", "10 %")
     results.add("quiet: reconciles in that time", f"{runs:.0f}")
-    results.add("quiet: memory (RSS)", f"{_rss(operator.pid) / 2**20:.0f} MiB")
+    results.add("quiet: memory (RSS)", f"{operator.memory_bytes / 2**20:.0f} MiB")
 
 
 async def _changes(cluster: Cluster, services: int, results: Results) -> None:
@@ -162,16 +162,7 @@ async def _restart(operator: OperatorProcess, services: int, results: Results) -
     await until(is_settled, "the operator to have looked at all services", 300)
     results.add("restart until all services were looked at and nothing is left to do", f"{time.monotonic() - began:.0f} s", "180 s")
     results.add("restart: writes", f"{await operator.metric('starling_operator_api_writes_total'):.0f}")
-    results.add("restart: memory (RSS)", f"{_rss(operator.pid) / 2**20:.0f} MiB")
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _rss(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    results.add("restart: memory (RSS)", f"{operator.memory_bytes / 2**20:.0f} MiB")
 
 
 def write(results: Results, services: int, groups: int, routers: int, load: float) -> None:

@@ -1,18 +1,18 @@
-"""A gateway before the agents: a real Envoy asks a service's router where each request goes, and follows it."""
+"""A gateway before the agents: an Envoy in a pod asks a service's router where each request goes, and follows it."""
 
-from pathlib import Path
+import json
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
-from starling_router.epp import EppSettings
 
 from e2e.service.conftest import MakeService
-from e2e.service.kubectl import Kubectl, wait_until
+from e2e.service.kubectl import Kubectl, Manifest, wait_until
 from e2e.service.test_examples import install_gateway_crds
 from e2e.service.test_keys import NAME, set_keys
+from e2e.service.watched import HelperPod
 from e2e.under_test import ClusterUnderTest
-from tests.router.envoy import BINARY, Envoy, envoy
+from tests.router.envoy import BINARY, config, original_destinations, picker_cluster
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -20,64 +20,102 @@ pytestmark = [
 ]
 TENANTS = [{"name": "day"}, {"name": "few", "tokensPerMinute": 16}]
 ROUTER = {"replicas": 1, "hold": {"seconds": 2}, "tenants": TENANTS, "tenantKeysSecret": NAME}
-MACHINE = "10.192.0.0/12"
-"""The nodes' networks, from where this machine speaks to pods."""
-ROUTE = {"parentRefs": [{"name": "edge"}], "backend": "InferencePool", "proxies": [{"cidr": MACHINE}]}
+ROUTE = {"parentRefs": [{"name": "edge"}], "backend": "InferencePool"}
+OF_GATEWAY = {"gateway.networking.k8s.io/gateway-name": "edge"}
+"""Pods with it may ask the routers, as those that Istio makes for a Gateway."""
+IMAGE = "localhost/starling-thin:1"
+PORT, ADMIN_PORT = 8080, 9901
+ASK = """
+import httpx, json, sys
+url, *asked = sys.argv[1:]
+for key, model, session in map(json.loads, asked):
+    headers = {"Authorization": f"Bearer {key}"} | ({"X-Session-Token": session} if session else {})
+    body = {"model": model, "prompt": "A word", "max_tokens": 4}
+    answer = httpx.post(url + "/v1/completions", timeout=60, json=body, headers=headers)
+    error, shown = answer.json().get("error") or {}, answer.headers
+    print(json.dumps([answer.status_code, error.get("code"), shown["content-type"], "retry-after" in shown]))
+"""
 
 
-async def test_an_envoy_follows_the_routers_picks(
-    service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest, tmp_path: Path
-) -> None:
+@dataclass(frozen=True)
+class Gateway:
+    """Envoy's pod, and another one that asks it."""
+
+    envoy: HelperPod
+    client: HelperPod
+
+    def ask(self, key: str, *sessions: str, model: str = "chat", host: str = "") -> list[tuple[int, Any]]:
+        """Returns status and the error's code for a request of each session, by way of Envoy or of another host."""
+        url = f"http://{host or self.envoy.status['podIP']}:{8000 if host else PORT}"
+        answers = self.client.runs(ASK, url, *(json.dumps([key, model, session]) for session in sessions or ("",)))
+        found = []
+        for status, code, content_type, has_time in map(json.loads, answers.splitlines()):
+            assert content_type == "application/json" and (has_time or status not in (429, 503))
+            found.append((status, code))
+        return found
+
+    def served(self) -> list[str]:
+        """Returns the endpoints of the answers with 200 so far, as Envoy has logged them."""
+        lines = [line.split() for line in self.envoy.log().splitlines()]
+        return [line[1] for line in lines if len(line) == 2 and line[0] == "200"]
+
+
+def test_an_envoy_in_a_pod_follows_the_routers_picks(service: MakeService, kubectl: Kubectl, cluster: ClusterUnderTest) -> None:
     if cluster.folder is None:
-        pytest.skip("an Envoy of this machine reaches the pods of a cluster of our own alone")
+        pytest.skip("only thin images have an Envoy")
     install_gateway_crds(kubectl)
     set_keys(kubectl, day="light", few="dim")
     chat = service(replicas=2, router=ROUTER, endpoint={"route": ROUTE})
+    wait_until("there is a pool", lambda: bool(kubectl.get("inferencepool", "chat")), 60, chat.explain)
+    client = HelperPod(kubectl, "client", IMAGE, ["sleep", "inf"], {})
+    gateway = Gateway(apply_envoy(kubectl, kubectl.get("inferencepool", "chat")), client)
     chat.wait_ready()
     wait_until("the route leads to the pool", lambda: leads_to(kubectl) == "InferencePool", 60, chat.explain)
+    gateway.envoy.wait_ready()
+    gateway.client.wait_ready()
     (router,) = kubectl.find("pods", "serving.starling.dev/router=chat")
-    sent: list[dict[str, int]] = []
     agents = {f"{pod['status']['podIP']}:8000" for pod in chat.pods()}
-    async with envoy(tmp_path, EppSettings(9002, 9003), sorted(agents), host=router["status"]["podIP"]) as gateway:
-        await gateway.sees(1)
-        for session in ("a", "b", "a", "b", "a", "b"):
-            answer = await ask(gateway.client, "light", session=session)
-            assert answer.status_code == 200 and answer.json()["choices"], answer.text
-            sent.append(await requests_sent(gateway))
-        assert sent[0].keys() | sent[1].keys() == agents, "both serve, and they answer who was picked for"
-        assert sent[5] == dict.fromkeys(agents, 3) and sent[2] == {**sent[1], **dict.fromkeys(sent[0], 2)}, "sessions stay"
-        async with httpx.AsyncClient(base_url=f"http://{min(agents)}", timeout=60) as direct:
-            assert (await ask(direct, "light")).status_code == 403, "nobody else comes to an agent"
+    wait_until("Envoy has found the picker", lambda: gateway.ask("light", model="other") == [(404, "model_not_found")], 30)
+    assert gateway.ask("light", *"ababab") == [(200, None)] * 6
+    wait_until("Envoy has logged it", lambda: len(gateway.served()) == 6, 30, gateway.envoy.log)
+    first, second = served = gateway.served()[:2]
+    assert {first, second} == agents and gateway.served() == served * 3, "both serve, and sessions stay"
+    assert gateway.ask("light", host=first.partition(":")[0]) == [(403, "routers_only")], "nobody else comes to an agent"
+    assert not gateway.client.reaches(router["status"]["podIP"], 9002), "nor to the picker"
+    assert gateway.envoy.reaches(router["status"]["podIP"], 9002)
 
-        assert await refusal(gateway.client, "nobody's") == (401, "invalid_api_key")
-        assert await refusal(gateway.client, "light", model="other") == (404, "model_not_found")
-        few = [(await ask(gateway.client, "dim")).status_code for _ in range(4)]
-        assert few[0] == 200
-        assert await refusal(gateway.client, "dim") == (429, "rate_limit_exceeded")
-        chat.patch(replicas=0)
-        wait_until("no pod is left", lambda: not chat.pods(), 60, chat.explain)
-        assert await refusal(gateway.client, "light") == (503, "no_backend")
+    assert gateway.ask("nobody's") == [(401, "invalid_api_key")]
+    few = gateway.ask("dim", "", "", "", "", "")
+    assert few[0][0] == 200 and few[-1] == (429, "rate_limit_exceeded")
+    chat.patch(replicas=0)
+    wait_until("no pod is left", lambda: not chat.pods(), 60, chat.explain)
+    assert gateway.ask("light") == [(503, "no_backend")]
 
 
-async def requests_sent(gateway: Envoy) -> dict[str, int]:
-    """Returns how many requests Envoy has sent to each endpoint that got any, as it says itself."""
-    lines = [line.split("::") for line in (await gateway.admin.get("/clusters")).text.splitlines()]
-    counts = {line[1]: int(line[3]) for line in lines if line[0] == "pool" and line[2:3] == ["rq_total"]}
-    return {endpoint: count for endpoint, count in counts.items() if count}
-
-
-async def ask(client: httpx.AsyncClient, key: str, model: str = "chat", session: str = "") -> httpx.Response:
-    headers = {"Authorization": f"Bearer {key}"} | ({"X-Session-Token": session} if session else {})
-    return await client.post("/v1/completions", json={"model": model, "prompt": "A word", "max_tokens": 4}, headers=headers)
-
-
-async def refusal(client: httpx.AsyncClient, key: str, model: str = "chat") -> tuple[int, Any]:
-    """The status, and the code in the body's error of OpenAI's form."""
-    answer = await ask(client, key, model)
-    error = answer.json()["error"]
-    assert error["message"] and answer.headers["content-type"] == "application/json"
-    assert "Retry-After" in answer.headers or answer.status_code not in (429, 503)
-    return answer.status_code, error["code"]
+def apply_envoy(kubectl: Kubectl, pool: Manifest) -> HelperPod:
+    """Does what a Gateway's controller does for a route that leads to the pool."""
+    asked = pool["spec"]["endpointPickerRef"]
+    endpoint = f"{asked['name']}.{kubectl.namespace}.svc.cluster.local:{asked['port']['number']}"
+    picker = picker_cluster(endpoint, secure=True, type="STRICT_DNS", dns_lookup_family="V4_ONLY")
+    made = config(
+        f"0.0.0.0:{PORT}",
+        f"0.0.0.0:{ADMIN_PORT}",
+        picker,
+        original_destinations(),
+        fail_open=asked["failureMode"] == "FailOpen",
+    )
+    command = [
+        "envoy",
+        "-c",
+        "/files/envoy.json",
+        "--concurrency",
+        "1",
+        "--disable-hot-restart",
+        "--file-flush-interval-msec",
+        "100",
+    ]
+    probe = {"path": "/ready", "port": ADMIN_PORT}
+    return HelperPod(kubectl, "edge", IMAGE, command, {"envoy.json": json.dumps(made)}, labels=OF_GATEWAY, probe=probe)
 
 
 def leads_to(kubectl: Kubectl) -> Any:

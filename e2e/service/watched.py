@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,71 @@ def metric(kubectl: Kubectl, pod: str, name: str, **labels: str) -> float:
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
-class Traffic:
+class HelperPod:
+    """A pod of the test's own, which is none of the service's. Its `files` are in /files."""
+
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        name: str,
+        image: str,
+        command: list[str],
+        files: dict[str, str],
+        *,
+        labels: dict[str, str] | None = None,
+        env: dict[str, str] | None = None,
+        probe: Manifest | None = None,
+    ) -> None:
+        self._kubectl, self.name = kubectl, name
+        container = {
+            "name": "main",
+            "image": image,
+            "command": command,
+            "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
+            "volumeMounts": [{"name": "files", "mountPath": "/files"}],
+            "securityContext": SECURITY,
+            **({"readinessProbe": {"httpGet": probe, "periodSeconds": 1}} if probe is not None else {}),
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels or {}},
+            "spec": {
+                "restartPolicy": "Never",
+                # A node that is emptied must not empty itself of who watches it.
+                "tolerations": [{"key": "maintenance", "operator": "Exists"}],
+                "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+                "containers": [container],
+                "volumes": [{"name": "files", "configMap": {"name": name}}],
+            },
+        }
+        kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": files}, pod)
+
+    @property
+    def status(self) -> Manifest:
+        found: Manifest = self._kubectl.get("pod", self.name)["status"]
+        return found
+
+    def wait_ready(self) -> None:
+        pod = partial(self._kubectl.get, "pod", self.name)
+        wait_until(f"{self.name} is ready", lambda: condition(pod(), "Ready").get("status") == "True", 60, self.log)
+
+    def log(self) -> str:
+        """What it has said so far; nothing while it does not run yet."""
+        return self._kubectl("logs", self.name, check=False)
+
+    def reaches(self, address: str, port: int) -> bool:
+        """Whether it gets a connection."""
+        ask = f"import socket; print(socket.socket().connect_ex(({address!r}, {port})) == 0)"
+        timed = f"import socket; socket.setdefaulttimeout(3); {ask}"
+        return self._kubectl("exec", self.name, "--", "python", "-c", timed).strip() == "True"
+
+    def runs(self, program: str, *arguments: str) -> str:
+        """Output of a Python program in it."""
+        return self._kubectl("exec", self.name, "--", "python", "-c", program, *arguments).strip()
+
+
+class Traffic(HelperPod):
     """A pod that streams completions from a service, one after another."""
 
     def __init__(
@@ -118,41 +183,13 @@ class Traffic:
         model: str = "",
         key: str = "none",
     ) -> None:
-        self._kubectl = kubectl
-        self._name = f"traffic-{next(_numbers)}"
-        metadata = {"name": self._name}
-        source = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata,
-            "data": {"traffic.py": TRAFFIC.read_text()},
-        }
-        container = {
-            "name": "traffic",
-            "image": image,
-            "command": ["python", "/traffic/traffic.py", service.url, model or service.name, str(streams), str(tokens)],
-            "env": [{"name": "OPENAI_API_KEY", "value": key}],
-            "volumeMounts": [{"name": "source", "mountPath": "/traffic"}],
-            "securityContext": SECURITY,
-        }
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": metadata,
-            "spec": {
-                "restartPolicy": "Never",
-                # A node that is emptied must not empty itself of who watches it.
-                "tolerations": [{"key": "maintenance", "operator": "Exists"}],
-                "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
-                "containers": [container],
-                "volumes": [{"name": "source", "configMap": {"name": self._name}}],
-            },
-        }
-        kubectl.apply(source, pod)
+        command = ["python", "/files/traffic.py", service.url, model or service.name, str(streams), str(tokens)]
+        name, files = f"traffic-{next(_numbers)}", {"traffic.py": TRAFFIC.read_text()}
+        super().__init__(kubectl, name, image, command, files, env={"OPENAI_API_KEY": key})
 
     def requests(self) -> list[Manifest]:
         """Returns what it has seen so far, one record a request; none while it does not run yet."""
-        return records(self._kubectl("logs", self._name, check=False))
+        return records(self.log())
 
     def wait_for_more(self, count: int, seconds: float = 150) -> None:
         """Until `count` more requests have ended."""
@@ -161,29 +198,19 @@ class Traffic:
             f"{count} more requests", lambda: len(self.requests()) >= before + count, seconds, lambda: str(self.requests()[-3:])
         )
 
-    def reaches(self, address: str, port: int) -> bool:
-        """Whether its pod, which is none of the service's, gets a connection."""
-        ask = f"import socket; print(socket.socket().connect_ex(({address!r}, {port})) == 0)"
-        timed = f"import socket; socket.setdefaulttimeout(3); {ask}"
-        return self._kubectl("exec", self._name, "--", "python", "-c", timed).strip() == "True"
-
-    def runs(self, program: str, *arguments: str) -> str:
-        """Output of a Python program in its pod, which is none of the service's."""
-        return self._kubectl("exec", self._name, "--", "python", "-c", program, *arguments).strip()
-
     def close(self) -> None:
         """It begins no other stream."""
-        self._kubectl("exec", self._name, "--", "python", "-c", "import os; os.kill(1, 15)")
+        self.runs("import os; os.kill(1, 15)")
 
     def stop(self) -> list[Manifest]:
         """Ends it when its open streams have ended; all its records."""
         self.close()
 
         def phase() -> str:
-            return str(self._kubectl.get("pod", self._name)["status"]["phase"])
+            return str(self.status["phase"])
 
         wait_until("the traffic has ended", lambda: phase() in ("Succeeded", "Failed"), 150)
-        return all_records(phase(), self._kubectl("logs", self._name))
+        return all_records(phase(), self._kubectl("logs", self.name))
 
 
 def records(log: str) -> list[Manifest]:

@@ -14,6 +14,7 @@ from starling_agent.http.auth import OPEN_PATHS, given_key, unauthorized
 from starling_router.answer_usage import AnswerUsage
 from starling_router.exact import OWNER
 from starling_router.fair_share import FairShare
+from starling_router.gateway_headers import flow_of
 from starling_router.metrics import RouterMetrics, TenantCounters
 from starling_router.quota import Quota, QuotaExceeded
 from starling_router.stored import named_response
@@ -22,6 +23,8 @@ from starling_router.upstream import RawHeaders, is_stream
 
 MOST_PAID = 4096
 """Responses in the background of which an account knows what is paid: the last ones."""
+MOST_FLOWS = 1000
+"""Flows whose tokens are known: the last ones. Clients name them as they like."""
 _TOKEN, _TENANT, _PRIORITY = ROUTER_TOKEN.encode(), TENANT.encode(), PRIORITY.encode()
 
 
@@ -34,6 +37,18 @@ class Account:
         self.counters = counters
         self.output = 0
         self._paid = OrderedDict[str, int]()
+        self._flows = OrderedDict[bytes, FairShare]()
+
+    def share_of(self, scope: Scope) -> FairShare:
+        """Returns what a request takes its turns with: a tenant's share, or where there are none that of the flow it names."""
+        flow = None if self.tenant.name else flow_of(scope)
+        if flow is None:
+            return self.share
+        share = self._flows.setdefault(flow, FairShare(flow.decode("latin-1")))
+        self._flows.move_to_end(flow)
+        if len(self._flows) > MOST_FLOWS:
+            self._flows.popitem(last=False)
+        return share
 
     def headers(self) -> RawHeaders:
         """Returns the headers that say what is left of the quota."""
@@ -63,13 +78,13 @@ class Account:
             self.quota.check(1)
 
     @contextmanager
-    def request(self, scope: Scope, tokens: int | None) -> Iterator["Bill"]:
-        """Admits a request with a prompt of so many tokens, and counts it to its end. Raises QuotaExceeded.
+    def request(self, scope: Scope, tokens: int | None, share: FairShare) -> Iterator["Bill"]:
+        """Admits a request with a prompt of so many tokens, and counts it to its end, in a share as well. Raises QuotaExceeded.
 
         One with None costs nothing by itself and is never refused. Yet the answer may have what is not paid yet.
         """
         with self._refusing(), nullcontext() if tokens is None else self.quota.request(tokens):
-            bill = Bill(self, tokens or 0, named_response(scope["path"]))
+            bill = Bill(self, share, tokens or 0, named_response(scope["path"]))
             if self.counters is not None:
                 self.counters.requests.inc()
             try:
@@ -99,9 +114,9 @@ class Account:
 class Bill:
     """The tokens of one request. Its prompt is estimated until the answer's usage says how long it was."""
 
-    def __init__(self, account: Account, prompt: int, named: str | None) -> None:
+    def __init__(self, account: Account, share: FairShare, prompt: int, named: str | None) -> None:
         """`named` is the response that the request is about, and does not make: its prompt is paid, and its output may be."""
-        self._account, self._prompt, self._named = account, prompt, named
+        self._account, self._share, self._prompt, self._named = account, share, prompt, named
         self._computed, self._output, self._attempt = 0, 0, 0
         self._was_sent = self._is_whole = False
         self._usage: AnswerUsage | None = None
@@ -119,9 +134,9 @@ class Bill:
     def begin(self, headers: RawHeaders) -> None:
         """Notes the headers of an answer, unless it goes on with one that another server began.
 
-        Where there are no tenants, nobody pays, and nothing is counted.
+        Where there are neither tenants nor flows, nobody pays, and nothing is counted.
         """
-        if self._usage is None and self._account.tenant.name:
+        if self._usage is None and self._share.name:
             self._usage = AnswerUsage(streams=is_stream(headers))
 
     def gained(self, tokens: int) -> None:
@@ -165,12 +180,12 @@ class Bill:
 
     def _compute(self, tokens: int) -> None:
         self._computed += tokens
-        self._account.share.charge(tokens)
+        self._share.charge(tokens)
 
     def _give(self, output: int) -> None:
         more, self._output = output - self._output, output
         self._account.output += more
-        self._account.share.charge(more)
+        self._share.charge(more)
         self._account.quota.take(more)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import msgspec
-from starling_agent.http.errors import ApiError, ShuttingDown
+from starling_agent.http.errors import ApiError, ShuttingDown, as_api_error
 from starling_agent.server.signals import SHUTDOWN_MESSAGE
 
 from starling_router import hold_queue
@@ -21,6 +21,8 @@ from starling_router.backend import Backend, Backends
 from starling_router.canary import CanaryTraffic, PlacedRequest
 from starling_router.demand import Demand
 from starling_router.exchange import Exchange
+from starling_router.fair_share import FairShare
+from starling_router.gateway_headers import DroppedReason, dropped
 from starling_router.hold_queue import Bound, HoldPolicy, HoldQueue
 from starling_router.metrics import RouterMetrics
 from starling_router.service_state import ServiceState
@@ -120,7 +122,7 @@ class Hold:
                 held.leave()
 
     def end(self) -> None:
-        """Ends all requests that wait with ShuttingDown; no other one waits from now on."""
+        """Refuses all requests that wait; no other one waits from now on."""
         self.ends = True
         self.demand.end()
         for timer in self._due.values():
@@ -206,6 +208,7 @@ class Hold:
         self.metrics.hold_refused.labels(bound).inc()
         if account.counters is not None:
             account.counters.refused(bound).inc()
+        reason: DroppedReason = "rejected-ttl-expired" if bound == "seconds" else "rejected-saturated"
         ready = self._backends.ready
         there = hold_queue.seen(len(self._backends.all), len(ready), sum(backend.full for backend in ready))
         if bound == "seconds":
@@ -215,9 +218,12 @@ class Hold:
             of = "" if self.tenants == 1 else f" of {self.tenants} tenants, each with an equal part,"
             why = f"{there}, and no more than {limit}{of} may wait here (--hold-{bound})"
             if ready:
-                return ApiError(429, f"{why}; try again soon", kind="rate_limit_error", code="queue_full", headers=_RETRY_AFTER)
+                headers = _RETRY_AFTER | dropped(reason)
+                return ApiError(429, f"{why}; try again soon", kind="rate_limit_error", code="queue_full", headers=headers)
         self.metrics.refused.inc()
-        return self._state.no_backend(why)
+        error = self._state.no_backend(why)
+        error.headers |= dropped(reason)
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +236,7 @@ class HeldKind:
     pod       the one that has what the request is about
     tokens    of its prompt
     account   of the one for whom it is counted
+    share     with which it takes its turns
     placed    which revisions may serve it
     """
 
@@ -239,6 +246,7 @@ class HeldKind:
     pod: str | None
     tokens: int
     account: Account
+    share: FairShare
     placed: PlacedRequest
 
 
@@ -249,7 +257,7 @@ class HeldRequest:
     """
 
     def __init__(self, hold: Hold, exchange: Exchange, number: int, kind: HeldKind) -> None:
-        self.number, self.size, self.share = number, kind.size, kind.account.share
+        self.number, self.size, self.share = number, kind.size, kind.share
         self.woken = asyncio.Event()
         self._hold, self._exchange, self._kind = hold, exchange, kind
         self._began: float | None = None
@@ -339,7 +347,7 @@ class HeldRequest:
     async def wait(self) -> bool:
         """Waits for its turn. Returns False for one that does not wait: what was seen of backends is its answer.
 
-        Raises ApiError when a bound is reached, and ShuttingDown when the router ends.
+        Raises ApiError when a bound is reached, and when the router ends.
         """
         if not self._may_wait:
             return False
@@ -359,14 +367,14 @@ class HeldRequest:
             if held is not None:
                 held.held.dec()
         if self._hold.ends:
-            raise ShuttingDown(SHUTDOWN_MESSAGE)
+            raise _ends()
         return True
 
     def _until(self) -> float:
         """Returns the end of its time. Raises ApiError for a new request that is one too many."""
         hold, now = self._hold, asyncio.get_running_loop().time()
         if self._began is None:
-            requests, size = hold.queue.held(self.share)
+            requests, size = hold.queue.held(self.share if hold.tenants > 1 else None)
             bound = hold.policy.exceeded(requests + 1, size + self.size, hold.tenants)
             if bound is not None:
                 raise hold.no_room(bound, self._kind.account)
@@ -393,3 +401,9 @@ class HeldRequest:
     def leave(self) -> None:
         self._observe()
         self._hold.turn_ends(self)
+
+
+def _ends() -> ApiError:
+    error = as_api_error(ShuttingDown(SHUTDOWN_MESSAGE))
+    error.headers |= dropped("rejected-shutting-down")
+    return error

@@ -80,8 +80,10 @@ class HoldQueue(Generic[W]):
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def held(self, share: FairShare) -> tuple[int, int]:
-        """Returns how many requests of a share wait, and the bytes of their bodies."""
+    def held(self, share: FairShare | None) -> tuple[int, int]:
+        """Returns how many requests of a share wait, and the bytes of their bodies; None: of all."""
+        if share is None:
+            return len(self), sum(self._sizes.values())
         return len(self._waiting.get(share, ())), self._sizes.get(share, 0)
 
     def passes(self, share: FairShare) -> None:

@@ -13,6 +13,7 @@ from starling_router.backend import Backend, Backends
 from starling_router.canary import CanaryTraffic, PlacedRequest
 from starling_router.client_requests import costs_tokens, is_work, session_of
 from starling_router.exchange import Exchange
+from starling_router.gateway_headers import with_named_model
 from starling_router.hold import HeldKind, HeldRequest, Hold
 from starling_router.metrics import RouterMetrics
 from starling_router.picker import Pick, Picker
@@ -70,7 +71,11 @@ class RequestRouting:
     token: FileToken | None
 
     async def read(self, scope: Scope, body: bytes, account: Account, route: str, pod: str | None = None) -> ClientRequest:
-        """Reads a request; `route` is what metrics call it. Raises QuotaExceeded where no prompt would come in now."""
+        """Reads a request; `route` is what metrics call it.
+
+        Raises QuotaExceeded where no prompt would come in now, ApiError for a body that cannot be for the model of a header.
+        """
+        body = with_named_model(scope, body)
         fields, costs = read_body(body), bool(body) and costs_tokens(scope)
         account.own(scope, self.token)
         if costs:
@@ -106,6 +111,7 @@ class RequestRouting:
 
         `waits`: it may wait if it is for work. `streams`: its answer may begin meanwhile.
         """
+        share = request.account.share_of(request.scope)
         kind = HeldKind(
             works=request.works,
             size=len(request.body) if request.works and waits else 0,
@@ -113,10 +119,11 @@ class RequestRouting:
             pod=None if request.response is None else pod_name(request.response),
             tokens=request.prompt.tokens,
             account=request.account,
+            share=share,
             placed=placed,
         )
         tokens = request.prompt.tokens if request.costs else None
-        with request.account.request(request.scope, tokens) as bill, self.hold.request(exchange, kind) as held:
+        with request.account.request(request.scope, tokens, share) as bill, self.hold.request(exchange, kind) as held:
             yield bill, held
         self.shadows.offer(request.scope, request.body, request.account, placed)
 

@@ -76,7 +76,7 @@ def _filters(fail_open: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _epp(host: str, ports: EppSettings, probe_seconds: float) -> dict[str, Any]:
+def picker_cluster(endpoint: str, *, secure: bool, probe_seconds: float = 20.0, **more: Any) -> dict[str, Any]:
     """Probes tell the gateway that a picker is gone. It would otherwise learn it from requests, whose bodies it no longer has.
 
     One that is gone refuses a probe at once; one that answers none in `probe_seconds` hangs.
@@ -95,17 +95,34 @@ def _epp(host: str, ports: EppSettings, probe_seconds: float) -> dict[str, Any]:
     tls = {"@type": f"{_TYPE}.transport_sockets.tls.v3.UpstreamTlsContext", "common_tls_context": {"alpn_protocols": ["h2"]}}
     return _cluster(
         "epp",
-        [f"{host}:{ports.gateways}"],
-        **({"transport_socket": {"name": "tls", "typed_config": tls}} if ports.secure else {}),
+        [endpoint],
+        **({"transport_socket": {"name": "tls", "typed_config": tls}} if secure else {}),
         typed_extension_protocol_options={"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2},
         health_checks=[probe],
         common_lb_config={"healthy_panic_threshold": {"value": 0}},
+        **more,
     )
 
 
-def config(
-    port: int, admin_port: int, host: str, ports: EppSettings, endpoints: Sequence[str], *, fail_open: bool, probe_seconds: float
-) -> dict[str, Any]:
+_PICKED = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}
+"""The metadata that says where a request goes."""
+
+
+def listed_pool(endpoints: Sequence[str]) -> dict[str, Any]:
+    """A pool whose endpoints the gateway knows: it goes on to another one where the picker says so, or is gone."""
+    sources, fallback = [{"metadata": _PICKED}], {"policies": [_policy("round_robin")]}
+    policy = _policy("override_host", override_host_sources=sources, fallback_policy=fallback)
+    return _cluster("pool", endpoints, load_balancing_policy={"policies": [policy]})
+
+
+def original_destinations() -> dict[str, Any]:
+    """A pool of whatever the picker names: the gateway follows no pods by itself."""
+    by_metadata = {"metadata_key": _PICKED}
+    return {"name": "pool", "type": "ORIGINAL_DST", "lb_policy": "CLUSTER_PROVIDED", "original_dst_lb_config": by_metadata}
+
+
+def config(listen: str, admin: str, picker: dict[str, Any], pool: dict[str, Any], *, fail_open: bool) -> dict[str, Any]:
+    """Returns an Envoy's configuration. It writes the status and the endpoint of each answer to its standard output."""
     served = {"header": {"key": "x-gateway-destination-endpoint-served", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     retries = {"retry_on": "connect-failure,retriable-status-codes", "retriable_status_codes": [503], "num_retries": 1}
     route = {
@@ -113,29 +130,20 @@ def config(
         "route": {"cluster": "pool", "timeout": "0s", "retry_policy": retries},
         "response_headers_to_add": [served],
     }
+    line = {"text_format_source": {"inline_string": "%RESPONSE_CODE% %UPSTREAM_HOST%\n"}}
+    log = {"@type": f"{_TYPE}.access_loggers.stream.v3.StdoutAccessLog", "log_format": line}
     manager = {
         "@type": f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "gateway",
+        "access_log": [{"name": "log", "typed_config": log}],
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
         "http_filters": _filters(fail_open),
     }
-    picked = {"metadata": {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}}
-    pool = _policy("override_host", override_host_sources=[picked], fallback_policy={"policies": [_policy("round_robin")]})
-    return {
-        "admin": {"address": _address(f"127.0.0.1:{admin_port}")},
-        "static_resources": {
-            "listeners": [
-                {
-                    "address": _address(f"127.0.0.1:{port}"),
-                    "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
-                }
-            ],
-            "clusters": [
-                _epp(host, ports, probe_seconds),
-                _cluster("pool", endpoints, load_balancing_policy={"policies": [pool]}),
-            ],
-        },
+    listener = {
+        "address": _address(listen),
+        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
     }
+    return {"admin": {"address": _address(admin)}, "static_resources": {"listeners": [listener], "clusters": [picker, pool]}}
 
 
 @dataclass
@@ -169,14 +177,14 @@ async def envoy(
     ports: EppSettings,
     endpoints: Sequence[str],
     *,
-    host: str = "127.0.0.1",
     fail_open: bool = False,
     probe_seconds: float = 20.0,
 ) -> AsyncIterator[Envoy]:
-    """Runs an Envoy before endpoints, which asks the picker at these ports of `host`. Await `sees` before it is used."""
+    """Runs an Envoy before endpoints, which asks the picker at these ports. Await `sees` before it is used."""
     port, admin_port = free_port(), free_port()
     written = folder / f"envoy-{port}.json"
-    content = config(port, admin_port, host, ports, endpoints, fail_open=fail_open, probe_seconds=probe_seconds)
+    picker = picker_cluster(f"127.0.0.1:{ports.gateways}", secure=ports.secure, probe_seconds=probe_seconds)
+    content = config(f"127.0.0.1:{port}", f"127.0.0.1:{admin_port}", picker, listed_pool(endpoints), fail_open=fail_open)
     written.write_text(json.dumps(content))
     arguments = ["-c", str(written), "--concurrency", "1", "--disable-hot-restart", "--log-path", str(written.with_suffix(".log"))]
     process = await asyncio.create_subprocess_exec(

@@ -117,9 +117,11 @@ async def test_the_gateway_follows_the_pick(behind: Behind, backends: list[StubB
         assert not [name for name in answers[0].headers if name.startswith("x-gateway")]
     assert [len(each.paths) for each in backends] == [3, 3]
     assert (await gateway.client.get("/v1/models")).json()["method"] == "GET"
+    renamed = await gateway.client.post(CHAT, json=ASKED, headers={"X-Gateway-Model-Name-Rewrite": "an adapter of a long name"})
+    assert json.loads(renamed.json()["body"]) == ASKED | {"model": "an adapter of a long name"}
     await gateway.all_ended()
     shown = (await gateway.direct.get("/metrics")).text
-    assert 'llm_d_epp_request_ttft_seconds_count{model_name="m",target_model_name="m"} 7.0' in shown
+    assert 'llm_d_epp_request_ttft_seconds_count{model_name="m",target_model_name="m"} 8.0' in shown
     assert "llm_d_epp_ready_endpoints 2.0" in shown and 'picks_total{backend="chat-1-0",reason="session"} 2.0' in shown
 
 
@@ -221,6 +223,7 @@ async def test_full_endpoints_shed_and_those_that_are_not_ready_let_wait(behind:
     await until(one_waits, "a request to wait", 20)
     answer = await gateway.client.post(CHAT, json=ASKED)  # one more than may wait
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_backend")
+    assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
     backends[0].state = backends[0].state.model_copy(update={"ready": True})
     assert (await waits).status_code == 200
     backends[0].respond = full

@@ -22,6 +22,7 @@ from tests.waiting import until
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 HOLD = HoldPolicy()
 WAITING = ": waiting\n\n"
+DROPPED = "x-llm-d-request-dropped-reason"
 
 
 def set_ready(backend: StubBackend, ready: bool) -> None:
@@ -192,6 +193,7 @@ async def test_the_end_of_the_time_says_what_was_seen(start: Start, asleep: list
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], answer.headers["retry-after"]) == (503, "no_backend", "5")
     assert error["message"] == "no server took this request in 0.3 s: of 2 servers 2 are not ready; try again soon"
+    assert answer.headers[DROPPED] == "rejected-ttl-expired"
     set_ready(asleep[0], True)
     asleep[0].respond = Limited(places=0)
     await until_metric(client, "router_ready", 1)
@@ -211,7 +213,7 @@ async def test_more_than_the_bounds_is_refused_at_once(
     await until_held(client, 1)
     answer = await client.post(CHAT, json=body)
     assert (answer.status_code, answer.json()["error"]["code"], answer.headers["retry-after"]) == (503, "no_backend", "5")
-    assert flag in answer.json()["error"]["message"]
+    assert flag in answer.json()["error"]["message"] and answer.headers[DROPPED] == "rejected-saturated"
     asleep[0].respond = limited = Limited(places=0)
     set_ready(asleep[0], True)
     await until_as_many(limited.refused_at, 1)
@@ -347,7 +349,8 @@ async def test_a_router_that_ends_lets_nobody_wait(start: Start, asleep: list[St
     await until_held(client, 1)
     routers[0].end_holding()
     answer = await task
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert (answer.status_code, answer.json()["error"]["code"], answer.headers["retry-after"]) == (503, "shutting_down", "5")
+    assert answer.headers[DROPPED] == "rejected-shutting-down"
     assert (await client.post(CHAT, json={})).json()["error"]["code"] == "no_backend"
 
 

@@ -27,7 +27,7 @@ def test_requests_go_on_in_order_of_arrival_and_keep_their_places() -> None:
     queue, made = HoldQueue[Request](), [Request(number) for number in range(4)]
     for number in (2, 0, 3, 1):
         queue.put(made[number])
-    assert (len(queue), queue.held(EVERYBODY)) == (4, (4, 40))
+    assert (len(queue), queue.held(EVERYBODY), queue.held(None)) == (4, (4, 40), (4, 40))
     first = queue.next()
     assert first is made[0]
     assert queue.next() is made[1]

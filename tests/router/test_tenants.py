@@ -201,7 +201,7 @@ def test_a_stream_whose_events_show_little_is_counted_by_its_notes() -> None:
     events = [(b"content-type", b"text/event-stream")]
     for ended, counted in ((b"", 30), (b'data: {"usage":{"prompt_tokens":4,"completion_tokens":33}}\n\n', 33)):
         before = account.output
-        with account.request({"path": CHAT}, 10) as bill:
+        with account.request({"path": CHAT}, 10, account.share) as bill:
             bill.sent(10)
             bill.begin(events)
             for tokens in (10, 30):
@@ -218,7 +218,7 @@ def test_a_stream_that_nobody_goes_on_with_costs_its_prompt() -> None:
     account = Account(tenant, Quota(tenant, 1, lambda: 0.0), None)
     for begins, spent in ((False, 0), (True, 14)):
         left, counter = float(account.quota.headers()["x-ratelimit-remaining-tokens"]), account.share.counter
-        with account.request({"path": CHAT}, 10) as bill:
+        with account.request({"path": CHAT}, 10, account.share) as bill:
             bill.sent(10)
             if begins:
                 bill.begin([(b"content-type", b"text/event-stream")])
@@ -231,7 +231,7 @@ def test_a_stream_that_nobody_goes_on_with_costs_its_prompt() -> None:
 
 def test_where_there_are_no_tenants_no_answer_is_counted() -> None:
     everybody = Accounts(NO_TENANTS, RouterMetrics(Backends())).everybody
-    with everybody.request({"path": CHAT}, 10) as bill:
+    with everybody.request({"path": CHAT}, 10, everybody.share) as bill:
         bill.sent(10)
         bill.begin([(b"content-type", b"text/event-stream")])
         bill.take(b"data: {}\n\n" * 5)
@@ -249,7 +249,7 @@ def test_each_answer_is_paid_once_and_a_stream_is_known_by_its_answer() -> None:
     def used(path: str, headers: RawHeaders, answer: bytes) -> tuple[int, int]:
         """Returns tokens of the prompt, which is estimated to have 10, and of the output."""
         before, output = left(), account.output
-        with account.request({"path": path}, 10) as bill:
+        with account.request({"path": path}, 10, account.share) as bill:
             bill.sent(10)
             bill.begin(headers)
             bill.take(answer)

@@ -87,6 +87,9 @@ def start_controllers(place: Place, kube: Path, made: Certificates, more: dict[s
         # A silent node is noticed after ten seconds, not fifty.
         "node-monitor-grace-period": "10s",
         "node-monitor-period": "1s",
+        # By default they make 20 objects a second.
+        "kube-api-qps": "100",
+        "kube-api-burst": "200",
         **(more or {}),
     }
     processes.spawn(place, "kube-controller-manager", [str(kube), "kube-controller-manager", *flags(options)], urgent=True)

@@ -71,6 +71,7 @@ def _thin(name: str, entrypoint: list[str]) -> Image:
     links |= {name: f"usr/{name}" for name in ("bin", "lib", "lib64", "sbin") if Path("/", name).is_symlink()}
     # The examples' model, where the agent's image has it.
     links["opt/starling/models"] = str(mounts.CHECKOUT / "models")
+    links["opt/starling/bin/envoy"] = str(mounts.ENVOY / "envoy" / "_bin" / "envoy")
     # The checkout or the interpreter may lie in the home of root, which ordinary users cannot enter.
     folders = {
         "etc": 0o755,

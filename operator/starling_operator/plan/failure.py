@@ -103,14 +103,15 @@ def _gang_failures(group: Group) -> Iterator[Failure]:
     """Failures of a gang that lost a pod: a new pod's ranks cannot join an engine that is running."""
     if not group.is_gang:
         return
+    remaining = group.remaining_pods
     for pod in _all_gang_pods(group):
-        older = tuple(peer for peer in group.remaining_pods if pod.deleted_at is not None and peer.created_at < pod.deleted_at)
+        older = tuple(peer for peer in remaining if peer.created_at < pod.deleted_at) if pod.deleted_at is not None else ()
         if older:
             yield Failure(f"{pod.name}: was deleted while the rest of its group runs", older)
     listed = [node for node in group.previous.nodes if node.number < group.gang_size] if group.previous is not None else []
-    present = {pod.uid for pod in group.pods}
+    present, known = {pod.uid for pod in group.pods}, {node.uid for node in listed}
     gone = [node for node in listed if node.uid and node.uid not in present]
-    survivors = tuple(pod for pod in group.remaining_pods if pod.uid in {node.uid for node in listed})
+    survivors = tuple(pod for pod in remaining if pod.uid in known)
     if len(listed) == group.gang_size and gone and survivors:
         yield Failure(f"{gone[0].pod}: was replaced while the rest of its group runs", survivors)
 

@@ -80,7 +80,7 @@ def waiting_reason(group: Group) -> str:
     for pod in sorted(group.remaining_pods, key=_urgency):
         if not pod.ready or pod.waiting:
             return pod_message(pod)
-    leaving = [pod for pod in group.pods if pod not in group.remaining_pods]
+    leaving = [pod for pod in group.pods if pod.deleted_at is not None or pod.lost]
     if leaving:
         return f"{leaving[0].name}: " + (f"its node {leaving[0].cluster_node} is gone" if leaving[0].lost else "is being deleted")
     missing = group.nodes - len(group.remaining_pods)

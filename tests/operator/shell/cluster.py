@@ -124,8 +124,8 @@ class Cluster:
         await until(is_counted, "the quota to be in force")
         return f"{quotas}/few"
 
-    async def pods(self) -> list[Manifest]:
-        return list((await self.call("GET", PODS.format(self.namespace)))["items"])
+    async def pods(self, **query: str) -> list[Manifest]:
+        return list((await self.call("GET", PODS.format(self.namespace), **query))["items"])
 
     async def children(self) -> dict[tuple[str, str], Manifest]:
         """Returns all objects in the namespace that an InferenceService owns."""

@@ -19,6 +19,7 @@ class Kubelet:
     """`admit` decides what the agent of a new pod reports; None: the pod starts no agent.
 
     router_address   address of each router's pod, where a test answers for it
+    sees         query of the pods that it looks at; {}: all
     holding      new pods are not started
     has_room     whether a new pod is scheduled
     draining     pods that are deleted do not end
@@ -37,6 +38,7 @@ class Kubelet:
         self.agents: dict[str, Agent] = {}
         self._addresses: dict[str, str] = {}
         self.router_address = ""
+        self.sees: dict[str, str] = {}
         self.holding = self.draining = False
         self.has_room: Callable[[Manifest], bool] = lambda _: True
         self.node_ready = "True"
@@ -51,7 +53,7 @@ class Kubelet:
         while True:
             pods: list[Manifest] = []
             with tolerating_errors("the kubelet's pods"):
-                pods = await self._cluster.pods()
+                pods = await self._cluster.pods(**self.sees)
             for first in range(0, len(pods), _AT_ONCE):
                 await asyncio.gather(*(self._reconcile(pod) for pod in pods[first : first + _AT_ONCE]))
             await asyncio.sleep(self._period)

@@ -1,6 +1,7 @@
 """The operator as its own process, as in a pod."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +53,17 @@ class OperatorProcess:
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time that it has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its resident memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
         self._process.kill()
