@@ -220,7 +220,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `pooling` and `normalize` None are as the checkpoint's authors mean it. A vector is cut to its first `dimensions` numbers before
     it is normalized. With `logit_token_ids` the vector is the logits of these tokens behind the prompt, and nothing else counts.
     From token `second_from` on the prompt is the second text of a pair, which some encoders tell from the first. From token
-    `unseen_from` on no token of an encoder is seen by any, though it sees the others.
+    `unseen_from` on no token of an encoder is seen by any, though it sees the others. `adapter` is one of the checkpoint's, by
+    name, which changes its weights for this prompt.
     """
 
     task: PoolingTask = "embed"
@@ -230,6 +231,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     logit_token_ids: list[int] | None = None
     second_from: int | None = None
     unseen_from: int | None = None
+    adapter: str | None = None
 
     @property
     def reads_prefix_cache(self) -> bool:

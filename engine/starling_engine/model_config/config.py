@@ -9,6 +9,7 @@ from pathlib import Path
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
+from starling_engine.model_config.adapters import AdapterConfig
 from starling_engine.model_config.base_model import is_base_model
 from starling_engine.model_config.classifier import MASKED_ENDING, ClassifierConfig, HeadShape, read_classifier
 from starling_engine.model_config.compressed import CompressedShape
@@ -99,6 +100,8 @@ class ModelConfig:
     mamba2: Mamba2Config | None = None
     short_conv: ShortConvConfig | None = None
     compressed: CompressedShape | None = None
+    adapters: AdapterConfig | None = None
+    """Low-rank adapters that a request for vectors may name, of a checkpoint that has some."""
     causal: bool = True
     """Tokens see those before them alone. Where they see all, nothing is cached, and there are no tokens to sample."""
 
@@ -320,6 +323,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         mamba2=mamba2,
         short_conv=short_conv,
         compressed=heads.compressed,
+        adapters=definition.adapters(config),
         causal=causal,
     )
 

@@ -116,7 +116,7 @@ class Scheduler:
     def add(self, record: EngineRequest) -> None:
         """Queues a request that `answer_at_once` has no answer to. A newer attempt replaces an older one."""
         self.abort(record.id)
-        root = chain_root(None, record.cache_salt)  # None: there is no LoRA adapter
+        root = chain_root(None if record.pooling is None else record.pooling.adapter, record.cache_salt)
         longest = min(self.config.max_model_len, self.kv.max_tokens)
         sequence = self.kv.new_sequence(root)
         sequence.salt = record.cache_salt or None
