@@ -276,11 +276,13 @@ class Scheduler:
     def _knows_state(self, request: RequestState) -> bool:
         """Returns whether a snapshot of the state that is wanted now would be of the length that its name will say.
 
-        With drafts in flight nobody knows that length yet.
+        With drafts in flight nobody knows that length yet, nor the chunk that the row begins in.
         """
-        if not self.kv.wants_snapshot(request.blocks, request.planned):
-            return True
-        return all(samples <= 1 for builder in self._in_flight.values() for _, samples in builder.rows_of(request))
+        samples = [count for builder in self._in_flight.values() for _, count in builder.rows_of(request)]
+        unsure = sum(max(0, count - 1) for count in samples)
+        if not self.kv.in_one_attention_chunk(request.planned - unsure, request.planned):
+            return False
+        return not unsure or not self.kv.wants_snapshot(request.blocks, request.planned)
 
     def _snapshot(self, builder: StepBuilder, request: RequestState) -> None:
         """Copies the state with which the request's row begins: from what came from a tier, and to a snapshot if one is wanted."""
