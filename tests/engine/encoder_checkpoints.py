@@ -51,6 +51,7 @@ ENCODERS = {
     "bert-masked": EncoderVariant("BertForMaskedLM", "BertConfig", types=2),
     "roberta": EncoderVariant("RobertaModel", "RobertaConfig", {"pad_token_id": 1}),
     "xlm-roberta": EncoderVariant("XLMRobertaModel", "XLMRobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "camembert": EncoderVariant("CamembertModel", "CamembertConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
     "distilbert": EncoderVariant("DistilBertModel", "DistilBertConfig", DISTILBERT),
     "mpnet": EncoderVariant("MPNetModel", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514}),
     "modernbert": EncoderVariant("ModernBertModel", "ModernBertConfig", MODERNBERT),
@@ -78,6 +79,9 @@ CLASSIFIERS = {
         "EuroBertForSequenceClassification",
         "EuroBertConfig",
         {"num_key_value_heads": 2, "mask_token_id": 4, "classifier_pooling": "mean"},
+    ),
+    "eurobert-late": EncoderVariant(
+        "EuroBertForSequenceClassification", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4}
     ),
     "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
 }
@@ -144,6 +148,7 @@ def write_adapted(folder: Path) -> dict[str | None, PreTrainedModel]:
         is_table = "embeddings" in name
         a = torch.randn(count, rows, RANK) if is_table else torch.randn(count, RANK, columns) * columns**-0.5
         b = torch.randn(count, RANK, columns) if is_table else torch.randn(count, rows, RANK)
+        b *= 0.2  # with much larger ones attention is so sharp that roundings show
         for at, weights in enumerate(changed):
             weights[name] = weight + (a[at] @ b[at] if is_table else b[at] @ a[at]) * ALPHA / RANK
         values = {"original": weight, "0.lora_A": a, "0.lora_B": b}
