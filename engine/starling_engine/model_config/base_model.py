@@ -14,7 +14,7 @@ _TEXT = "language_model."
 """The same of the text part of a model that has more parts, in a model with a head behind `_PREFIX`."""
 _EMBEDDING = "embed_tokens.weight"
 _ADAPTED = ".parametrizations.weight"
-"""What torch puts into the names of a matrix that has a parametrization, and of the tensors of this."""
+"""Part of names that torch gives to a matrix with a parametrization, and to the tensors of this."""
 _ENCODER_EMBEDDINGS = (
     *("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight"),
     f"embeddings.word_embeddings{_ADAPTED}.original",
