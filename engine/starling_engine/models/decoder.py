@@ -324,8 +324,8 @@ class Decoder:
         self._added_embeddings = AddedEmbeddings(build) if has_table and self.stage.first else None
         self._adapted_embedding: LowRankTable | None = None
         if config.adapters is not None and self.stage.first:
-            shape = (config.vocab_size, config.hidden_size)
-            self._adapted_embedding = LowRankTable(config.adapters, names.embedding, shape, build.dtype, build.device)
+            sizes = (config.vocab_size, config.hidden_size)
+            self._adapted_embedding = LowRankTable(config.adapters, names.embedding, sizes, build.dtype, build.device)
         ends = (table, self._adapted_embedding, self._added_embeddings)
         first: tuple[HasWeightSlots | None, ...] = ends if self.stage.first else ()
         first = (*first, self._distance_bias)
