@@ -28,8 +28,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Of 13,000 tests, many with processes, sockets and clocks of a shared machine, one fails by chance in every other run. It is tried
 # once more, and its first failure is shown; six such tests are as many as a run may have.
 AGAIN := --reruns 1 --max-suite-reruns 6 --rerun-show-tracebacks
+# What a run's minutes go to stands at its end.
+SLOWEST := --durations=40 --durations-min=5
 
-.PHONY: help setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup kube libraries arm64 kernels router schemas smollm2 torchao sentence-transformers envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -71,6 +73,9 @@ arm64: ## what the kernels of arm64 are tested with; root, and Debian or Ubuntu,
 	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null || { apt-get update --quiet && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends g++-aarch64-linux-gnu qemu-user; } || \
 		echo "without g++-aarch64-linux-gnu and qemu-user the kernels of arm64 are not tested"
+
+kernels: setup arm64 ## build ahead the native kernels of every instruction set that tests try
+	@$(BIN)/python -m tests.engine.instruction_sets
 
 router: setup ## NVIDIA Dynamo's index of KV events, which a test has listen to an engine; into the cache
 	@test -d $(ROUTER) || { rm -rf $(ROUTER).new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
@@ -124,10 +129,10 @@ clients: setup ## clients and judges of others that tests run against a server: 
 		echo "without npm and $(PINS)/agents.json, the tests of coding agents are left out"
 
 test: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers envoy clients ## run the tests; with WORKERS=0 in this process, for a debugger
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) $(ARGS)
 
 test-all: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers envoy browser clients ## the tests with the whole of each matrix of cases, of which `make test` takes samples
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) --whole $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) --whole $(ARGS)
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check
@@ -144,7 +149,7 @@ bench: setup ## compare with the peer and write bench/results (see bench/README.
 
 e2e: setup libraries envoy ## install the wheel elsewhere and use it; run every scenario on a real cluster (or on KUBECONFIG=...)
 	@$(if $(KUBECONFIG),,$(BIN)/python e2e/cluster setup)
-	$(BIN)/python -m pytest e2e $(if $(KUBECONFIG),--kubeconfig=$(KUBECONFIG),-n 2 --dist loadfile --no-loadscope-reorder) $(AGAIN) $(ARGS)
+	$(BIN)/python -m pytest e2e $(if $(KUBECONFIG),--kubeconfig=$(KUBECONFIG),-n 2 --dist loadfile --no-loadscope-reorder) $(AGAIN) $(SLOWEST) $(ARGS)
 
 manifests: setup ## write what is generated: the CRD, the chart's copy of it, deploy/
 	@$(BIN)/python -m starling_crds

@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -64,6 +66,10 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def write(folder: Path) -> None:
+    save(folder, CONFIG, tensors)
+
+
+def save(folder: Path, config: dict[str, Any], tensors: Callable[[], dict[str, torch.Tensor]]) -> None:
     """Does nothing when the checkpoint is there already."""
     if (folder / "config.json").exists():
         return
@@ -72,7 +78,7 @@ def write(folder: Path) -> None:
     save_file(tensors(), folder / "model.safetensors", metadata={"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(OWN_MODEL / name, folder / name)
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
 if __name__ == "__main__":

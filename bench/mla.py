@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 from native_kernels import Clock
-from starling_engine.attention.mla_torch import MlaWeights, Query, attend_absorbed, attend_expanded
+from starling_engine.attention.mla_torch import LatentBatch, MlaWeights, Query, attend_absorbed, attend_expanded
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.rope import build_cos_sin
 from starling_engine.model_config.mla_shape import MlaShape, QuerySpan
@@ -54,7 +54,8 @@ def main() -> None:
         query = Query(torch.randn(queries, heads, 128).to(dtype), torch.randn(queries, heads, 64).to(dtype))
         span, out = QuerySpan(0, 0, queries, args.context), torch.empty(queries, heads, 128, dtype=dtype)
         meta = metadata(queries, args.context)
-        absorbed = clock(partial(attend_absorbed, query, layer, kv, meta, (span,), out))
+        batch = LatentBatch(torch.zeros(1, dtype=torch.int64), torch.arange(queries), queries, args.context)
+        absorbed = clock(partial(attend_absorbed, query, layer, kv, meta, batch, out))
         expanded = clock(partial(attend_expanded, query, layer, kv, meta, span, out))
         print(
             f"{queries:4} queries: absorbed {absorbed * 1e3:8.2f} ms, expanded {expanded * 1e3:8.2f} ms, {absorbed / expanded:.2f}"

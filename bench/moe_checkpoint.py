@@ -3,14 +3,11 @@
 usage: moe_checkpoint.py FOLDER
 """
 
-import json
-import shutil
 import sys
 from pathlib import Path
 
 import torch
-from checkpoint import OWN_MODEL
-from safetensors.torch import save_file
+from checkpoint import save
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, EXPERTS, INNER, VOCAB = 512, 8, 8, 4, 64, 8, 384, 8192
 CONFIG = {
@@ -68,15 +65,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def write(folder: Path) -> None:
-    """Does nothing when the checkpoint is there already."""
-    if (folder / "config.json").exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
-    save_file(tensors(), folder / "model.safetensors", metadata={"format": "pt"})
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(OWN_MODEL / name, folder / name)
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
+    save(folder, CONFIG, tensors)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--agent-image", default="localhost/starling-agent:thin", help="image of the agent, repository:tag")
 
 
+LONGEST = ("test_images.py", "test_faults.py", "test_router.py", "test_zero.py", "test_life.py", "test_groups.py")
+"""Files that begin, so that neither worker is alone with one at the end. Images come first: to download gigabytes is to wait."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the images: what downloads gigabytes is mostly waiting, and the other worker's scenarios run beside it."""
-    items.sort(key=lambda item: item.path.name != "test_images.py")
+    """Begins with the longest files; the others follow in their order."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="session")

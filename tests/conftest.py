@@ -79,3 +79,8 @@ def _mix(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    assert gc.get_freeze_count(), "a test that thaws the heap freezes it again, or each collection of later tests takes seconds"

@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from bench.gpu.keep import KERNELS, ROOT, Rows, folder, log_file, pack_kernels, unpack_kernels
@@ -15,6 +17,12 @@ from bench.gpu.table import merge, section
 
 LEAST_SECONDS = 10.0
 """With less left, a section is not begun."""
+GRACE_SECONDS = 5.0
+"""A section that is interrupted has so long to say where it was, and its tests to write what they know."""
+POLL_SECONDS = 0.2
+
+ended = threading.Event()
+"""Set where the run is to end, by a signal. What was found is written all the same."""
 
 
 def run_section(name: str, seconds: float, *, toy: bool) -> tuple[str, bool]:
@@ -35,13 +43,24 @@ def run_section(name: str, seconds: float, *, toy: bool) -> tuple[str, bool]:
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> str | None:
     """What went wrong, if anything did. Processes that it started and that are still there are ended with it."""
-    try:
-        code = process.wait(seconds)
-        return f"exit status {code}" if code else None
-    except subprocess.TimeoutExpired:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            code = process.wait(POLL_SECONDS)
+            return f"exit status {code}" if code else None
+        except subprocess.TimeoutExpired:
+            if ended.is_set() or time.monotonic() > until:
+                _stop(process)
+                return "the run was ended meanwhile" if ended.is_set() else f"it took more than {seconds:.0f} s"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return f"it took more than {seconds:.0f} s"
+    process.wait()
 
 
 def _end(log: str) -> str:
@@ -77,8 +96,13 @@ def main() -> None:
     os.environ |= {"TRITON_CACHE_DIR": str(KERNELS), "TRITON_STORE_BINARY_ONLY": "1"}
     if arguments.kernels is not None:
         unpack_kernels(arguments.kernels)
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, lambda *_: ended.set())
     failed = []
     for name in arguments.sections:
+        if ended.is_set():
+            failed.append(name)
+            continue
         left = began + arguments.seconds - time.monotonic()
         if left < LEAST_SECONDS:
             print(f"## {name}\n\nNot begun: {arguments.seconds:.0f} s are over.\n", flush=True)

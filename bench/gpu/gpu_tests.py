@@ -4,6 +4,7 @@ those of what a CPU can only stand in for.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -57,7 +58,7 @@ def _run(tests: list[str], seconds: float) -> Generator[Row, None, int]:
         [sys.executable, "-m", "pytest", *options, *tests],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment,
     ) as process:  # fmt: skip
-        timer = threading.Timer(seconds, process.terminate)
+        timer = threading.Timer(seconds, process.send_signal, (signal.SIGINT,))  # for which pytest still writes its report
         timer.start()
         assert process.stdout is not None
         for line in process.stdout:

@@ -25,6 +25,29 @@ _COMMON: dict[str, Any] = {
 _QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936}
 _QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 151936}
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "rope_theta": 500000.0}
+_DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "rope_theta": 10000.0,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_interleave": True,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "first_k_dense_replace": 3,
+}
 _TOY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 _TOY_SIZES = {"intermediate_size": 96, "vocab_size": 4096}
 
@@ -56,6 +79,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "30B-A3B": _COMMON | _QWEN3_MOE | _sizes(2048, 48, 32, 4, 6144) | _experts(128, 8, 768),
 }
 """Configs as a checkpoint has them, in bf16."""
+
+LARGE: dict[str, dict[str, Any]] = {"DeepSeek-V3": _COMMON | _DEEPSEEK_V3 | _sizes(7168, 61, 128, 128, 18432)}
+"""Models that no card holds: what they launch is looked at without one."""
 
 TOYS: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": SHAPES["Qwen3-0.6B"] | _TOY | _TOY_SIZES,

@@ -1,7 +1,8 @@
-"""Lists what a step launches, and how long that takes at least: from shapes alone, without a GPU.
+"""Lists what a step launches, and how long that takes: from shapes alone, without a GPU.
 
-Every kernel and every matrix product of a step is written down with its bytes and operations. A prediction is the sum of what each
-takes by the device's limits, and of a pause behind each. Kernels do not reach these limits, so that a step takes longer than this.
+Every kernel and every matrix product of a step is written down with its bytes and operations. The least time is the sum of what
+each takes by the device's limits, and of a pause behind each. Kernels do not reach these limits: what is expected takes each kind
+at a share of them that others have measured for such kernels, or that was estimated by reading ours.
 For a process whose kernels are not interpreted; it is used for nothing else.
 
     python -m bench.gpu.tape
@@ -10,7 +11,7 @@ For a process whose kernels are not interpreted; it is used for nothing else.
 import itertools
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,8 @@ from starling_engine.worker import warm
 from starling_engine.worker.device.step_buffer import StepShape
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.gpu.roofline import Cost, StepRow
-from bench.gpu.shapes import SHAPES
+from bench.gpu.roofline import Cost, Limits, StepRow, chosen_experts, step_cost
+from bench.gpu.shapes import LARGE, SHAPES, model_config
 
 PAUSE = 1.2e-6
 """Seconds between two kernels of a recording that depend on each other."""
@@ -37,6 +38,12 @@ STEPS = {
     "decode, 256 rows": [StepRow(1, 1024)] * 256,
     "prompt of 8,192 tokens": [StepRow(8192, 8192)],
 }
+
+
+MODELS = SHAPES | LARGE
+ONE, MANY, PROMPT = "decode, 1 row of 1,024 tokens", "decode, 64 rows", "prompt of 8,192 tokens"
+EXPECTED = {"Llama-3-8B": (ONE, MANY, PROMPT), "Qwen3-0.6B": (ONE, MANY), "30B-A3B": (ONE, MANY, PROMPT)}
+"""Steps of latent attention are left out: no figures of such kernels are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +61,34 @@ H200_RATES = Rates(4.3e12, 790e12, 1580e12)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """A kernel or operation. It is expected to reach `share` of its limit, and to take `least` seconds at least."""
+
     name: str
     cost: Cost
     fp8: bool = False
+    share: float = 0.8
+    least: float = 1e-6
 
     def seconds(self, rates: Rates) -> float:
-        return PAUSE + max(self.cost.bytes / rates.bandwidth, self.cost.flops / (rates.fp8 if self.fp8 else rates.bf16))
+        return PAUSE + self._at_limits(rates)
+
+    def expected(self, rates: Rates) -> float:
+        return PAUSE + max(self.least, self._at_limits(rates) / self.share)
+
+    def _at_limits(self, rates: Rates) -> float:
+        return max(self.cost.bytes / rates.bandwidth, self.cost.flops / (rates.fp8 if self.fp8 else rates.bf16))
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Figures of one step: seconds at least, launches of all, and those of a layer, in their order."""
+    """Figures of one step: seconds at least and as expected, launches of all, and those of a layer, in their order."""
 
     seconds: float
+    expected: float
     launches: int
     layer: list[str]
+    tail: list[str]
+    """Launches behind the last layer."""
 
 
 def predict(shape: str, rows: Sequence[StepRow], quantization: str | None = None, rates: Rates = H200_RATES) -> Prediction:
@@ -77,18 +97,33 @@ def predict(shape: str, rows: Sequence[StepRow], quantization: str | None = None
     The last layer is like no other: it computes what is sampled alone.
     """
     pretend(H200)
+    config = MODELS[shape]
+    fewest = 1 + config.get("first_k_dense_replace", 0)  # layers without experts come first
     with tempfile.TemporaryDirectory() as folder:
-        one, three = (_tape(Path(folder) / str(layers), shape, layers, rows, quantization) for layers in (1, 3))
-    ends, all_of_three = (sum(each.seconds(rates) for each in launches) for launches in (one, three))
-    others, own = SHAPES[shape]["num_hidden_layers"] - 1, (len(three) - len(one)) // 2
-    names = [each.name for each in three]
+        few, more = (_tape(Path(folder) / str(layers), shape, layers, rows, quantization) for layers in (fewest, fewest + 2))
+    others, own = config["num_hidden_layers"] - fewest, (len(more.launches) - len(few.launches)) // 2
+    names = [each.name for each in more.launches]
     first = next(at for at, name in enumerate(names) if names[at : at + own] == names[at + own : at + 2 * own])
-    return Prediction(ends + others * (all_of_three - ends) / 2, len(one) + others * own, names[first : first + own])
+
+    def total(seconds: Callable[[Launch], float]) -> float:
+        of_few, of_more = (sum(map(seconds, found.launches)) for found in (few, more))
+        return of_few + others * (of_more - of_few) / 2
+
+    least, expected = total(lambda each: each.seconds(rates)), total(lambda each: each.expected(rates))
+    return Prediction(least, expected, len(few.launches) + others * own, names[first : first + own], names[more.tail :])
 
 
-def _tape(folder: Path, shape: str, layers: int, rows: Sequence[StepRow], quantization: str | None) -> list[Launch]:
+@dataclass(frozen=True, slots=True)
+class StepTape:
+    """Launches of a step; from `tail` on they follow the model's last layer."""
+
+    launches: list[Launch]
+    tail: int
+
+
+def _tape(folder: Path, shape: str, layers: int, rows: Sequence[StepRow], quantization: str | None) -> StepTape:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**SHAPES[shape], "num_hidden_layers": layers}))
+    (folder / "config.json").write_text(json.dumps({**MODELS[shape], "num_hidden_layers": layers}))
     tokens, longest = sum(row.new for row in rows), max(row.new for row in rows)
     runner = warm.shapes_only_runner(_config(folder, max(row.context for row in rows), tokens, len(rows), quantization))
     starts = [0, *itertools.accumulate(row.new for row in rows)]
@@ -100,8 +135,9 @@ def _tape(folder: Path, shape: str, layers: int, rows: Sequence[StepRow], quanti
             hidden = runner._forward(fields, None, 1)
         else:
             hidden = runner._forward(fields, samples, longest, host_lens=(starts, [row.context for row in rows]))
+        tail = len(found)
         runner._head(fields, hidden[: len(rows)], 0)
-    return found
+    return StepTape(found, tail)
 
 
 def _config(folder: Path, context: int, tokens: int, rows: int, quantization: str | None) -> WorkerConfig:
@@ -170,12 +206,33 @@ def _bytes(*values: object) -> int:
 def _of_operation(name: str, args: tuple[Any, ...], out: Any) -> Launch:
     read = () if name in _LOOKUPS else args
     flops = 2 * out.numel() * args[0 if name != "addmm" else 1].shape[-1] if name in _PRODUCTS else 0
-    return Launch(name, Cost(_bytes(*read, out), flops), fp8=name == "_scaled_mm")
+    share = _share_of_product(len(out), _bytes(*args[1:])) if flops else 0.8
+    return Launch(name, Cost(_bytes(*read, out), flops), fp8=name == "_scaled_mm", share=share)
+
+
+def _share_of_product(rows: int, weight_bytes: int) -> float:
+    """Returns the share of its limit that cuBLAS reaches (middles of ranges): least where a small matrix is read for few rows."""
+    if rows > 1024:
+        return 0.91
+    large = weight_bytes > 64 << 20
+    if rows > 8:
+        return 0.855 if large else 0.75
+    return 0.88 if large else 0.72
 
 
 def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> Launch:
+    prompt = rows[0].new > 1
     if name == "attention_kernel":
-        return Launch(name, _attention(args, rows))
+        # Of prompts as fast as kernels whose pages are gathered by pointers: 320 TFLOP/s.
+        return Launch(name, _attention(args, rows), share=0.405 if prompt else 0.8, least=4e-6)
+    if name == "_merge":
+        return Launch(name, Cost(_bytes(*(each for key, each in args.items() if key not in _PARTLY_READ))), least=2e-6)
+    if name == "_attend":
+        return Launch(name, _latents(args, rows) if "q_latent" in args else _expanded(args))
+    if name in ("_gate_up", "_down"):
+        return Launch(name, _experts(args), share=0.49 if prompt else 0.8)
+    if name == "_accept":
+        return Launch(name, Cost(_bytes(args["values"], args["tokens"], args["out"])))
     flops = 2 * len(args["x"]) * args["WIDTH"] * args["DEPTH"] if name in ("_linear", "_scaled_linear") else 0
     cost = Cost(_bytes(*(each for key, each in args.items() if key not in _PARTLY_READ)), flops)
     return Launch(name, cost, fp8=name == "_scaled_linear" and args["ROWS"] >= _LEAST_OF_FP8)
@@ -193,9 +250,32 @@ def _attention(args: Mapping[str, Any], rows: Sequence[StepRow]) -> Cost:
     return Cost(rest + row_bytes * sum(row.read() for row in rows), flops)
 
 
+def _latents(args: Mapping[str, Any], rows: Sequence[StepRow]) -> Cost:
+    """Reads the latents that rows see, once each: the heads of a token share them."""
+    width = args["RANK"] + args["ROPE"]
+    read = sum(row.read() for row in rows) * width * args["kv"].element_size()
+    flops = 2 * args["num_heads"] * (width + args["RANK"]) * sum(row.seen() for row in rows)
+    return Cost(read + _bytes(args["q_latent"], args["q_rope"], args["out"], args["lse"]), flops)
+
+
+def _expanded(args: Mapping[str, Any]) -> Cost:
+    """Attends in one sequence, to keys and values of each head."""
+    row, heads = StepRow(args["queries"], args["context"]), args["q_nope"].shape[1]
+    parts = (args[name] for name in ("q_nope", "q_rope", "k_nope", "k_rope", "v", "out"))
+    return Cost(_bytes(*parts), 2 * heads * (args["NOPE"] + args["ROPE"] + args["VALUE"]) * row.seen())
+
+
+def _experts(args: Mapping[str, Any]) -> Cost:
+    """Reads the matrices of the experts that are chosen when tokens choose evenly."""
+    weight, (tokens, top_k) = args["weight"], args["expert_slots"].shape
+    read = _bytes(weight) * chosen_experts(len(weight), top_k, tokens) / len(weight)
+    rows = args["x"] if "x" in args else args["activated"]
+    return Cost(read + _bytes(rows, args["out"]), 2 * tokens * top_k * weight[0].numel())
+
+
 def table() -> str:
     """Returns the rows of docs/gpu.md."""
-    lines = ["| Llama-3-8B on an H200 | bf16 | `fp8` | launches of a layer | measured |", "|---|---:|---:|---:|---|"]
+    lines = ["| Llama-3-8B on an H200 | least in bf16 | with `fp8` | launches of a layer | measured |", "|---|---:|---:|---:|---|"]
     for what, rows in STEPS.items():
         plain, fp8 = predict("Llama-3-8B", rows), predict("Llama-3-8B", rows, "fp8")
         times = f"{_milliseconds(plain.seconds)} | {_milliseconds(fp8.seconds)} ({plain.seconds / fp8.seconds:.2f}x)"
@@ -203,9 +283,27 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def expectations() -> str:
+    """Returns the rows of docs/gpu.md about what steps are expected to take, in bf16, beside their roofline."""
+    head = "| on an H200 in bf16 | roofline | expected | share | launches of a layer, and of all | measured |"
+    lines = [head, "|---|---:|---:|---:|---:|---|"]
+    for shape, whats in EXPECTED.items():
+        for what in whats:
+            found, limit = predict(shape, STEPS[what]), _roofline(shape, STEPS[what])
+            times = f"{_milliseconds(limit)} | {_milliseconds(found.expected)} | {limit / found.expected:.0%}"
+            lines.append(f"| {shape}, {what} | {times} | {len(found.layer)}, {found.launches} | not run |")
+    return "\n".join(lines)
+
+
+def _roofline(shape: str, rows: Sequence[StepRow]) -> float:
+    """Returns the limit that `bench/gpu.sh` measures a step by."""
+    limits = Limits(H200_RATES.bandwidth, H200_RATES.bf16)
+    return limits.seconds(step_cost(model_config(shape, toy=False), rows))
+
+
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.02 else f"{seconds * 1e3:.0f} ms"
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table(), expectations(), sep="\n\n")

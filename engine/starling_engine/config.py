@@ -127,6 +127,14 @@ class TiersConfig:
         return self.fs_path is not None or self.store is not None
 
 
+def most_staging_bytes(kv_bytes: int | None, most: int = 1 << 30) -> int:
+    """Returns the most bytes of a rank's staging buffer. `kv_bytes`: its cache on the device, where that is known.
+
+    No request has more chunks than that cache holds.
+    """
+    return most if kv_bytes is None else min(most, kv_bytes)
+
+
 CACHE_DTYPES: dict[CacheType, str] = {"fp8": "float8_e4m3fn", "int8": "int8", "int4": "uint8"}
 CACHE_VERSION = 1
 """Version of the rows of a cache of int8 or int4. Those of another version are not found in the KV tiers."""

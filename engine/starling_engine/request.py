@@ -8,12 +8,16 @@ from starling_engine.params import PoolingParams, SamplingParams
 
 
 class ReasoningLimit(msgspec.Struct, frozen=True):
-    """Allows at most `tokens` between the tokens `start` and `end`. `is_open`: the prompt has begun to reason."""
+    """Allows at most `tokens` between the tokens `opens` and `ends`. `is_open`: the prompt has begun to reason.
 
-    start: int
-    end: int
+    One token of each step of `then` follows where it is the limit that ended reasoning.
+    """
+
+    opens: Sequence[int]
+    ends: Sequence[int]
     tokens: int
     is_open: bool
+    then: Sequence[Sequence[int]] = ()
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -191,11 +191,11 @@ def test_a_grammar_is_enforced_or_refused_by_name(family, choice):
 @pytest.mark.parametrize(
     ("choice", "families"),
     [
-        ("auto", "granite hermes mistral phi4_mini_json"),
+        ("auto", "apriel granite hermes mistral phi4_mini phi4_mini_json"),
         (
             FORCED,
-            "deepseek_v3 deepseek_v31 granite hermes kimi_k2 lfm2 llama3_json llama4_json llama4_pythonic mistral openai "
-            "phi4_mini_json",
+            "apriel deepseek_v3 deepseek_v31 granite hermes kimi_k2 lfm2 llama3_json llama4_json llama4_pythonic mistral openai "
+            "phi4_mini phi4_mini_json",
         ),
     ],
     ids=["auto", "forced"],

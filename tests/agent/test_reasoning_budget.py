@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -17,20 +18,38 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def thinker(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
-    """The repository's model, whose two youngest tokens have become marks. It reasons until its tokens are spent."""
-    folder = tmp_path_factory.mktemp("model") / "thinker"
+KIMI = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{{ '<|open|>' + 'think' + '<|sep|>' }}"
+)
+
+
+def model_with_marks(folder: Path, template: str, *marks: str) -> str:
+    """Makes the repository's model one whose youngest tokens have become marks. It reasons until its tokens are spent."""
     shutil.copytree(REPOSITORY / MODEL, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(template)
     tokenizer: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
-    model, marks = tokenizer["model"], {"<think>": 4094, "</think>": 4095}
-    model["vocab"] = {text: token for text, token in model["vocab"].items() if token not in marks.values()}
-    model["merges"] = model["merges"][:-2]
-    for text, token in marks.items():
+    model, ids = tokenizer["model"], dict(zip(marks, range(4096 - len(marks), 4096), strict=True))
+    model["vocab"] = {text: token for text, token in model["vocab"].items() if token not in ids.values()}
+    model["merges"] = model["merges"][: -len(marks)]
+    for text, token in ids.items():
         tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": token, "content": text})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return start_server("--served-model-name=thinker", "--kv-cache-memory-bytes=64MiB", "--accept-seconds=0", model=str(folder))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def thinker(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
+    model = model_with_marks(tmp_path_factory.mktemp("model") / "thinker", TEMPLATE, "<think>", "</think>")
+    return start_server("--served-model-name=thinker", "--kv-cache-memory-bytes=64MiB", "--accept-seconds=0", model=model)
+
+
+@pytest.fixture(scope="module")
+def kimi(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
+    """A model whose marks are pieces, as Kimi K3's, with drafts."""
+    model = model_with_marks(tmp_path_factory.mktemp("model") / "kimi", KIMI, "<|open|>", "<|close|>", "<|sep|>")
+    flags = ("--served-model-name=kimi", "--kv-cache-memory-bytes=64MiB", "--accept-seconds=0", "--spec-method=ngram")
+    return start_server(*flags, model=model)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +72,26 @@ def test_reasoning_ends_behind_its_budget_and_the_answer_goes_on(client, budget)
     reasoning, content, tokens = chat(client, budget)
     assert tokens[:budget] == free[:budget] and tokens[budget] == 4095
     assert bool(reasoning) == bool(budget) and content
+
+
+@pytest.mark.parametrize("budget", [0, 1, 17])
+def test_a_mark_of_several_tokens_ends_reasoning_behind_its_budget(kimi, budget):
+    body = {"messages": QUESTION, "max_tokens": 60, "temperature": 0, "return_token_ids": True}
+    ask = lambda **fields: kimi.http.post("/v1/chat/completions", json={**body, **fields})  # noqa: E731
+    think = kimi.http.post("/tokenize", json={"prompt": "think"}).json()["tokens"]
+    free = ask().json()["choices"][0]
+    assert 4094 not in free["token_ids"] and not free["message"]["content"], "or this shows nothing"
+    found = [ask(thinking_token_budget=budget, **fields).json()["choices"][0] for fields in ({}, {"speculative": False})]
+    for choice in found:
+        tokens = choice["token_ids"]
+        assert tokens[:budget] == free["token_ids"][:budget]
+        assert tokens[budget : budget + len(think) + 2] == [4094, *think, 4095]
+        assert bool(choice["message"].get("reasoning")) == bool(budget) and choice["message"]["content"]
+    assert found[0]["token_ids"] == found[1]["token_ids"], "drafts change nothing"
+    lines = ask(thinking_token_budget=budget, stream=True).text.split("\n\n")
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+    for part in ("reasoning", "content"):
+        assert "".join(delta.get(part) or "" for delta in deltas) == (found[0]["message"].get(part) or "")
 
 
 def test_a_form_follows_the_reasoning(client):

@@ -1,5 +1,11 @@
 """The GPU benchmark as a program: which sections a command means, and what a run leaves whatever happens to it."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +95,33 @@ def _python(out: Path) -> Path:
     program.write_text(f"#!/bin/sh\necho '{line}' >> {out}/rows.jsonl\necho and then nothing\nkill -9 $$\n")
     program.chmod(0o755)
     return program
+
+
+def test_a_run_that_is_ended_keeps_what_it_has_found_and_leaves_nothing_running(out: Path) -> None:
+    """A limit of time from outside leaves a row, what was said, the table, and no process that holds a card."""
+    slow, row = out / "slow", {"section": "limits", "row": {"what": "first", "measured": "1"}}
+    slow.write_text(
+        f"#!{sys.executable}\n"
+        "import os, time\n"
+        f"open('{out}/rows.jsonl', 'a').write({json.dumps(row)!r} + chr(10))\n"
+        f"open('{out}/pid', 'w').write(str(os.getpid()))\n"
+        "time.sleep(300)\n"
+    )
+    slow.chmod(0o755)
+    run = "import sys; from bench.gpu import __main__ as program; sys.executable = sys.argv.pop(1); program.main()"
+    command = [sys.executable, "-c", run, str(slow), "--toy", "limits", "smoke", "--results", str(out / "table.md")]
+    with subprocess.Popen(command, cwd=keep.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not ((out / "pid").exists() and (out / "pid").read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and "limits, smoke" in said
+    table = (out / "gpu.md").read_text()
+    assert "| first | 1 |" in table and "the run was ended" in table and "KeyboardInterrupt" in table
+    assert table == (out / "table.md").read_text()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((out / "pid").read_text()), 0)
 
 
 def test_kernels_of_a_run_are_found_by_another(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

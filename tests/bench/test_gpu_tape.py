@@ -17,10 +17,18 @@ def layer_of(what: str, quantization: str | None) -> list[str]:
     return tape.predict("Llama-3-8B", tape.STEPS[what], quantization).layer
 
 
-def whole_table() -> str:
+def launches_of(shape: str, what: str) -> tuple[list[str], list[str]]:
+    """Returns what a layer launches, and what follows the last one."""
     from bench.gpu import tape
 
-    return tape.table()
+    found = tape.predict(shape, tape.STEPS[what])
+    return found.layer, found.tail
+
+
+def whole_tables() -> list[str]:
+    from bench.gpu import tape
+
+    return [tape.table(), tape.expectations()]
 
 
 @pytest.mark.parametrize(("quantization", "budget"), [(None, 10), ("fp8", 11)])
@@ -31,6 +39,24 @@ def test_a_layer_launches_no_more_than_it_must(quantization: str | None, budget:
     assert launches.count("_round_rows") == (quantization is not None)
 
 
+@pytest.mark.parametrize(
+    ("shape", "what", "budget"),
+    [
+        ("Llama-3-8B", "decode, 64 rows", 9),
+        pytest.param("30B-A3B", "decode, 1 row of 1,024 tokens", 14, marks=pytest.mark.whole),
+        pytest.param("30B-A3B", "decode, 64 rows", 16, marks=pytest.mark.whole),
+        ("DeepSeek-V3", "decode, 1 row of 1,024 tokens", 24),
+        pytest.param("DeepSeek-V3", "decode, 64 rows", 25, marks=pytest.mark.whole),
+    ],
+)
+def test_a_step_ends_in_few_launches(shape: str, what: str, budget: int) -> None:
+    """The norm, the head, filters in two, the draw, and what takes its tokens."""
+    layer, tail = in_compiler(launches_of, shape, what)
+    assert tail[-5:] == ["mm", "_survey", "_thresholds", "_draw", "_accept"] and len(tail) == 5, tail
+    assert len(layer) <= budget, layer
+
+
 @pytest.mark.whole
 def test_the_documented_predictions_are_those_of_the_code() -> None:
-    assert in_compiler(whole_table) in PREDICTED.read_text()
+    for table in in_compiler(whole_tables):
+        assert table in PREDICTED.read_text()

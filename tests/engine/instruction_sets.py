@@ -1,4 +1,7 @@
-"""The instruction sets whose kernels a process does not use by itself: of this CPU, a model of AMX's, and an emulated arm64's."""
+"""The instruction sets whose kernels a process does not use by itself: of this CPU, a model of AMX's, and an emulated arm64's.
+
+`python -m tests.engine.instruction_sets` builds them into the cache, which takes minutes that tests would wait for.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +17,8 @@ EMULATED = "emulated "
 _WITHOUT = next(found for found in isa.INSTRUCTION_SETS if found.name == "avx512_bf16")
 TILES = replace(_WITHOUT, name="modelled amx", options=(*_WITHOUT.options, "-DSTARLING_TILE_MODEL"))
 """The kernels of AMX, whose tiles are memory (`kernels/tiles.h`)."""
+BETWEEN = EMULATED + "neon_dotprod"
+"""What it can neon_bf16 can, too, and what it cannot neon cannot, so that only a run with --whole takes it."""
 ROWS_BY_REGISTERS = 32
 """The most rows of x that are never multiplied by codes so."""
 
@@ -63,3 +68,16 @@ def using(name: str | None) -> Iterator[None]:
 def _load_again() -> None:
     build.load.cache_clear()
     bindings.loaded.cache_clear()
+
+
+def main() -> None:
+    if build.load() is None:
+        return
+    for name in other_sets():
+        if name != BETWEEN and (has_emulator() or not name.startswith(EMULATED)):
+            with using(name):
+                print(f"native CPU kernels for tests: {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,8 @@ class MaskedWorker:
         self._worker = Worker(config, lambda: None, lambda _: None, masks=self._masks)
         self._worker.prepare()
         self._step = 0
+        self._taken: list[int] = []
+        """Slots of the last prompts."""
 
     def prefill(self, prompt: list[int], params: Sequence[SamplingParams], masks: dict[int, Allowed]) -> StepResult:
         """A step with the same prompt in each slot, for other requests than before. `masks` has the allowed tokens, by row."""
@@ -47,9 +49,10 @@ class MaskedWorker:
             [len(prompt)] * len(slots),
             [True] * len(slots),
             new,
-            freed_slots=slots if self._step > 1 else [],
+            freed_slots=self._taken,
             masked=sorted(masks),
         )
+        self._taken = slots
         return self._run(plan, {row: [allowed] for row, allowed in masks.items()})
 
     def decode(

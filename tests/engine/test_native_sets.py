@@ -17,7 +17,7 @@ from tests.engine import recurrent_steps as recurrent
 from tests.engine import test_native as kernels
 from tests.engine import test_native_cache_rows as cache_rows
 from tests.engine import test_quantized_ops as quantized
-from tests.engine.instruction_sets import EMULATED, other_sets, using
+from tests.engine.instruction_sets import BETWEEN, EMULATED, other_sets, using
 from tests.engine.layers import test_experts_with_biases as with_biases
 
 pytestmark = [
@@ -110,7 +110,7 @@ LONG_WHEN_EMULATED = ("linear of many rows, columns and blocks", "sampling")
 def _run_of(name: str, case: str) -> Any:
     emulated = [other for other in other_sets() if other.startswith(EMULATED)]
     is_long = case in LONG_WHEN_EMULATED and name in emulated[:-1]
-    return pytest.param(name, case, marks=[pytest.mark.whole] if is_long else [])
+    return pytest.param(name, case, marks=[pytest.mark.whole] if is_long or name == BETWEEN else [])
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The kernels for matrices in 2 to 8 bits against their reference, on each instruction set that this machine can run."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,6 +67,22 @@ def test_columns_are_gathered() -> None:
     assert torch.equal(found, reference.gather_columns(x, order))
 
 
+@pytest.mark.parametrize("by_token", [False, True])
+def test_columns_of_pairs_are_gathered(by_token: bool) -> None:
+    """Slots 1 and 4 have no pairs, and the first two of four pairs of slot 2 are of one token."""
+    starts, x = torch.tensor([0, 3, 3, 7, 9, 9]), torch.randn(9, 140).bfloat16()[:, 8:]
+    orders = torch.randint(-1, 132, (5, 150), dtype=torch.int32)
+    tokens = torch.tensor([4, 0, 8, 1, 1, 3, 2, 8, 0]) if by_token else None
+    recorded, (found, places) = record(lambda: ops.gather_columns_of_pairs(x, tokens, starts, orders, 9), Scratch(1 << 13))
+    slots = torch.arange(5).repeat_interleave(starts.diff())
+    rows = torch.arange(9) if tokens is None else tokens
+    for _ in range(2):
+        expected = [reference.gather_columns(x[row : row + 1], orders[slot]) for row, slot in zip(rows, slots, strict=True)]
+        assert torch.equal(found, torch.cat(expected)) and torch.equal(places, torch.arange(9))
+        x += 1
+        recorded.replay()
+
+
 def groups_of(k: int, form: Format) -> int:
     """Returns the columns of whole groups that k columns need."""
     return -(-k // form.group) * form.group
@@ -95,6 +112,19 @@ def test_a_linear(m: int, n: int, k: int, form: Format, *, bias: bool, out_dtype
     expected = product(m, k, form)(x, weight, b, out_dtype)
     largest = expected.abs().max().item() if m else 0.0
     torch.testing.assert_close(actual, expected, rtol=1e-2 if out_dtype == BF16 else 1e-5, atol=2e-5 * largest)
+
+
+@pytest.mark.parametrize("group", [32, 4160])
+def test_rows_by_fp8_of_many_columns_do_not_depend_on_others(group: int) -> None:
+    """The first rows of many turn codes into bf16, which the others take, half of the columns at a time."""
+    x, weight = torch.randn(23, 4160).to(BF16), matrix(50, 4160, Format(8, group=group, floats=True))
+    packed = ops.pack_quantized(weight)
+    actual = ops.quantized_linear(x, packed, out_dtype=FP32)
+    # An emulator has to be told a copy's addresses again.
+    alone = [ops.quantized_linear(row, replace(packed), out_dtype=FP32) for row in x.split(1)]
+    assert torch.equal(actual, torch.cat(alone))
+    expected = reference.quantized_linear(x, weight, out_dtype=FP32)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5 * expected.abs().max().item())
 
 
 @every_format

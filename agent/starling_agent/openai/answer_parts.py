@@ -10,7 +10,7 @@ from starling_engine.outputs import FinishReason, OutputDelta
 
 from starling_agent.openai.custom_tools import InputReader
 from starling_agent.openai.output_format import OutputReading
-from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from starling_agent.parsers.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning, Steady, SteadyKind
 
 
 @dataclass(slots=True)
@@ -53,6 +53,7 @@ class AnswerReader:
         "_parser",
         "_reading",
         "_shows_reasoning",
+        "_steady",
         "_undecided",
         "calls",
         "reasoning_tokens",
@@ -72,21 +73,49 @@ class AnswerReader:
         self._ids: set[str] = set()
         self._input: InputReader | None = None
         """Reads the text of the last call; None where it is that of a function."""
+        self._steady: Steady | None = None
+        """The parser's, where the text is a piece of the answer as it is."""
+
+    def steady_kind(self, output: OutputDelta) -> SteadyKind | None:
+        """Returns what the output's text is a piece of, if it is nothing else, as nearly all are; None: it has to be read."""
+        steady, text = self._steady, output.text
+        if steady is None or not text or output.shown_offsets or output.finish_reason is not None:
+            return None
+        if steady.pattern.fullmatch(text) is None:
+            return None
+        if steady.event is Reasoning:
+            self.reasoning_tokens += self._undecided + len(output.token_ids)
+        self._undecided = 0
+        return steady.event
 
     def read(self, output: OutputDelta) -> list[Piece]:
         """Returns the pieces that the output's next text completes, those of one kind that follow each other joined."""
         if self._parser is None:
             return [Content(output.text)] if output.text else []
+        if (kind := self.steady_kind(output)) is not None:
+            if kind is Arguments:
+                return [CallPiece(self.calls - 1, output.text)]
+            return [Content(output.text) if kind is Content else Reasoning(output.text)]
         events = self._parser.feed(output.text, output.shown_offsets)
         self._undecided += len(output.token_ids)
         if output.finish_reason is None:
-            return self._pieces(events) if events else []
+            pieces = self._pieces(events) if events else []
+            self._steady = self._steady_pieces(self._parser.steady)
+            return pieces
         # A stop string may end an output anywhere.
         is_cut = output.finish_reason != "stop" or isinstance(output.stop_reason, str)
         pieces = self._pieces([*events, *self._parser.finish(is_cut)])
         if (piece := self._end_input()) is not None:
             pieces.append(piece)  # the output was cut in it
         return _joined(pieces)
+
+    def _steady_pieces(self, steady: Steady | None) -> Steady | None:
+        """Returns what the parser says of the text that comes, if all of it is shown."""
+        if steady is None:
+            return None
+        if steady.event is Arguments:
+            return None if self._hides_calls or self._input is not None else steady
+        return steady if self._shows_reasoning or steady.event is not Reasoning else None
 
     def _pieces(self, events: Sequence[Event]) -> list[Piece]:
         """Returns what the events add to the answer, and counts the tokens of reasoning among them."""

@@ -103,7 +103,8 @@ def _form(endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None) -> 
     form = own or calls
     if form is None or form.may_reason is not None:
         return form
-    return dataclasses.replace(form, may_reason=known.marks_reasoning and body.reasoning_effort != "none")
+    goes_on = bool(body.continue_final_message) and known.writes_headers
+    return dataclasses.replace(form, may_reason=known.reasons_before(form) and body.reasoning_effort != "none" and not goes_on)
 
 
 def _reading(

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from starling_agent.openai.endpoint import Endpoint
-from starling_agent.openai.output_format import SWITCHES, OutputFormat
+from starling_agent.openai.output_format import OutputFormat
 from starling_agent.openai.protocol.answers import ModelList
 
 INSTRUCTIONS = """\
@@ -85,6 +85,6 @@ def codex_models(endpoint: Endpoint) -> list[CodexModel]:
 
 def _levels(output_format: OutputFormat) -> list[ReasoningLevel]:
     """Returns the levels that the chat template tells apart."""
-    if output_format.reads_variable("reasoning_effort"):
+    if output_format.effort.has_levels:
         return LEVELS
-    return SWITCH if any(map(output_format.reads_variable, SWITCHES)) else []
+    return SWITCH if output_format.effort.has_switch else []

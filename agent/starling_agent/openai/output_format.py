@@ -7,19 +7,20 @@ from typing import Any
 
 import structlog
 from starling_engine.errors import ConfigError
-from starling_engine.frontend.template import template_variables
+from starling_engine.frontend.shown_tools import ShownCalls
+from starling_engine.frontend.template import shows_tools, template_constants, template_variables
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.structured_output.special_tokens import ReasoningMarks
 
+from starling_agent.openai.effort import EffortVariables
+from starling_agent.openai.protocol.structured_outputs import Form
 from starling_agent.parsers.families import AUTO, family_named, family_of_templates, reasoning_of_templates
 from starling_agent.parsers.parser import OutputParser
 from starling_agent.parsers.reading import Family
 from starling_agent.parsers.response_template import DESCRIBED, described_family
+from starling_agent.parsers.shown_calls import shown_calls
 
 log = structlog.get_logger("starling.http")
-SWITCHES = ("enable_thinking", "thinking")
-"""Templates' variables that turn reasoning on and off."""
-EFFORT_VARIABLES = ("reasoning_effort", *SWITCHES)
 LONGEST_BEGINNING = 4096
 """Tokens of an answer that a prompt may have begun, as far as it is looked through."""
 
@@ -75,17 +76,18 @@ class OutputFormat:
         """
         templates = tuple(tokenizer.renderer.templates.by_name.values())
         self.variables = frozenset[str]().union(*map(template_variables, templates))
+        self.effort = EffortVariables(self.variables, frozenset[str]().union(*map(template_constants, templates)))
         self._tokens = tokenizer.added_tokens
         own = tokenizer.info.get(DESCRIBED)
         self.calls = self._family(calls, "tool_call_parser", family_of_templates(templates), own)
         self.reasoning = self._family(reasoning, "reasoning_parser", reasoning_of_templates(templates), own)
-        if self.calls is not None and templates and not self.reads_variable("tools"):
+        if self.calls is not None and templates and not any(map(shows_tools, templates)):
             log.warning("the chat template shows the model no tools, so that it does not know those of requests")
-        self.marks_reasoning = self.reasoning is not None and ReasoningMarks.find(self._tokens) is not None
-        """Outputs that have to have a form may reason first."""
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._marks = None if self.reasoning is None else ReasoningMarks.find(self._tokens, encode)
         self._token_ids = frozenset(self._tokens.values())
         self._decode = partial(tokenizer.decode, skip_special_tokens=False)
-        self._count_tokens = lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+        self._count_tokens = lambda text: len(encode(text))
         self._whole_calls = whole_calls
 
     def reading(
@@ -115,11 +117,21 @@ class OutputFormat:
         Clients of some APIs send them to every model.
         """
         hints = set[str]()
-        if fields.get("reasoning_effort") != "none" and not any(map(self.reads_variable, EFFORT_VARIABLES)):
+        if fields.get("reasoning_effort") != "none" and not (self.effort.has_levels or self.effort.has_switch):
             hints.add("reasoning_effort")
-        if not self.marks_reasoning:
+        if self._marks is None:
             hints.add("thinking_token_budget")
         return {name: value for name, value in fields.items() if name not in hints}
+
+    def reasons_before(self, form: Form) -> bool:
+        """Says if an output that has to have this form may reason first. A tag of a request's own has no header of the format."""
+        marks = self._marks
+        return marks is not None and (not marks.header or form.kind != "structural_tag" or form.field == "tools")
+
+    @cached_property
+    def shown_calls(self) -> ShownCalls | None:
+        """The texts around calls in templates that show none by themselves; None where that is not known."""
+        return None if self.calls is None else shown_calls(self.calls)
 
     @property
     def writes_headers(self) -> bool:
@@ -129,10 +141,6 @@ class OutputFormat:
     def shown_ids(self, reading: OutputReading) -> list[int]:
         """Returns the tokens whose places in the text the parser has to know."""
         return sorted(self._tokens[text] for text in reading.token_texts)
-
-    def reads_variable(self, name: str) -> bool:
-        """Says if one of the templates has a variable of that name."""
-        return name in self.variables
 
     def _family(self, name: str, setting: str, found: Family | None, template: Any) -> Family | None:
         """Returns the format of that name. One that is `found` in chat templates comes before the checkpoint's own `template`."""

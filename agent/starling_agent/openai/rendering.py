@@ -8,8 +8,8 @@ import structlog
 from starling_engine.errors import InvalidRequest, QueueFull
 from starling_engine.frontend.control_tokens import ChatPrompt
 
+from starling_agent.openai.effort import COMMON
 from starling_agent.openai.messages import template_messages
-from starling_agent.openai.output_format import EFFORT_VARIABLES, SWITCHES
 from starling_agent.openai.prompting import Prompting
 from starling_agent.openai.protocol.chat import ChatTemplateFields
 from starling_agent.openai.tools import offered_tools
@@ -61,6 +61,7 @@ async def render(
             continue_final_message=bool(body.continue_final_message),
             template=body.chat_template,
             variables=kwargs | _reasoning_variables(endpoint, body, kwargs) | ({} if tools is None else {"tools": tools}),
+            calls=endpoint.output_format.shown_calls,
         )
     except QueueFull as error:
         log.info("refused", request_id=request_id, reason=str(error))
@@ -79,7 +80,7 @@ def _check_names(endpoint: Prompting, kwargs: Mapping[str, Any], template: str |
         return
     possible = endpoint.output_format.variables - {*RESERVED_NAMES, *endpoint.tokenizer.renderer.named_tokens}
     for name in kwargs:
-        if name not in possible and name not in EFFORT_VARIABLES:
+        if name not in possible and name not in COMMON:
             has = ", ".join(sorted(possible)) or "none"
             raise InvalidRequest(f"the chat template reads no such variable; possible: {has}", f"chat_template_kwargs.{name[:100]}")
 
@@ -92,15 +93,10 @@ async def render_alone(endpoint: Prompting, body: ChatTemplateFields, messages: 
 
 def _reasoning_variables(endpoint: Prompting, body: ChatTemplateFields, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the template's variables for `reasoning_effort`. Raises InvalidRequest for what the template has no variable for."""
-    effort = body.reasoning_effort
+    effort, known = body.reasoning_effort, endpoint.output_format
     if effort is None:
         return {}
-    reads = endpoint.output_format.reads_variable
-    if reads("reasoning_effort"):
-        return {"reasoning_effort": effort, **kwargs}
-    switch = next((name for name in SWITCHES if reads(name)), None)
-    if switch is not None:
-        return {switch: effort != "none", **kwargs}
-    if effort != "none" or endpoint.output_format.reasoning is not None:
+    found = known.effort.of(effort)
+    if not found and (effort != "none" or known.reasoning is not None):
         raise InvalidRequest("this model's chat template has no levels of reasoning", "reasoning_effort")
-    return {}
+    return {**found, **kwargs}

@@ -11,7 +11,7 @@ from starling_agent.openai.generation import Generation, PromptDelta
 from starling_agent.openai.logprobs import LogprobWriter
 from starling_agent.openai.protocol.answers import CompletionLogprobs, Usage, make_usage
 from starling_agent.openai.stream_batcher import StreamBatcher
-from starling_agent.parsers.events import Content, Reasoning
+from starling_agent.parsers.events import Arguments, Content, Reasoning
 
 
 class StreamEncoder:
@@ -81,15 +81,22 @@ class StreamEncoder:
 
     def _pieces(self, index: int, output: OutputDelta, parts: list[bytes]) -> None:
         """Adds chunks for what the output's text completes."""
-        pieces = self._readers[index].read(output)
+        reader = self._readers[index]
         if self._rich:
-            self._rich_pieces(index, output, pieces, parts)
+            self._rich_pieces(index, output, reader.read(output), parts)
             return
-        for piece in pieces:
-            parts.append(self._piece(index, piece))
+        text, kind = output.text, reader.steady_kind(output)  # nearly all: nothing else of the reader is touched then
+        if kind is Arguments:
+            parts.append(self._writer.arguments(index, reader.calls - 1, text))
+        elif kind is Content:
+            parts.append(self._writer.text(index, text))
+        elif kind is Reasoning:
+            parts.append(self._writer.reasoning(index, text))
+        else:
+            parts += [self._piece(index, piece) for piece in reader.read(output)]
 
     def _piece(self, index: int, piece: Piece) -> bytes:
-        """Returns a chunk with nothing but a piece of the answer; nearly each token gives one."""
+        """Returns a chunk with nothing but a piece of the answer."""
         match piece:
             case CallPiece():
                 if piece.id is None and not piece.is_custom:

@@ -41,10 +41,33 @@ def tagged_object(closing: str) -> ReadCalls:
     return read
 
 
+def tagged_objects(closing: str) -> ReadCalls:
+    """Returns the reader of a JSON list of calls between the opening marker and `closing`; or of one call alone."""
+
+    def read(reading: Reading, opening: str) -> Reader[None]:
+        source, output, calls = reading.source, reading.output, reading.output.calls
+        source.keep()
+        if (yield from source.next_character()) == "[":
+            yield from _list(reading, opening)
+            if output.calls > calls:
+                yield from source.try_close(closing)
+        elif (yield from read_object(reading)):
+            yield from end_call(reading, closing)
+        else:
+            reading.give_back(opening)
+
+    return read
+
+
 def listed_objects(reading: Reading, opening: str) -> Reader[None]:
     """Reads calls as a JSON list of objects behind a marker."""
+    reading.source.keep()
+    yield from _list(reading, opening)
+
+
+def _list(reading: Reading, opening: str) -> Reader[None]:
+    """Reads a list of calls, whose `keep` the caller has begun."""
     source = reading.source
-    source.keep()
     if (yield from source.next_character()) != "[":
         reading.give_back(opening)
         return

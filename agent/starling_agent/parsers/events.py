@@ -1,7 +1,6 @@
 """Parts of an output, in the order in which they were written."""
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -42,8 +41,11 @@ class CallEnd(NamedTuple):
 Event = Content | Reasoning | CallBegin | Arguments | CallEnd
 
 
+SteadyKind = type[Content] | type[Reasoning] | type[Arguments]
+
+
 class Steady(NamedTuple):
     """Says that text which `pattern` matches becomes one event, and that nothing else changes: no marker can begin in it."""
 
     pattern: re.Pattern[str]
-    event: Callable[[str], Event]
+    event: SteadyKind

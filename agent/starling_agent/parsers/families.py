@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from starling_agent.parsers.calls import leading_objects, listed_objects, named_arguments, section, tagged_object
+from starling_agent.parsers.calls import leading_objects, listed_objects, named_arguments, section, tagged_object, tagged_objects
 from starling_agent.parsers.gemma import CLOSES as GEMMA_CLOSES
 from starling_agent.parsers.gemma import OPENS as GEMMA_OPENS
 from starling_agent.parsers.gemma import QUOTE as GEMMA_QUOTE
@@ -146,6 +146,9 @@ def _leading_llama4(reading: Reading) -> Reader[None]:
     if reading.output.calls == calls and not reading.output.content.has_begun:
         yield from leading_python_calls(reading)
 
+
+_PHI_CALLS: Mapping[str, ReadCalls] = {"functools": listed_objects, "<|tool_call|>": tagged_objects("<|/tool_call|>")}
+"""vLLM's template asks for the first form. The second one is the model's own; llama.cpp's template shows objects alone in it."""
 
 # The order is that in which templates are recognized: the more particular first.
 _TABLE = (
@@ -327,9 +330,27 @@ _TABLE = (
     ),
     Family(
         "phi4_mini_json",
-        calls={"functools": listed_objects},
+        calls=_PHI_CALLS,
         template=("functools",),
         written=WrittenCalls('functools[{"name": "NAME", "arguments": ', "}]", trigger="functools["),
+        tokens=("<|/tool_call|>",),
+    ),
+    Family(
+        "phi4_mini",
+        calls=_PHI_CALLS,
+        template=("<|tool|>", "<|/tool|>"),
+        written=WrittenCalls('<|tool_call|>[{"name": "NAME", "arguments": ', "}]<|/tool_call|>", trigger="<|tool_call|>"),
+        tokens=("<|/tool_call|>",),
+        answer_role="tool_response",
+    ),
+    Family(
+        "apriel",
+        (("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),),
+        {"<tool_calls>": tagged_objects("</tool_calls>")},
+        hidden=("[END FINAL RESPONSE]",),
+        template=("<tool_calls>[", "[BEGIN FINAL RESPONSE]"),
+        written=WrittenCalls('<tool_calls>[{"name": "NAME", "arguments": ', "}]</tool_calls>", trigger="<tool_calls>"),
+        tokens=("</tool_calls>",),
     ),
     Family(
         "granite",
@@ -337,6 +358,7 @@ _TABLE = (
         {"<|tool_call|>": listed_objects, "<tool_call>": listed_objects},
         template=("<|tool_call|>",),
         written=WrittenCalls('<|tool_call|>[{"name": "NAME", "arguments": ', "}]", trigger="<|tool_call|>"),
+        answer_role="tool_response",
     ),
     Family(
         "hermes",

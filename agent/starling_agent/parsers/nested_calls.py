@@ -14,9 +14,10 @@ from starling_agent.parsers.schemas import is_text, json_value, resolved, schema
 from starling_agent.parsers.source import Markers, Reader, Sink
 
 MARK = "]<]minimax[>["
-_TAG, _TAG_ENDS = Markers(f"{MARK}<"), Markers(">")
+_OPENS = f"{MARK}<"
+_TAG, _TAG_ENDS = Markers(_OPENS), Markers(">", _OPENS)
 _INVOKE = re.compile('invoke name="(?P<name>[^"]+)"')
-_CALL_ENDS, _SECTION_ENDS = "/invoke", "/tool_call"
+_INVOKES, _CALL_ENDS, _SECTION_ENDS = 'invoke name="', "/invoke", "/tool_call"
 _ITEM = "item"
 
 
@@ -62,11 +63,15 @@ class _Tags:
         self._again: str | None = None
 
     def next(self, sink: Sink | None = None) -> Reader[str | None]:
-        """Returns what is in the next tag; None at the end of the output."""
+        """Returns what is in the next tag; None at the end of the output. A mark without a tag is text."""
         tag, self._again = self._again, None
-        if tag is None and (yield from self._source.until(_TAG, sink)) is not None:
-            text, marker = yield from self._source.text_until(_TAG_ENDS)
-            tag = None if marker is None else text
+        marker = (yield from self._source.until(_TAG, sink)) if tag is None else None
+        while marker == _OPENS:
+            tag, marker = yield from self._source.text_until(_TAG_ENDS)
+            if marker == _OPENS and sink is not None:
+                sink(f"{_OPENS}{tag}")
+            elif marker is None:
+                tag = None
         return tag
 
     def give_back(self, tag: str) -> None:
@@ -124,17 +129,17 @@ def _elements(reading: Reading, tags: _Tags, arguments: _Container) -> Reader[bo
 
 
 def _text(reading: Reading, tags: _Tags, element: _Container, closing: str) -> Reader[None]:
-    """Reads a text up to its own closing tag: others are text."""
-    output = reading.output
-    sink = output.text_argument if element.is_written else None
+    """Reads a text up to its own closing tag, or one that ends the call: others are text."""
+    source, output = reading.source, reading.output
+    ends = Markers(f"{_OPENS}{closing}>", *(f"{_OPENS}{tag}>" for tag in (_CALL_ENDS, _SECTION_ENDS)), f"{_OPENS}{_INVOKES}")
     _write(output, element, '"')
-    while (tag := (yield from tags.next(sink))) not in (None, closing):
-        if tag is not None and _ends_call(tag):
-            tags.give_back(tag)
-            break
-        if sink is not None:
-            sink(f"{MARK}<{tag}>")
-    if not (tag is None and output.is_cut):
+    marker = yield from source.until(ends, output.text_argument if element.is_written else None)
+    if marker == f"{_OPENS}{_INVOKES}":
+        rest, _ = yield from source.text_until(Markers(">"))
+        tags.give_back(f"{_INVOKES}{rest}")
+    elif marker is not None and marker != f"{_OPENS}{closing}>":
+        tags.give_back(marker.removeprefix(_OPENS).removesuffix(">"))
+    if not (marker is None and output.is_cut):
         _write(output, element, '"')
 
 

@@ -23,7 +23,7 @@ class OutputParser:
     """
 
     # With 1,000 streams a token finds nothing of its stream in the processor's caches: slots are fewer lines of memory.
-    __slots__ = ("_output", "_reader", "_source", "_steady", "_unfinished", "_whole_calls")
+    __slots__ = ("_output", "_reader", "_source", "_unfinished", "_whole_calls", "steady")
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class OutputParser:
         self._reader = read(reading, family, reasons)
         self._whole_calls = whole_calls
         self._unfinished: list[Event] = []
-        self._steady: Steady | None = None
-        """Spares nearly all text the way through source, reader and output, which costs more than a chunk's JSON."""
+        self.steady: Steady | None = None
+        """Says what becomes of text that need not be fed, which is nearly all: the way through here costs more than its JSON."""
         next(self._reader, None)
         if prefix:
             self.feed(prefix, sorted(found.start() for text in token_texts for found in re.finditer(re.escape(text), prefix)))
@@ -58,12 +58,9 @@ class OutputParser:
         """Takes more text. `token_offsets` are offsets in it where the markers' tokens begin."""
         if not text:
             return []
-        steady = self._steady
-        if steady is not None and not token_offsets and steady.pattern.fullmatch(text):
-            return [steady.event(text)]
         if not self._source.add(text, token_offsets):
             next(self._reader, None)
-        self._steady = None if self._whole_calls else self._source.steady()
+        self.steady = None if self._whole_calls else self._source.steady()
         return self._events()
 
     def finish(self, is_cut: bool) -> list[Event]:

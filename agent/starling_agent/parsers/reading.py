@@ -49,6 +49,7 @@ class Family:
     whole      reads outputs whose every part has a header, in place of all the above
     tokens     markers besides those above that tokenizers may have as tokens
     trims      white space around calls is no content
+    answer_role  the role of answers to calls, for chat templates that show no calls and write any role
     short_ids  chat templates take ids of calls that are nine letters and digits
     written    the form of calls for a grammar; None where it is not known
     begins     ends what is before the model's message in a prompt; what is behind it was written of the output already
@@ -65,6 +66,7 @@ class Family:
     whole: Callable[[Reading], Reader[None]] | None = None
     tokens: tuple[str, ...] = ()
     trims: bool = True
+    answer_role: str = "tool"
     short_ids: bool = False
     template: tuple[str, ...] = ()
     other_templates: tuple[tuple[str, ...], ...] = ()
@@ -111,6 +113,8 @@ def read(reading: Reading, family: Family, reasons: bool) -> Reader[None]:
         elif marker in family.calls:
             reading.text = output.content
             yield from family.calls[marker](reading, marker)
+        elif marker in family.hidden:
+            output.content.mark()
         if family.at_start is not None and not output.content.has_begun:
             reading.text = output.content
             yield from family.at_start(reading)

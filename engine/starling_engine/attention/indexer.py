@@ -33,7 +33,7 @@ def store_keys(k: torch.Tensor, shape: MlaShape, cos_sin: torch.Tensor, kv: torc
 
 def spans_to_choose(shape: MlaShape, meta: AttentionMetadata) -> list[QuerySpan]:
     """Returns the sequences of a step that are too long to attend to all of their tokens."""
-    step = spans(meta.query_start.tolist(), meta.context_lens.tolist())
+    step = spans(*meta.lens())
     return [span for span in step if shape.is_chosen(span.context)]
 
 
@@ -46,8 +46,8 @@ def choose(
     chosen = torch.full((len(query.q), index.top), -1, dtype=torch.int32, device=query.q.device)
     weights = query.weights * (index.dim * index.num_heads) ** -0.5
     for span in step:
-        row = torch.tensor([span.row], device=kv.device)
-        keys = gather_rows(kv[..., shape.latent_dim :], meta, row, span.context)[0]
+        row = slice(span.row, span.row + 1)
+        keys = gather_rows(kv[..., shape.latent_dim :], meta.block_tables[row], meta.context_lens[row], span.context)[0]
         before = span.context - span.queries
         size = index.rows_at_once(span.context)
         for first in range(0, span.queries, size):

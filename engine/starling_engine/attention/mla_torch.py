@@ -10,7 +10,7 @@ from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.attention.torch_paged import rotate
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.matmul import bmm, linear
-from starling_engine.model_config.mla_shape import QUERY_ROWS, QuerySpan, plan_forms, spans
+from starling_engine.model_config.mla_shape import QUERY_ROWS, MlaShape, QuerySpan, plan_forms, spans
 
 
 @dataclass(slots=True)
@@ -47,51 +47,87 @@ class TorchMla(MlaBackend):
         latents = kv[..., : shape.latent_dim]
         store_rows(latents, torch.cat([c, turn(k_rope.unsqueeze(1), cos, sin).squeeze(1)], dim=-1), meta.slot_mapping)
         out = q.new_empty(len(q), shape.num_heads, shape.value_dim)
-        plan = plan_forms(spans(meta.query_start.tolist(), meta.context_lens.tolist()), shape)
-        for batch in plan.absorbed:
+        step = meta.once(shape, lambda: _plan(meta, shape))
+        for batch in step.absorbed:
             attend_absorbed(query, layer, latents, meta, batch, out)
-        for span in plan.expanded:
+        for span in step.expanded:
             attend_expanded(query, layer, latents, meta, span, out)
-        if plan.chosen:
-            attend_chosen(query, layer, latents, meta, plan.chosen, out)
+        if step.chosen is not None:
+            attend_chosen(query, layer, latents, meta, step.chosen, out)
         return out.flatten(1)
 
 
+@dataclass(slots=True)
+class LatentBatch:
+    """Sequences that attend together, the longest of `context` tokens.
+
+    rows    [B] int64, of the sequences, or [N] of each of their tokens
+    tokens  [N] int64, which these are
+    queries of each sequence
+    """
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+    queries: int
+    context: int
+
+
+@dataclass(slots=True)
+class LatentPlan:
+    """Sequences of a step as `plan_forms` parts them. All layers of a shape use it."""
+
+    absorbed: list[LatentBatch]
+    expanded: list[QuerySpan]
+    chosen: LatentBatch | None
+
+
+def _plan(meta: AttentionMetadata, shape: MlaShape) -> LatentPlan:
+    plan = plan_forms(spans(*meta.lens()), shape)
+    absorbed = [
+        LatentBatch(meta.send([span.row for span in batch]), meta.send(_tokens(batch)), batch[0].queries, batch[-1].context)
+        for batch in plan.absorbed
+    ]
+    chosen = None
+    if plan.chosen:
+        rows = [span.row for span in plan.chosen for _ in range(span.queries)]
+        chosen = LatentBatch(meta.send(rows), meta.send(_tokens(plan.chosen)), 1, max(span.context for span in plan.chosen))
+    return LatentPlan(absorbed, plan.expanded, chosen)
+
+
+def _tokens(step: Sequence[QuerySpan]) -> list[int]:
+    return [token for span in step for token in range(span.start, span.start + span.queries)]
+
+
 def attend_absorbed(
-    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: Sequence[QuerySpan], out: torch.Tensor
+    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: LatentBatch, out: torch.Tensor
 ) -> None:
-    """Fills the rows of `batch` (as `plan_forms` makes it) in `out` [T, H, value_dim].
+    """Fills the rows of `batch` in `out` [T, H, value_dim].
 
     For torch's kernel a query token is a head, and its heads are the rows: they share one read of the latents.
     """
-    device, shape, queries = kv.device, layer.shape, batch[0].queries
-    starts = torch.tensor([span.start for span in batch], device=device)
-    tokens = (starts[:, None] + torch.arange(queries, device=device)).flatten()
+    shape, tokens, queries = layer.shape, batch.tokens, batch.queries
     q = torch.cat([_by_head(query.nope[tokens], layer.w_uk), query.rope[tokens]], dim=-1)
-    rows = torch.tensor([span.row for span in batch], device=device)
-    latents = gather_rows(kv, meta, rows, batch[-1].context)[:, None].expand(-1, queries, -1, -1)
-    key_at = torch.arange(latents.shape[2], device=device)
+    latents = gather_rows(kv, meta.block_tables[batch.rows], meta.context_lens[batch.rows], batch.context)
+    latents = latents[:, None].expand(-1, queries, -1, -1)
+    key_at = torch.arange(latents.shape[2], device=kv.device)
     seen = key_at <= meta.positions[tokens].view(-1, queries, 1, 1)
     # The whole latent as value: torch's fused kernel needs values as wide as keys. The rest is cut off.
-    q = q.view(len(batch), queries, shape.num_heads, shape.latent_dim)
+    q = q.view(len(latents), queries, shape.num_heads, shape.latent_dim)
     mixed = F.scaled_dot_product_attention(q, latents, latents, attn_mask=seen, scale=layer.scale)
     out[tokens] = _by_head(mixed.flatten(0, 1)[..., : shape.kv_rank], layer.w_uv.transpose(1, 2))
 
 
 def attend_chosen(
-    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, step: Sequence[QuerySpan], out: torch.Tensor
+    query: Query, layer: MlaWeights, kv: torch.Tensor, meta: AttentionMetadata, batch: LatentBatch, out: torch.Tensor
 ) -> None:
-    """Fills the rows of these sequences in `out` [T, H, value_dim]: each token attends to the latents of those chosen for it.
+    """Fills the rows of `batch` in `out` [T, H, value_dim]: each token attends to the latents of those chosen for it.
 
     It does so in the absorbed form, a few tokens at a time, for each reads others.
     """
     assert meta.chosen is not None, "an indexer has chosen for sequences of such length"
-    device, shape, block_size = kv.device, layer.shape, kv.shape[1]
-    counts = torch.tensor([span.queries for span in step], device=device)
-    sequences = torch.tensor([span.row for span in step], device=device).repeat_interleave(counts)
-    tokens = torch.cat([torch.arange(span.start, span.start + span.queries, device=device) for span in step])
+    shape, block_size = layer.shape, kv.shape[1]
     size = shape.chosen_at_once()
-    for own, rows in zip(torch.split(tokens, size), torch.split(sequences, size), strict=True):
+    for own, rows in zip(torch.split(batch.tokens, size), torch.split(batch.rows, size), strict=True):
         chosen = meta.chosen[own].long()
         at = chosen.clamp(min=0)
         blocks = meta.block_tables[rows].long().gather(1, at // block_size)
@@ -108,8 +144,8 @@ def attend_expanded(
     """Fills the rows of one sequence in `out` [T, H, value_dim], a few heads at a time. Tokens that are not chosen are masked."""
     shape, own = layer.shape, slice(span.start, span.start + span.queries)
     q = _padded(torch.cat([query.nope[own], query.rope[own]], dim=-1), shape.expanded_dim).transpose(0, 1)
-    row = torch.tensor([span.row], device=kv.device)
-    latents = gather_rows(kv, meta, row, span.context)[0]
+    row = slice(span.row, span.row + 1)
+    latents = gather_rows(kv, meta.block_tables[row], meta.context_lens[row], span.context)[0]
     result = out[own].transpose(0, 1)
     chosen: torch.Tensor | None = None
     if shape.is_chosen(span.context):
@@ -161,23 +197,27 @@ def _expand(latents: torch.Tensor, layer: MlaWeights, heads: slice) -> tuple[tor
     return _padded(keys, shape.expanded_dim).transpose(0, 1), _padded(values, shape.expanded_dim).transpose(0, 1)
 
 
-def gather_rows(kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor, longest: int) -> torch.Tensor:
-    """Cached rows [len(rows), longest, width] of the sequences in `rows`, of kv [num_blocks, block_size, width].
+def gather_rows(kv: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor, longest: int) -> torch.Tensor:
+    """Gathers cached rows [B, longest, width] of sequences with these block tables and lengths [B].
+
+    kv is [num_blocks, block_size, width].
 
     Past its end a sequence's last row is repeated: the rest of its last block may be anything, even NaN.
     """
     block_size = kv.shape[1]
-    last = meta.context_lens[rows].long() - 1
-    at = torch.arange(longest, device=kv.device).clamp(max=last[:, None])
-    blocks = meta.block_tables[rows].long().gather(1, at // block_size)
+    at = torch.arange(longest, device=kv.device).clamp(max=lengths.long()[:, None] - 1)
+    blocks = tables.long().gather(1, at // block_size)
     return kv[blocks, at % block_size]
 
 
 def store_rows(kv: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Writes values [T, width] where `slot_mapping` says. A token with -1 is left out."""
-    if (slot_mapping < 0).any():
-        values, slot_mapping = values[slot_mapping >= 0], slot_mapping[slot_mapping >= 0]
-    kv[slot_mapping // kv.shape[1], slot_mapping % kv.shape[1]] = values
+    """Writes values [T, width] where `slot_mapping` says. A token with -1 is left out.
+
+    Nothing asks the device whether there is one: it writes again what is in the null block, which is nobody's.
+    """
+    slots = slot_mapping.clamp(min=0)
+    blocks, places = slots // kv.shape[1], slots % kv.shape[1]
+    kv[blocks, places] = torch.where(slot_mapping[:, None] < 0, kv[blocks, places], values)
 
 
 def _by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

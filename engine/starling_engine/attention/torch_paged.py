@@ -65,7 +65,7 @@ def _store(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot_mapping: tor
 def _attend(q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
     """q [T, H, D] -> [T, H, D], one sequence after the other."""
     out = torch.empty_like(q)
-    starts, lengths = meta.query_start.tolist(), meta.context_lens.tolist()
+    starts, lengths = meta.lens()
     for row, length in enumerate(lengths):
         start, end = starts[row], starts[row + 1]
         if start == end:

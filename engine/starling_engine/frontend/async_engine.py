@@ -44,6 +44,7 @@ from starling_engine.params import BeamSearchParams, PoolingParams, SamplingPara
 from starling_engine.request import EngineRequest, ReasoningLimit
 from starling_engine.sleep import check_level, check_mode, check_tags
 from starling_engine.structured_output.forms import field_of
+from starling_engine.structured_output.special_tokens import ReasoningMarks
 from starling_engine.topology.layout import NodePlacement
 
 Prompt = str | list[int]
@@ -58,7 +59,8 @@ class AsyncEngine:
         self.config = config
         self.cores = CoreClients(config, host)
         added = {token.content: number for number, token in tokenizer.backend.get_added_tokens_decoder().items()}
-        self.grammars = GrammarCompiler(config.vocabulary, added, max_waiting=lambda: self.max_open_requests)
+        marks = ReasoningMarks.find(added, partial(tokenizer.encode, add_special_tokens=False))
+        self.grammars = GrammarCompiler(config.vocabulary, added, marks, max_waiting=lambda: self.max_open_requests)
         self._seeds = random.Random(config.seed)
 
     @classmethod

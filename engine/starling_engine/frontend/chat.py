@@ -8,14 +8,14 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens, draw_sentinel, turn_markers
+from starling_engine.frontend.shown_tools import Message, ShownCalls, with_tools_and_calls
 from starling_engine.frontend.template import CompiledTemplate, compile_template
-
-Message = dict[str, Any]
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Ends in a space, which shows whether a template trims its messages."""
@@ -103,9 +103,11 @@ class ChatRenderer:
         continue_final_message: bool = False,
         template: str | None = None,
         variables: Mapping[str, Any],
+        calls: Sequence[Any] | None = None,
     ) -> ChatPrompt:
         """Returns the prompt for a conversation. `variables` are the template's own (tools, enable_thinking, ...).
 
+        `calls` are the fields of `ShownCalls`, for templates that show no calls.
         Raises InvalidRequest with the template's error, or with the message that cannot be rendered.
         """
         if continue_final_message and add_generation_prompt:
@@ -116,7 +118,8 @@ class ChatRenderer:
         given = {"tools": None, "documents": None, **self.named_tokens, **_plain(variables, "chat_template_kwargs")}
         given["messages"] = [_prepare(message, index, chosen) for index, message in enumerate(messages)]
         given["add_generation_prompt"] = add_generation_prompt
-        render = _rendered_to_continue if continue_final_message else _rendered
+        show = _rendered_to_continue if continue_final_message else _rendered
+        render = partial(show, calls=None if calls is None else ShownCalls(*calls))
         return self._render(chosen, given, ("messages", *variables), render)
 
     def _render(self, template: CompiledTemplate, given: dict[str, Any], texts: Sequence[str], render: "_Render") -> ChatPrompt:
@@ -150,8 +153,9 @@ class CallArguments(dict[str, Any]):
         return other + str(self)
 
 
-def _rendered(template: CompiledTemplate, given: dict[str, Any]) -> str:
-    return template.render(**given | {"messages": [_with_arguments(message) for message in given["messages"]]})
+def _rendered(template: CompiledTemplate, given: dict[str, Any], *, calls: ShownCalls | None) -> str:
+    messages = with_tools_and_calls(given["messages"], given["tools"], template, calls)
+    return template.render(**given | {"messages": [_with_arguments(message) for message in messages]})
 
 
 def _with_arguments(message: Message) -> Message:
@@ -166,9 +170,9 @@ def _with_own_arguments(call: Any) -> Any:
     return call
 
 
-def _rendered_to_continue(template: CompiledTemplate, given: dict[str, Any]) -> str:
+def _rendered_to_continue(template: CompiledTemplate, given: dict[str, Any], *, calls: ShownCalls | None) -> str:
     ending = _mark_the_end(given["messages"])
-    return _cut_at_mark(_rendered(template, given), ending)
+    return _cut_at_mark(_rendered(template, given, calls=calls), ending)
 
 
 def _prepare(message: Message, index: int, template: CompiledTemplate) -> Message:

@@ -24,7 +24,7 @@ def _prepare(settings: Any) -> Work:
         raise ModelError("grammars are not possible: a token that ends the model's outputs is text, which a grammar may ask for")
     special = {text: token for text, token in added.items() if vocabulary.is_special_token(token)}
     tokens = SpecialTokens(special, frozenset(config.eos_token_ids))
-    marks = ReasoningMarks.find(added)
+    marks = None if settings["marks"] is None else ReasoningMarks(*settings["marks"])
 
     def make(job: Any) -> str:
         wanted = msgspec.convert(json.loads(job["wanted"]), StructuredOutputsParams)

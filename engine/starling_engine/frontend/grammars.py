@@ -32,19 +32,20 @@ class GrammarCompiler:
         self,
         vocabulary: VocabularyConfig | None,
         added_tokens: Mapping[str, int],
+        marks: ReasoningMarks | None,
         limits: ProcessLimits = GRAMMAR_LIMITS,
         *,
         max_waiting: Callable[[], int],
         max_cached_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
-        """`added_tokens` are the tokenizer's, by text. Without a vocabulary every form is refused."""
-        self._marks = ReasoningMarks.find(added_tokens)
+        """`added_tokens` are the tokenizer's, by text; `marks` those of reasoning. Without a vocabulary every form is refused."""
+        self._marks = marks
         self._ends = frozenset(vocabulary.eos_token_ids if vocabulary else ())
         self._cache = _GrammarCache(max_cached_bytes)
         self._under_way: dict[str, asyncio.Task[str]] = {}
         self._process: LimitedProcess | None = None
         if vocabulary is not None:
-            settings = {"vocabulary": asdict(vocabulary), "added_tokens": dict(added_tokens)}
+            settings = {"vocabulary": asdict(vocabulary), "added_tokens": dict(added_tokens), "marks": marks}
             words = JobWords("grammar", "grammars", "made")
             module = "starling_engine.frontend.grammar_child"
             self._process = LimitedProcess(module, settings, limits, words, max_waiting=max_waiting)
@@ -66,7 +67,8 @@ class GrammarCompiler:
         """Returns the limit of reasoning behind a prompt. Raises InvalidRequest where nothing marks reasoning."""
         if self._marks is None or self._process is None:
             raise InvalidRequest(NO_MARKS, "thinking_token_budget")
-        return ReasoningLimit(self._marks.start, self._marks.end, tokens, self.has_opened_reasoning(prompt))
+        marks = self._marks
+        return ReasoningLimit(marks.opens, marks.ends, tokens, self.has_opened_reasoning(prompt), marks.then)
 
     async def compile(self, wanted: StructuredOutputsParams, *, reasoning_open: bool) -> str:
         """Returns the library's grammar for a form whose types are right; `reasoning_open` where the prompt has begun to reason.

@@ -21,7 +21,6 @@ from starling_engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from starling_engine.frontend.async_engine import AsyncEngine
 from starling_engine.frontend.beam import BeamSearchOutput, BeamSearchSequence
 from starling_engine.frontend.beam_requests import hides_last
-from starling_engine.frontend.chat import Message
 from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.cross_encoder import pair_scorer
 from starling_engine.frontend.gathering import gather_or_cancel
@@ -32,6 +31,7 @@ from starling_engine.frontend.pooled_texts import PooledTexts, role_of, truncati
 from starling_engine.frontend.pooling import activated_rows, check_adapter
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
+from starling_engine.frontend.shown_tools import Message
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.model_config.classifier import LabelActivation, activated
 from starling_engine.model_config.multi_vector import ROLES, TextRole

@@ -6,10 +6,10 @@ from itertools import takewhile
 from typing import Literal
 
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.chat import Message
 from starling_engine.frontend.control_tokens import ChatPrompt
 from starling_engine.frontend.late_interaction import LateInteraction
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
+from starling_engine.frontend.shown_tools import Message
 from starling_engine.frontend.tokenizer import Truncation
 from starling_engine.model_config.multi_vector import TextRole
 from starling_engine.model_config.pooler import PoolerConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.chat import Message
+from starling_engine.frontend.shown_tools import Message
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""

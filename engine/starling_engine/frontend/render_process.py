@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from starling_engine.errors import JobTooLarge, PromptTooLong
-from starling_engine.frontend.chat import ChatRenderer, Message
+from starling_engine.frontend.chat import ChatRenderer
 from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.shown_tools import Message
 from starling_engine.frontend.template import LARGEST_PROMPT
 from starling_engine.ipc.limited_child import ProcessLimits
 from starling_engine.ipc.limited_process import JobWords, LimitedProcess

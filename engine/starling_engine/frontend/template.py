@@ -15,7 +15,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from starling_engine.errors import InvalidRequest, PromptTooLong
-from starling_engine.frontend.template_reading import loops_over_content, sought_texts, tests_type_of_content, written_texts
+from starling_engine.frontend.template_reading import (
+    loops_over_content,
+    reads_field,
+    sought_texts,
+    tests_type_of_content,
+    written_texts,
+)
 
 LARGEST_PROMPT = 16 << 20
 """Characters; the longest contexts take a quarter of it."""
@@ -49,6 +55,16 @@ class CompiledTemplate:
         return self.reads_parts and not tests_type_of_content(self._tree)
 
     @cached_property
+    def shows_tools_of_messages(self) -> bool:
+        """True if tools are a text in a message, and no variable of the template."""
+        return "tools" not in meta.find_undeclared_variables(self._tree) and reads_field(self._tree, "tools")
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """True if the template reads the calls of messages."""
+        return reads_field(self._tree, "tool_calls")
+
+    @cached_property
     def sought(self) -> frozenset[str]:
         """Constant texts that the template looks for."""
         return sought_texts(self._tree)
@@ -80,6 +96,22 @@ def template_variables(source: str) -> frozenset[str]:
         return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
     except _COMPILE_ERRORS:
         return frozenset()
+
+
+def template_constants(source: str) -> frozenset[str]:
+    """Returns the constant texts that a template looks for, or compares with; none for a source that cannot be compiled."""
+    try:
+        return compile_template(source).sought
+    except ValueError:
+        return frozenset()
+
+
+def shows_tools(source: str) -> bool:
+    """Says if a template shows tools; False for a source that cannot be compiled."""
+    try:
+        return "tools" in template_variables(source) or compile_template(source).shows_tools_of_messages
+    except ValueError:
+        return False
 
 
 def _bounded(pieces: Iterable[str]) -> Iterator[str]:

@@ -32,6 +32,13 @@ def tests_type_of_content(tree: nodes.Template) -> bool:
     return any(test.name in _TYPE_TESTS and _is_content(test.node) for test in tree.find_all(nodes.Test))
 
 
+def reads_field(tree: nodes.Template, name: str) -> bool:
+    """Returns whether the template reads a field of that name, whatever has it."""
+    by_key = any(isinstance(item.arg, nodes.Const) and item.arg.value == name for item in tree.find_all(nodes.Getitem))
+    by_call = any(_constant(argument) == name for call in tree.find_all(nodes.Call) for argument in call.args[:1])
+    return by_key or by_call or any(item.attr == name for item in tree.find_all(nodes.Getattr))
+
+
 def sought_texts(tree: nodes.Template) -> frozenset[str]:
     """Returns the constant texts that the template looks for: `'</think>' in content`, `content.split('</think>')`, ..."""
     names = {

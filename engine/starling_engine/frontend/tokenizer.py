@@ -10,9 +10,10 @@ from typing import Any, Literal
 import tokenizers
 
 from starling_engine.errors import InvalidRequest, ModelError
-from starling_engine.frontend.chat import ChatRenderer, ChatTemplates, Message
+from starling_engine.frontend.chat import ChatRenderer, ChatTemplates
 from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens
 from starling_engine.frontend.escaping_tokenizer import EscapingTokenizer
+from starling_engine.frontend.shown_tools import Message
 from starling_engine.frontend.token_bytes import Spelling, spelling_of
 from starling_engine.tokenizer_files import read_tokenizer
 

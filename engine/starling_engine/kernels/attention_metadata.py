@@ -1,13 +1,15 @@
 """A step, as attention kernels see it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from starling_engine.kernels.state_replay import StateReplay
+
+T = TypeVar("T")
 
 HostLens = tuple[Sequence[int], Sequence[int]]
 """query_start and context_lens of `AttentionMetadata`."""
@@ -28,7 +30,9 @@ class AttentionMetadata:
     max_query_len longest query of the step; 1 means a pure decode step
     shared_blocks leading blocks that all sequences share and that were full before this step, as
                   `kernels.attention_plan.common_prefix` counts them: a backend may attend to them for all sequences at once
-    host_lens     query_start and context_lens as the host knows them, where it does; nothing waits for the device to read them
+    host_lens     query_start and context_lens as the host knows them, where it does; nothing waits for the device to read them.
+                  Drafts in flight count as accepted
+    exact_lens    the same, exact: `lens` fills it in where it is None
     query_blocks  [N, 2] int32, the query blocks of prompts, by `kernels.attention_plan.QueryBlocks` of the layers' shape; None
                   where nobody has listed them. Only where max_query_len is more than its `decodes`
     chosen        [T, K] int32, positions in its sequence that each token attends to, -1 behind the last: the choice of the last
@@ -50,3 +54,23 @@ class AttentionMetadata:
     chosen: torch.Tensor | None = None
     taken: torch.Tensor | None = None
     replay: "StateReplay | None" = None
+    exact_lens: HostLens | None = None
+    _made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def lens(self) -> HostLens:
+        """Returns query_start and context_lens on the host. Where it does not know them, the first call waits for the device."""
+        if self.exact_lens is None:
+            self.exact_lens = self.query_start.tolist(), self.context_lens.tolist()
+        return self.exact_lens
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """Returns what `make` has returned to the first layer of the step that asked for `what`."""
+        if what not in self._made:
+            self._made[what] = make()
+        made: T = self._made[what]
+        return made
+
+    def send(self, values: Sequence[int]) -> torch.Tensor:
+        """Returns numbers of the host on the device, [N] int64. Nothing waits for the device."""
+        device = self.positions.device
+        return torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)

@@ -4,9 +4,12 @@ Torch emulates those: on a CPU with AVX2 alone, a bfloat16 linear of 256 rows ta
 """
 
 import functools
+import logging
 
 import torch
 from torch.nn import functional as F
+
+logger = logging.getLogger("starling.layers")
 
 MAX_EMULATED_ROWS = 4
 """Most rows for which emulation is faster than conversion of the weights to float32: 2.4 ms against 4.6 at one row, equal at 5."""
@@ -26,6 +29,27 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         piece = weight[columns]
         out[:, columns] = _fp32_linear(x_fp32, scratch[: len(piece)].copy_(piece), None if bias is None else bias[columns].float())
     return out
+
+
+def linear_fp32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """x [T, K], weight [N, K], both of a dtype that `sums_in_fp32` -> out [T, N] fp32: sums that are not rounded in between."""
+    torch.mm(x, weight.t(), torch.float32, out=out)
+
+
+@functools.cache
+def sums_in_fp32(dtype: torch.dtype, device: torch.device) -> bool:
+    """Returns whether there is `linear_fp32`: on a GPU, for bf16 and fp16. It is tried once, for torch may have none."""
+    if device.type not in ("cuda", "meta") or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    ones, out = torch.ones(16, 16, dtype=dtype, device=device), torch.empty(16, 16, dtype=torch.float32, device=device)
+    try:
+        linear_fp32(ones, ones, out)
+    except (TypeError, RuntimeError) as error:
+        logger.warning(
+            "products of %s are rounded, and then widened: torch %s has none in fp32 (%s)", dtype, torch.__version__, error
+        )
+        return False
+    return True
 
 
 def bmm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

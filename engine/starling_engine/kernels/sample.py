@@ -4,6 +4,8 @@ Several programs share a row, and a second kernel compares their best. Of equals
 depend on the number of programs.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -82,14 +84,33 @@ def _draw(logits, stride, vocab, temperature, lowest, seed, position, values, to
     tl.store(tokens + row * parts + part, chosen)
 
 
+@triton.jit
+def best_of_parts(values, tokens, row, parts, BLOCK: tl.constexpr):
+    """Returns the best token, int64, of the parts of row `row`, an int64."""
+    part = tl.arange(0, BLOCK)
+    value = tl.load(values + row * parts + part, mask=part < parts, other=float("-inf"))
+    token = tl.load(tokens + row * parts + part, mask=part < parts, other=2147483647)
+    return tl.min(tl.where(value == tl.max(value, 0), token, 2147483647), 0).to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["parts"])
 def _pick(values, tokens, out, parts, BLOCK: tl.constexpr):
     """Program (row): writes the best token of a row's parts."""
     row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, BLOCK)
-    value = tl.load(values + row * parts + part, mask=part < parts, other=float("-inf"))
-    token = tl.load(tokens + row * parts + part, mask=part < parts, other=2147483647)
-    tl.store(out + row, tl.min(tl.where(value == tl.max(value, 0), token, 2147483647), 0).to(tl.int64))
+    tl.store(out + row, best_of_parts(values, tokens, row, parts, BLOCK))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The best of each part of each row of `logits`: values [S, parts] in double, and tokens [S, parts] int32.
+
+    `block` is a power of two that has room for the most parts of a row, so that one kernel serves any number of rows.
+    """
+
+    logits: Tensor
+    values: Tensor
+    tokens: Tensor
+    block: int
 
 
 def sample(
@@ -100,7 +121,23 @@ def sample(
     *,
     filtered: bool = True,
 ) -> Tensor:
-    """Samples one token [S] int64 for each row of logits [S, V] fp32; `native.reference.sample` defines the filters.
+    """Samples one token [S] int64 for each row of logits, as `draw` does."""
+    out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    if len(out):
+        drawn = draw(logits, metadata, seed, position, filtered=filtered)
+        _pick[(len(out),)](drawn.values, drawn.tokens, out, drawn.values.shape[1], BLOCK=drawn.block, num_warps=1)
+    return out
+
+
+def draw(
+    logits: Tensor,
+    metadata: SamplingMetadata[Tensor],
+    seed: Tensor,
+    position: Tensor,
+    *,
+    filtered: bool = True,
+) -> Drawn:
+    """Draws for each row of logits [S, V] fp32, S > 0; `native.reference.sample` defines the filters.
 
     seed, position [S] int64. `filtered` is False where no row has a filter, which saves two launches.
 
@@ -114,9 +151,6 @@ def sample(
     assert logits.stride(1) == 1 and has_rows(metadata, rows)
     for column in (seed, position):
         assert column.shape == (rows,) and column.is_contiguous()
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    if rows == 0:
-        return out
     lowest = thresholds(logits, metadata) if filtered else metadata.temperature
     span, parts = split_row(rows, vocab)
     values = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
@@ -135,10 +169,7 @@ def sample(
         FILTERED=filtered,
         num_warps=WARPS,
     )
-    # Sized for the most parts of a row, so that one kernel serves any number of rows.
-    block = triton.next_power_of_2(triton.cdiv(vocab, TILE.value))
-    _pick[(rows,)](values, tokens, out, parts, BLOCK=block, num_warps=1)
-    return out
+    return Drawn(logits, values, tokens, triton.next_power_of_2(triton.cdiv(vocab, TILE.value)))
 
 
 def split_row(rows: int, vocab: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from starling_engine.byte_sizes import format_bytes
-from starling_engine.config import TiersConfig, WorkerConfig
+from starling_engine.config import TiersConfig, WorkerConfig, most_staging_bytes
 from starling_engine.errors import ConfigError
 from starling_engine.kv.layer_specs import kv_groups, state_group, whole_groups
 from starling_engine.kv.spec import pieces_of, slab_bytes
@@ -11,14 +11,6 @@ from starling_engine.kv_offload.secondary.base import CHUNK
 from starling_engine.kv_offload.secondary.store.address import parse_address
 from starling_engine.ledger import HostMemory
 from starling_engine.model_config.config import ModelConfig
-
-
-def most_staging_bytes(kv_bytes: int | None, most: int = 1 << 30) -> int:
-    """Returns the most bytes of a rank's staging buffer. `kv_bytes`: its cache on the device, where that is known.
-
-    No request has more chunks than that cache holds.
-    """
-    return most if kv_bytes is None else min(most, kv_bytes)
 
 
 def chunk_bytes(model: ModelConfig, config: WorkerConfig) -> int:

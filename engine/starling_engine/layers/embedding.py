@@ -19,9 +19,14 @@ class Vocabulary:
         self._width = ranks.shard.rounded_size(size)
         self._ranks = ranks
 
+    @property
+    def is_whole(self) -> bool:
+        """Says whether this rank has all rows."""
+        return self._ranks.shard.count == 1
+
     def lookup(self, local: Lookup) -> Lookup:
         """Returns a lookup of any id, with the same result on all ranks. `local` looks up this rank's rows."""
-        if self._ranks.shard.count == 1:
+        if self.is_whole:
             return local
         first, size = self.share.start, self.share.size
 
@@ -35,7 +40,7 @@ class Vocabulary:
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
         """Joins this rank's logits [S, share] fp32 with the others' -> [S, vocab_size], contiguous, the same on all ranks."""
-        if self._ranks.shard.count == 1:
+        if self.is_whole:
             return logits
         padded = F.pad(logits, (0, self._width - self.share.size))
         parts = self._ranks.all_gather(padded)

@@ -136,6 +136,15 @@ class RoundsRows(Protocol):
         ...
 
 
+@runtime_checkable
+class WritesInto(Protocol):
+    """A method that can write its product where it is told to."""
+
+    def apply_into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [T, in_size] -> out [T, out_size] fp32; in one launch where the device sums in fp32."""
+        ...
+
+
 MethodSelector = Callable[[LinearShape], LinearMethod]
 """Chooses the method of one matrix."""
 
@@ -201,6 +210,13 @@ class Linear:
         """Does as `forward_rounded`, where gated, and rounds the result."""
         assert self._rounds is not None and self._ranks is None
         return self._rounds.apply_gated(x, to)
+
+    def forward_into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Does as `forward`, into out [T, out_size] fp32."""
+        if self._ranks is None and isinstance(self.method, WritesInto):
+            self.method.apply_into(x, out)
+        else:
+            out.copy_(self.forward(x, torch.float32 if out.is_cpu else None))  # elsewhere the copy widens
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         own = {self._name(part): self._slot(part) for part in self._parts}

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch.nn import functional as F
 
-from starling_engine.kernels.matmul import linear
+from starling_engine.kernels.matmul import linear, linear_fp32, sums_in_fp32
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.native.group_quantized import GroupQuantized
@@ -92,21 +92,46 @@ class DenseLinear(StackedMethod):
 
     def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = weight, bias
+        self._sums_in_fp32 = bias is None and self._activation is None and sums_in_fp32(weight.dtype, weight.device)
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        if out_dtype == torch.float32 and self._sums_in_fp32:
+            out = x.new_empty(len(x), len(self._weight), dtype=torch.float32)
+            linear_fp32(x, self._weight, out)
+            return out
         return self._finished(linear(x, self._weight, self._bias), out_dtype)
+
+    def apply_into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """See `WritesInto`."""
+        if self._sums_in_fp32:
+            linear_fp32(x, self._weight, out)
+        else:
+            out.copy_(self.apply(x))
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self._weight)
 
 
 class ExactLinear(DenseLinear):
-    """Keeps W, and multiplies, in fp32 whatever the model's dtype: for a small matrix whose product must not be rounded."""
+    """Multiplies without rounding, whatever the model's dtype: for a small matrix whose product must not be rounded.
+
+    It keeps W in fp32. Where sums of products in the model's dtype are fp32, and W loses nothing in it, W is kept in that.
+    """
 
     name = "exact"
 
-    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:  # noqa: ARG002
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> list[LinearPart]:
+        self._dtype = dtype
         return super().create(shape, torch.float32, device)
 
+    def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        if bias is None and sums_in_fp32(self._dtype, weight.device):
+            rounded = weight.to(self._dtype)
+            if weight.is_meta or torch.equal(rounded.float(), weight):
+                weight = rounded
+        super().store(weight, bias)
+
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        if self._sums_in_fp32:
+            return self._finished(super().apply(x, torch.float32), out_dtype or x.dtype)
         return super().apply(x.float(), out_dtype or x.dtype)

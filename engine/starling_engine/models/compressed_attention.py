@@ -101,7 +101,7 @@ class WindowAndRuns:
         parts = [turn_last(key.unsqueeze(1), turns).squeeze(1), *(each.forward(x) for each in self._inputs)]
         store_rows(kv.window if isinstance(kv, RunCache) else kv, torch.cat(parts, dim=-1), meta.slot_mapping)
         out = torch.zeros_like(q)
-        for span in spans(meta.query_start.tolist(), meta.context_lens.tolist()):
+        for span in spans(*meta.lens()):
             if isinstance(kv, RunCache):
                 assert tables is not None, "entries have a block table"
                 store_entries(self.weights, kv, tables, meta, span)

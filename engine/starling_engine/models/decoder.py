@@ -200,6 +200,11 @@ class Decoder:
         return self._build.backend.cascades
 
     @property
+    def tensor_ranks(self) -> int:
+        """Returns how many ranks share each layer."""
+        return self._build.tensor.shard.count
+
+    @property
     def query_blocks(self) -> QueryBlocks | None:
         """Returns how the query blocks of prompts are listed for attention; None where it takes no list."""
         config, shard = self.config, self._build.tensor.shard
@@ -228,14 +233,18 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden [S, hidden_size] -> [S, vocab_size] fp32, on every rank; written to `out`, if given."""
-        # A GPU's product has the model's dtype: one copy widens it and writes it to `out`.
         assert self._lm_head is not None, "an encoder gives no tokens"
         if self._masked_head is not None:
             states = self._masked_head.forward(hidden)
             return self._masked_head.add_bias(self._vocabulary.gather(self._lm_head.forward(states, torch.float32)))
-        dtype = None if out is not None and out.is_cuda else torch.float32
-        logits = self._vocabulary.gather(self._lm_head.forward(hidden, dtype))
-        return self._finished(logits if out is None else out.copy_(logits))
+        if out is None:
+            return self._finished(self._vocabulary.gather(self._lm_head.forward(hidden, torch.float32)))
+        if self._vocabulary.is_whole:
+            self._lm_head.forward_into(hidden, out)
+        else:
+            # A GPU's ranks send logits in the model's dtype: one copy widens them.
+            out.copy_(self._vocabulary.gather(self._lm_head.forward(hidden, torch.float32 if out.is_cpu else None)))
+        return self._finished(out)
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, hidden_size], pooled or not -> [N, labels] fp32, in the last stage of a model with such a head."""

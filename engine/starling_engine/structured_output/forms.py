@@ -42,15 +42,16 @@ def grammar_of(
     """
     field = field_of(wanted)
     form = _FORMS[field.removeprefix(f"{FIELD}.")](wanted, field, tokens)
-    text = grammar_text(*(_reasoning(form, marks, reasoning_open) if wanted.reasoning else form))
+    calls = wanted.structural_tag is not None
+    text = grammar_text(*(_reasoning(form, marks, is_open=reasoning_open, calls=calls) if wanted.reasoning else form))
     check_unicode(text, field)
     return text
 
 
-def _reasoning(form: list[Grammar], marks: ReasoningMarks | None, is_open: bool) -> list[Grammar]:
+def _reasoning(form: list[Grammar], marks: ReasoningMarks | None, *, is_open: bool, calls: bool) -> list[Grammar]:
     if marks is None:
         raise InvalidRequest(NO_MARKS, f"{FIELD}.reasoning")
-    return marks.before(form, is_open=is_open)
+    return marks.before(form, is_open=is_open, calls=calls)
 
 
 def _json(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> list[Grammar]:

@@ -125,6 +125,15 @@ def allow_alone(tokens: Sequence[int], bits: bytearray, first: int, size: int) -
         bits[size * nth + token // 8] = 1 << token % 8
 
 
+def allow_of(tokens: Sequence[int], bits: bytearray, nth: int, size: int) -> None:
+    """Leaves in a mask those of the tokens that it allows; all of it, where it allows none of them."""
+    allowed = [token for token in tokens if bits[size * nth + token // 8] & 1 << token % 8]
+    if allowed:
+        bits[size * nth : size * (nth + 1)] = bytes(size)
+        for token in allowed:
+            bits[size * nth + token // 8] |= 1 << token % 8
+
+
 def _fill(masked: Sequence[tuple[GrammarMatcher, Sequence[int], int]], bits: bytearray, size: int) -> None:
     """Has the library write the masks, in this thread and others: each takes the next row, so that one may be slow.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from starling_engine.constraint import MaskRow
-from starling_engine.structured_output.matcher import GrammarMatcher, allow_alone
+from starling_engine.structured_output.matcher import GrammarMatcher, allow_of
 from starling_engine.structured_output.reasoning_budget import ReasoningBudget
 
 
@@ -27,10 +27,10 @@ class OutputConstraint:
         if grammars := [(one._grammar, row.drafts, row.first) for one, row in pairs if one._grammar is not None]:
             GrammarMatcher.fill(grammars, bits)
         for one, row in pairs:
-            if one._budget is not None and (behind := one._budget.ends_behind(row.drafts)) is not None:
-                size, token, at = 4 * one.words, one._budget.end, row.first + behind
-                if bits[size * at + token // 8] & 1 << token % 8:  # a grammar in which it cannot come now wins
-                    allow_alone((token,), bits, at, size)
+            possible = () if one._budget is None else one._budget.possible_behind(row.drafts)
+            for at, tokens in enumerate(possible, row.first):
+                if tokens:
+                    allow_of(tokens, bits, at, 4 * one.words)
 
     def restricts(self, tokens: int) -> bool:
         return self._grammar is not None or (self._budget is not None and self._budget.restricts(tokens))
@@ -46,9 +46,10 @@ class OutputConstraint:
             self._budget.advance(token)
 
     def forced(self, most: int) -> Sequence[int]:
-        return () if self._grammar is None else self._grammar.forced(most)
+        if self._grammar is not None:
+            return self._grammar.forced(most)
+        return () if self._budget is None else self._budget.forced(most)
 
     def allowed(self, drafts: Sequence[int]) -> int:
         count = len(drafts) if self._grammar is None else self._grammar.allowed(drafts)
-        behind = None if self._budget is None else self._budget.ends_behind(drafts[:count])
-        return count if behind is None else behind
+        return count if self._budget is None else len(self._budget.possible_behind(drafts[:count])) - 1

@@ -11,8 +11,10 @@ from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.ledger import recorded_bytes
 from starling_engine.models.decoder import Decoder
 from starling_engine.platforms.base import Platform
+from starling_engine.platforms.triton_support import capability, sms
 from starling_engine.sampling.select import select_mask_op, select_sample_op
 from starling_engine.worker.device.device_runner import DeviceRunner
+from starling_engine.worker.device.graphs import launched_tokens
 from starling_engine.worker.host.batch import InputBatch
 from starling_engine.worker.host.encoder_runner import EncoderRunner
 from starling_engine.worker.host.kv_pages import KVPages
@@ -65,10 +67,16 @@ class RunnerFactory:
             max_drafts=self.config.num_speculative_tokens,
             vocab_size=self.model.config.vocab_size,
             recorded=self._is_recorded(),
+            launched_tokens=self._launched_tokens(),
             cascades=self.model.cascades,
             query_blocks=self.model.query_blocks,
             own_drafts=self.config.own_drafts,
         )
+
+    def _launched_tokens(self) -> int:
+        device = self.platform.device
+        of_gpu = 0 if device.type == "cpu" else capability(device)
+        return launched_tokens(self.model.config, self.model.tensor_ranks, of_gpu, sms(device))
 
     @property
     def recorded_bytes(self) -> int:

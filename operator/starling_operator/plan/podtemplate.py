@@ -7,18 +7,14 @@ from starling_agent.contract import identity
 from starling_agent.contract.config import ADMIN_PORT, CONFIG_PATH, ENDPOINT_PORT
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
-from starling_operator.plan import labels, names
+from starling_operator.plan import labels
 from starling_operator.plan.observed import Manifest, Service, Settings
 from starling_operator.plan.overlay import overlay
+from starling_operator.plan.pod import pod, port, probe, spread
 from starling_operator.plan.resources import check_quantities, check_tiers, memory_limit, requests, shm_bytes
-from starling_operator.plan.volumes import HOME, UNSIZED_SHM, Volume, volumes
+from starling_operator.plan.volumes import HOME, UNSIZED_SHM, volumes
 
 CONTAINER = "agent"
-CONFINED: dict[str, Any] = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-"""securityContext of a container."""
-_USER = 65532
-_EXIT_MARGIN = 15
-"""Seconds that an agent has left to end its processes after the last stream."""
 _TOLERATION_SECONDS = 30
 _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
@@ -41,29 +37,17 @@ def agent_image(spec: InferenceServiceSpec, settings: Settings) -> str:
     return spec.image or settings.agent_image
 
 
-def grace_seconds(spec: InferenceServiceSpec) -> int:
-    """Returns a pod's grace period: it accepts requests, drains them, and ends its processes."""
-    return spec.drain.accept_seconds + spec.drain.seconds + _EXIT_MARGIN
-
-
-def pod_security(settings: Settings) -> dict[str, Any]:
-    """Returns the securityContext of a pod."""
-    return {
-        "runAsNonRoot": True,
-        **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if settings.fixed_user else {}),
-        # Weights on a large volume would otherwise be visited file by file at each start.
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
 def _base(service: Service, spec: InferenceServiceSpec, settings: Settings, revision: str) -> dict[str, Any]:
     mounted = volumes(service.name, spec, revision)
-    pod = _pod(service, spec, settings, mounted) | {"topologySpreadConstraints": _topology_spread(service, revision)}
+    own = {
+        "tolerations": [_toleration("not-ready"), _toleration("unreachable"), *_device_tolerations(spec)],
+        "topologySpreadConstraints": _topology_spread(service, revision),
+    }
     # Else the cluster autoscaler keeps a node for volumes that any pod can make again.
     scratch = ",".join(volume.name for volume in mounted if "emptyDir" in volume.source)
     annotations = {"kubectl.kubernetes.io/default-container": CONTAINER, _SAFE_TO_EVICT: scratch}
-    return {"metadata": {"labels": {}, "annotations": annotations}, "spec": pod}
+    made = pod(service, spec, settings, _container(spec, settings), mounted)
+    return {"metadata": {"labels": {}, "annotations": annotations}, "spec": made | own}
 
 
 def _set_shm_size(template: dict[str, Any], size: int) -> None:
@@ -85,15 +69,7 @@ def _add_requests(template: dict[str, Any], wanted: Mapping[str, str]) -> None:
 def _topology_spread(service: Service, revision: str) -> list[dict[str, Any]]:
     """Spreads groups over nodes and zones where there is room. Each group counts by its leader's pod."""
     leaders = {labels.SERVICE: service.name, labels.REVISION: revision, labels.ORDINAL: "0"}
-    return [
-        {
-            "maxSkew": 1,
-            "topologyKey": key,
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": leaders},
-        }
-        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
-    ]
+    return [spread(key, leaders) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")]
 
 
 def _memory_limit(template: dict[str, Any]) -> int | None:
@@ -111,35 +87,19 @@ def _memory_limit(template: dict[str, Any]) -> int | None:
         raise ValueError(f"{field}.memory: {error}") from None
 
 
-def _pod(service: Service, spec: InferenceServiceSpec, settings: Settings, mounted: list[Volume]) -> dict[str, Any]:
-    pod: dict[str, Any] = {
-        "serviceAccountName": names.service_account(service.name),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": grace_seconds(spec),
-        "securityContext": pod_security(settings),
-        "tolerations": [_toleration("not-ready"), _toleration("unreachable"), *_device_tolerations(spec)],
-        "containers": [_container(spec, settings, mounted)],
-        "volumes": [volume.volume() for volume in mounted if volume.source],
-    }
-    if spec.model.pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in spec.model.pull_secrets]
-    return pod
-
-
-def _container(spec: InferenceServiceSpec, settings: Settings, mounted: list[Volume]) -> dict[str, Any]:
+def _container(spec: InferenceServiceSpec, settings: Settings) -> dict[str, Any]:
     return {
         "name": CONTAINER,
         "image": agent_image(spec, settings),
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["starling", "agent", "--config", CONFIG_PATH],
         "env": _environment(spec),
-        "ports": [_port("http", ENDPOINT_PORT), _port("admin", ADMIN_PORT)],
+        "ports": [port("http", ENDPOINT_PORT), port("admin", ADMIN_PORT)],
         "resources": _resources(spec),
-        "securityContext": CONFINED,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [volume.mount() for volume in mounted],
-        **_probes(),
+        # /live asks the supervisor alone: a kubelet never kills a pod that loads, or whose collective hangs.
+        "startupProbe": probe("admin", "/live", period=1, timeout=3, failures=300),
+        "livenessProbe": probe("admin", "/live", period=10, timeout=5, failures=6),
+        "readinessProbe": probe("admin", "/ready", period=1, timeout=3, failures=3),
     }
 
 
@@ -163,33 +123,11 @@ def _field(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
-def _port(name: str, number: int) -> dict[str, Any]:
-    return {"name": name, "containerPort": number, "protocol": "TCP"}
-
-
 def _resources(spec: InferenceServiceSpec) -> dict[str, Any]:
     """Devices. Other requests are added after the user's part is merged."""
     if spec.accelerators.type == "cpu":
         return {}
     return {"limits": {spec.accelerators.type: str(spec.accelerators.per_node)}}
-
-
-def _probes() -> dict[str, Any]:
-    """Probes. /live asks the supervisor alone: a kubelet never kills a pod that loads, or whose collective hangs."""
-    return {
-        "startupProbe": _probe("/live", period=1, timeout=3, failures=300),
-        "livenessProbe": _probe("/live", period=10, timeout=5, failures=6),
-        "readinessProbe": _probe("/ready", period=1, timeout=3, failures=3),
-    }
-
-
-def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:
-    return {
-        "httpGet": {"path": path, "port": "admin", "scheme": "HTTP"},
-        "periodSeconds": period,
-        "timeoutSeconds": timeout,
-        "failureThreshold": failures,
-    }
 
 
 def _device_tolerations(spec: InferenceServiceSpec) -> list[dict[str, Any]]:

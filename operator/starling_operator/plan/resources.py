@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from starling_crds.quantity import parse_quantity
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
+from starling_engine.config import most_staging_bytes
 from starling_engine.kv_offload.secondary.store.address import parse_address
-from starling_engine.kv_offload.sizes import most_staging_bytes
 
 _T = TypeVar("_T", dict[str, Any], list[Any])
 MIB = 2**20

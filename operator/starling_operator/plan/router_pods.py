@@ -14,7 +14,7 @@ from starling_operator.plan.canary_notice import CANARY_FILE
 from starling_operator.plan.config import KEYS_PATH, TOKEN_KEY, allowed_hosts
 from starling_operator.plan.gateway import PickPort
 from starling_operator.plan.observed import Manifest, Service, Settings
-from starling_operator.plan.podtemplate import CONFINED, grace_seconds, pod_security
+from starling_operator.plan.pod import pod, port, probe, spread
 from starling_operator.plan.volumes import Volume, api_keys
 
 CONTAINER = "router"
@@ -43,31 +43,13 @@ def router_template(
         *_tenants(router),
         Volume("canary", {"configMap": {"name": names.router(service.name), "optional": True}}, CANARY_PATH, read_only=True),
     ]
-    pod: dict[str, Any] = {
-        "serviceAccountName": names.service_account(service.name),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": grace_seconds(spec),
-        "securityContext": pod_security(settings),
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": labels.router_selector(service)},
-            }
-        ],
-        "containers": [_container(service, spec, router, settings, mounted, pick=pick)],
-        "volumes": [volume.volume() for volume in mounted],
-    }
-    if spec.model.pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in spec.model.pull_secrets]
-    pod |= _placement(router)
+    spreading = {"topologySpreadConstraints": [spread("kubernetes.io/hostname", labels.router_selector(service))]}
+    made = pod(service, spec, settings, _container(service, spec, router, settings, pick=pick), mounted)
     metadata: dict[str, Any] = {"labels": labels.of_routers(service)}
     if router.tenants:
         tenants = [tenant.model_dump(mode="json", by_alias=True, exclude_defaults=True) for tenant in router.tenants]
         metadata["annotations"] = {TENANTS: json.dumps(tenants)}
-    return {"metadata": metadata, "spec": pod}
+    return {"metadata": metadata, "spec": made | spreading | _placement(router)}
 
 
 def _placement(router: RouterSpec) -> dict[str, Any]:
@@ -94,7 +76,6 @@ def _container(
     spec: InferenceServiceSpec,
     router: RouterSpec,
     settings: Settings,
-    mounted: list[Volume],
     *,
     pick: PickPort | None,
 ) -> dict[str, Any]:
@@ -108,17 +89,12 @@ def _container(
         "command": ["starling", "router", *_arguments(service, spec, router, settings, pick=pick)],
         # Whatever folder the image names may be closed to this user.
         "workingDir": "/",
-        "ports": [
-            {"name": "http", "containerPort": ENDPOINT_PORT, "protocol": "TCP"},
-            *(pick.container_ports() if pick is not None else []),
-        ],
+        "ports": [port("http", ENDPOINT_PORT), *(pick.container_ports() if pick is not None else [])],
         "resources": {"requests": usual | requests, **({"limits": limits} if limits else {})},
-        "securityContext": CONFINED,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [volume.mount() for volume in mounted],
-        "startupProbe": _probe(period=1, failures=300),
-        "livenessProbe": _probe(period=10, failures=6),
-        "readinessProbe": _probe(period=1, failures=3),
+        # A router that has no backend is ready, and holds requests.
+        "startupProbe": probe("http", "/health", period=1, timeout=5, failures=300),
+        "livenessProbe": probe("http", "/health", period=10, timeout=5, failures=6),
+        "readinessProbe": probe("http", "/health", period=1, timeout=5, failures=3),
     }
 
 
@@ -155,13 +131,3 @@ def _arguments(
         *(f"--allowed-origins={origin}" for origin in spec.endpoint.allowed_origins),
         *(f"--allowed-hosts={name}" for name in allowed_hosts(spec, host)),
     ]
-
-
-def _probe(*, period: int, failures: int) -> dict[str, Any]:
-    """/health: a router that has no backend is ready, and holds requests."""
-    return {
-        "httpGet": {"path": "/health", "port": "http", "scheme": "HTTP"},
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
-    }

@@ -14,7 +14,7 @@ PIECE = 64 * 1024
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves `folder` as org/name; org/gated has terms that are not accepted.
+    """Serves `folder` as org/name, of branch "main" and tag "v1"; org/gated has terms that are not accepted.
 
     delay      seconds before each 64 KiB of a file
     silences   number of next downloads of the weights that stop half way and hang
@@ -28,6 +28,8 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
         self.downloads: list[str] = []
+        self.lookups = 0
+        """Questions for what a revision is."""
         self.tokens: set[str | None] = set()
         self.delay = 0.0
         self.silences = self.corrupt = 0
@@ -69,16 +71,15 @@ class _Handler(BaseHTTPRequestHandler):
         match self.path.partition("?")[0].strip("/").split("/"):
             case ["api", "models", "org", "gated", *_]:
                 self._send(403, b"", {"X-Error-Code": "GatedRepo"}, body)
-            case ["api", "models", "org", "name", *revision] if revision in ([], ["revision", "main"], ["revision", "v1"]):
-                self._send_json({"id": "org/name", "sha": self._head(), "siblings": []}, body)
-            case ["api", "models", "org", "name", "revision", commit] if commit in self.server.commits:
-                self._send_json({"id": "org/name", "sha": commit, "siblings": []}, body)
+            case ["api", "models", "org", "name"] | ["api", "models", "org", "name", "revision", "main" | "v1"]:
+                self._send_revision(self._head(), body)
+            case ["api", "models", "org", "name", "revision", commit]:
+                self._send_revision(commit, body)
             case ["api", "models", "org", "name", "tree", _]:
-                files = sorted(path for path in self.server.folder.iterdir())
-                self._send_json([_entry(path) for path in files], body)
-            case ["org", "name", "resolve", revision, name] if (self.server.folder / name).is_file():
+                self._send_json(self._tree(), body)
+            case ["org", "name", "resolve", revision, *path] if (self.server.folder / "/".join(path)).is_file():
                 commit = revision if revision in self.server.commits else self.server.commits[-1]
-                self._send_file(self.server.folder / name, commit, body)
+                self._send_file("/".join(path), commit, body)
             case ["org", "name", "resolve", *_]:
                 self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
             case _:
@@ -90,13 +91,25 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.commits.append(f"{len(self.server.commits):040x}")
         return head
 
-    def _send_file(self, path: Path, commit: str, body: bool) -> None:
+    def _send_revision(self, commit: str, body: bool) -> None:
+        self.server.lookups += 1
+        if commit in self.server.commits:
+            self._send_json({"id": "org/name", "sha": commit, "siblings": []}, body)
+        else:
+            self._send(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
+
+    def _tree(self) -> list[dict[str, object]]:
+        folder = self.server.folder
+        return [{**_entry(path), "path": str(path.relative_to(folder))} for path in sorted(folder.rglob("*")) if path.is_file()]
+
+    def _send_file(self, name: str, commit: str, body: bool) -> None:
+        path = self.server.folder / name
         content, large = path.read_bytes(), path.suffix == ".safetensors"
         headers = {"ETag": f'"{_hash(path)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not body:
             self._send(200, content, headers, body=False)
             return
-        self.server.downloads.append(path.name)
+        self.server.downloads.append(name)
         start = int(self.headers["Range"].removeprefix("bytes=").split("-")[0]) if self.headers["Range"] else 0
         if large and self.server.corrupt:
             self.server.corrupt -= 1
@@ -137,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _entry(path: Path) -> dict[str, object]:
     content = path.read_bytes()
-    entry: dict[str, object] = {"type": "file", "path": path.name, "size": len(content), "oid": _git_hash(content)}
+    entry: dict[str, object] = {"type": "file", "size": len(content), "oid": _git_hash(content)}
     if path.suffix == ".safetensors":
         entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
     return entry

@@ -92,7 +92,11 @@ def parse(
     parser = OutputParser(FAMILIES[family], tools, tokens, reasons=reasons, whole_calls=whole_calls)
     events: list[Event] = []
     for text, offsets in pieces:
-        events += parser.feed(text, offsets)
+        steady = parser.steady
+        if text and steady is not None and not offsets and steady.pattern.fullmatch(text):
+            events.append(steady.event(text))  # as readers of answers do
+        else:
+            events += parser.feed(text, offsets)
     return collected([*events, *parser.finish(is_cut)])
 
 

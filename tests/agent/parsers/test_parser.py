@@ -18,6 +18,8 @@ WRITTEN = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>',
     "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
     "phi4_mini_json": 'functools[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]',
+    "phi4_mini": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]<|/tool_call|>',
+    "apriel": '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}]</tool_calls>',
     "llama4_json": '<|python_start|>{"name": "get_weather", "parameters": {"city": "Zürich", "days": 2}}<|python_end|>',
     "lfm2": '<|tool_call_start|>[get_weather(city="Zürich", days=2)]<|tool_call_end|>',
     "minimax_m2": (
@@ -81,6 +83,13 @@ HOSTILE = {
         '{"name": "f", "parameters": {"city": "Zürich, by its lake"}}, ',
     ),
     "listed calls": ("granite", "<|tool_call|>[", '{"name": "f", "arguments": {"city": "Zürich, by its lake"}}, '),
+    "objects alone": ("phi4_mini", "", '<|tool_call|>{"name": "f", "arguments": {"city": "Zürich, by its lake"}} '),
+    "lists without ends": ("apriel", "", '<tool_calls>[{"name": "f", "arguments": {}}, '),
+    "marks in a text": (
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<note>',
+        "]<]minimax[>[<b",
+    ),
     "calls of offered tools": ("llama3_json", "", '{"name": "f", "parameters": {}}; '),
 }
 """Formats, and outputs that begin so, and repeat the last text."""
@@ -178,8 +187,8 @@ def test_each_format_has_a_hostile_output():
 def test_no_output_takes_more_than_linear_time(family, begins, repeats):
     def work(size: int) -> None:
         text = begins + repeats * (size // len(repeats))
-        parse(family, equal_pieces(text), tools={"f": None})
-        parse_text(family, text, tools={"f": None}, is_cut=True)
+        parse(family, equal_pieces(text), tools={"f": NESTED})
+        parse_text(family, text, tools={"f": NESTED}, is_cut=True)
 
     assert_linear(work, 200_000)
 
@@ -247,12 +256,18 @@ def test_formats_are_found_by_their_names_and_in_templates():
             """{{- '<|header_end|>' -}}{{- '<|header_start|>' }}{{- '<|python_start|>' }}{{- '{"name": "' + name }}""",
         ),
         ("llama4_pythonic", False, '"Use exact format: [func_name1(param1=value1)]"{{- "<|header_start|>system<|header_end|>" }}'),
+        (
+            "phi4_mini",
+            False,
+            "{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}",
+        ),
+        ("apriel", True, '<tool_call></tool_call> XML tags: <tool_calls>[{"name": ...}]</tool_calls> [BEGIN FINAL RESPONSE]'),
         ("lfm2", False, '{{ "List of tools: <|tool_list_start|>[" }}{{ "<|tool_response_start|>" + content }}'),
         ("lfm2", True, '{{ "List of tools: [" }}{% if not keep_past_thinking and "</think>" in content %}{% endif %}'),
     ],
 )
 def test_formats_are_found_in_templates_that_put_their_marks_together(name, reasons, template):
-    """Such are the templates that llama.cpp has of DeepSeek and Kimi K3, and Liquid's own, which show no calls."""
+    """Such are llama.cpp's templates of DeepSeek, Kimi K3 and Apriel, Liquid's own, which show no calls, and Phi-4-mini's."""
     assert family_of_templates([template]) is FAMILIES[name]
     found = reasoning_of_templates([template])
     assert (found is not None and found.reasoning == FAMILIES[name].reasoning) is reasons
@@ -292,6 +307,47 @@ def test_elements_in_each_other_are_objects_and_lists(written, sent):
         parsed = parse("minimax_m3", pieces, tools={"f": NESTED}, tokens=tokens)
         assert [(name, json.loads(arguments)) for name, arguments in parsed.calls] == [("f", sent)]
         assert parsed.content == "Well."
+
+
+@pytest.mark.parametrize("behind", ["", " 2 > 1", "<days>3", "<b c", "</b>", "<", "</not"])
+def test_a_mark_in_a_text_of_minimax_m3_drops_nothing_behind_it(behind):
+    mark = "]<]minimax[>["
+    text = f"a {mark}{behind} b"
+    call = f'{mark}<tool_call>{mark}<invoke name="f"><note>{text}{mark}</note>{mark}<days>2{mark}</days>{mark}</invoke>'
+    call = call.replace("<note>", f"{mark}<note>") + f"{mark}</tool_call>Bye."
+    for tokens, size in (((), 1), ((mark,), 1), ((mark,), 1000)):
+        parsed = parse("minimax_m3", groups(tokens_of(call, tokens), itertools.repeat(size)), tools={"f": NESTED}, tokens=tokens)
+        assert [json.loads(arguments) for _, arguments in parsed.calls] == [{"note": text, "days": 2}]
+        assert parsed.content == "Bye."
+    left_out = call.replace(f"{mark}</note>{mark}<days>2{mark}</days>", "")
+    assert json.loads(parse_text("minimax_m3", left_out, tools={"f": NESTED}).calls[0][1]) == {"note": text}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'functools[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": 1}}]',
+        '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": 1}}]<|/tool_call|>',
+        '<|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|>\n<|tool_call|>{"name": "f", "arguments": {"a": 1}}',
+    ],
+)
+@pytest.mark.parametrize("family", ["phi4_mini", "phi4_mini_json"])
+def test_phi_writes_calls_in_three_ways(family, text):
+    marks = ("<|tool_call|>", "<|/tool_call|>")
+    for tokens, size in (((), 1), (marks, 1), (marks, 1000)):
+        parsed = parse(family, groups(tokens_of(f"Well.{text}", tokens), itertools.repeat(size)), tools={"f": None}, tokens=tokens)
+        assert [(name, json.loads(sent)) for name, sent in parsed.calls] == [("f", {"a": 1})] * 2
+        assert parsed.content == "Well."
+    other = "<|tool_call|> is how it begins,  <|/tool_call|> how it ends"
+    assert parse_text(family, other).content == other
+
+
+def test_apriel_calls_within_its_reasoning_and_answers_behind_a_mark():
+    call = WRITTEN["apriel"]
+    parsed = parse_text("apriel", f"Here are my reasoning steps:\nHm.\n{call}", tools=WEATHER)
+    assert (parsed.reasoning, parsed.content, parsed.calls[0][0], parsed.whole) == ("Hm.", "", "get_weather", 1)
+    parsed = parse_text("apriel", "Hm.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]", reasons=True)
+    assert (parsed.reasoning, parsed.content) == ("Hm.", "Yes.")
 
 
 def test_a_marker_within_a_stop_string_is_still_one():

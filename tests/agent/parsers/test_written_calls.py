@@ -6,6 +6,7 @@ import time
 import pytest
 from starling_agent.parsers.families import FAMILIES
 from starling_agent.parsers.schemas import GrammarSchema
+from starling_agent.parsers.shown_calls import shown_calls
 from starling_agent.parsers.written_arguments import gemma_arguments, python_arguments
 from starling_agent.parsers.written_calls import json_arguments
 from starling_engine.errors import InvalidRequest
@@ -66,6 +67,18 @@ def test_what_a_grammar_lets_pass_is_read_as_that_call(family):
         assert not required.accepts(written(family, "get_weather", wrong))
     assert not required.accepts("Hello.")
     assert not required.accepts(written(family, "get_weather", ARGUMENTS).replace("get_weather", "get_rain"))
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if shown_calls(family) is not None])
+def test_calls_that_a_template_does_not_show_are_written_as_the_model_writes_them(family):
+    shown = shown_calls(FAMILIES[family])
+    calls = [{"function": {"name": "get_weather", "arguments": sent}} for sent in (ARGUMENTS, {"a": [True, None, {"b": 1}]})]
+    parsed = parse_text(family, shown.text(calls[:1]), tools=SCHEMAS)
+    assert [(name, json.loads(sent)) for name, sent in parsed.calls] == [("get_weather", ARGUMENTS)]
+    if shown.between or FAMILIES[family].written.opens or FAMILIES[family].written.trigger:
+        assert [json.loads(sent) for _, sent in parse_text(family, shown.text(calls), tools=SCHEMAS).calls] == [
+            call["function"]["arguments"] for call in calls
+        ]
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": ["object", "null"]}, {"properties": {"a": {"type": "integer"}}}], ids=str)

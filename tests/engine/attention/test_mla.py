@@ -12,6 +12,7 @@ from starling_engine.model_config.mla_shape import MlaShape, QuerySpan, plan_for
 from starling_engine.model_config.rope import RopeConfig
 
 from tests.engine.attention.test_paged import BLOCK, metadata
+from tests.engine.late_device import READS
 from tests.engine.slabs import assert_untouched, in_slabs
 
 CPU = torch.device("cpu")
@@ -118,6 +119,24 @@ def test_a_token_without_a_slot_stores_nothing() -> None:
     assert_untouched(kv)
     written = (kv != 5.0).any(-1)
     assert written.nonzero().tolist() == [[2, 0], [2, 2]]
+
+
+def test_a_step_asks_the_device_for_its_lengths_once_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers of a step use what the first one has read. Where the host knows the lengths, nothing is read."""
+    layer, asked = weights(MlaShape(**SIZES)), []
+    kv = torch.zeros(8, BLOCK, 40)
+    inputs = torch.randn(10, 96), torch.randn(10, 32), torch.randn(10, 8)
+    for known in (False, True):
+        meta = metadata([(0, 9), (6, 1)], torch.tensor([[2, 3], [4, 5]], dtype=torch.int32))
+        if known:
+            meta.exact_lens = [0, 9, 10], [9, 7]
+        with monkeypatch.context() as patch:
+            for name in READS:
+                read = getattr(torch.Tensor, name)
+                patch.setattr(torch.Tensor, name, lambda *args, read=read, name=name: (asked.append(name), read(*args))[1])
+            for _ in range(3):
+                TorchMla().forward(*inputs, layer, kv, meta)
+        assert asked == ["tolist"] * 2
 
 
 def cost(shape: MlaShape, queries: int, context: int) -> tuple[int, int]:

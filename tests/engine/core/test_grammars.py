@@ -21,7 +21,7 @@ from starling_engine.scheduler import grammar_builds
 from starling_engine.structured_output import json_grammar
 from starling_engine.structured_output.matcher import GrammarMatcher
 from starling_engine.structured_output.vocabulary import read_vocabulary
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from tests.engine.cores import core_for
 from tests.engine.late_device import use_late_device
@@ -66,10 +66,10 @@ def run(core: EngineCore, requests: list[EngineRequest]) -> dict[str, tuple[list
 def greedy(grammar: str, prompt: list[int]) -> list[int]:
     """Returns what transformers' model says under the library's masks, one token after the other."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    matcher, tokens = llguidance.LLMatcher(VOCABULARY, grammar), list(prompt)
+    matcher, tokens, cache = llguidance.LLMatcher(VOCABULARY, grammar), list(prompt), DynamicCache()
     while not matcher.is_stopped():
         with torch.no_grad():
-            logits = model(torch.tensor([tokens])).logits[0, -1]
+            logits = model(torch.tensor([tokens[cache.get_seq_length() :]]), past_key_values=cache).logits[0, -1]
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[: len(logits)]
         tokens.append(int(logits.masked_fill(torch.from_numpy(bits == 0), float("-inf")).argmax()))
         matcher.consume_token(tokens[-1])

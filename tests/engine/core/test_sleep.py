@@ -124,6 +124,7 @@ def models_here() -> int:
     return count
 
 
+@pytest.mark.usefixtures("whole_collections")
 def test_a_sleeping_core_has_no_model(reference: Reference) -> None:
     """Nothing of it: what has no storage that can be given back, as oneDNN's weights, goes with it."""
     collect_everything()

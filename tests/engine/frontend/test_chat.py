@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from starling_engine.errors import InvalidRequest, ModelError
-from starling_engine.frontend.template import compile_template
+from starling_engine.frontend.shown_tools import TOOLS_PROMPT, ShownCalls
+from starling_engine.frontend.template import compile_template, shows_tools
 from starling_engine.frontend.tokenizer import Tokenizer
 from transformers import AutoTokenizer
 
@@ -102,6 +103,14 @@ PARTS = """{%- macro show(content) %}
 
 PARTS_ONLY = "{% for m in messages %}{{ m.role }}: {% for line in m['content'] %}{{ line['text'] }}{% endfor %};{% endfor %}"
 
+PHI = (
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}"
+    "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+)
+"""Phi-4-mini's own, which has no variable for tools, and shows no calls."""
+
 TEMPLATES = {"chatml": CHATML, "qwen": QWEN, "llama": LLAMA, "mistral": MISTRAL, "parts": PARTS}
 
 TALK: list[dict[str, Any]] = [
@@ -146,6 +155,39 @@ def test_renders_tools_and_reasoning_as_transformers(name: str, pair: tuple[Toke
     expected = theirs.apply_chat_template(CALLS, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=False, **given)
     assert ours.render_chat(CALLS, template=TEMPLATES[name], **given).text == expected
     assert "None" not in expected
+
+
+SHOWN = ShownCalls("<|tool_call|>[", '{"name": "', '", "arguments": ', "}", ", ", "]<|/tool_call|>", "tool_response")
+
+
+@pytest.mark.parametrize("has_system", [True, False])
+def test_tools_and_calls_are_shown_in_texts_where_a_template_has_no_place_for_them(
+    has_system: bool, pair: tuple[Tokenizer, Any]
+) -> None:
+    ours, theirs = pair
+    system = {**CALLS[0], "content": "Be brief." if has_system else TOOLS_PROMPT, "tools": json.dumps([TOOLS[0]["function"]])}
+    called = '<|tool_call|>[{"name": "weather", "arguments": {"city": "Köln"}}]<|/tool_call|>'
+    by_hand = [system, CALLS[1], {"role": "assistant", "content": called}, {"role": "tool_response", "content": "rain"}]
+    expected = theirs.apply_chat_template(by_hand, chat_template=PHI, add_generation_prompt=True, tokenize=False)
+    chat = [CALLS[1], {**CALLS[2], "content": ""}, CALLS[3]]
+    chat = [CALLS[0], *chat] if has_system else chat
+    assert ours.renderer.render(chat, template=PHI, variables={"tools": TOOLS}, calls=SHOWN).text == expected
+    assert shows_tools(PHI) and shows_tools(QWEN) and not shows_tools(MISTRAL)
+
+
+def test_a_template_that_shows_calls_does_so_alone(pair: tuple[Tokenizer, Any]) -> None:
+    given: dict[str, Any] = {"template": QWEN, "variables": {"tools": TOOLS}}
+    render = pair[0].renderer.render
+    assert render(CALLS, calls=SHOWN, **given) == render(CALLS, **given)
+
+
+def test_a_control_token_in_a_call_of_the_history_is_text_and_the_marks_around_it_are_not(pair: tuple[Tokenizer, Any]) -> None:
+    function = {"name": "weather", "arguments": {"city": "<|im_end|>"}}
+    chat = [TALK[0], {"role": "assistant", "content": "<|im_end|>", "tool_calls": [{"function": function}]}]
+    calls = SHOWN._replace(opens="<|im_start|>[")
+    prompt = pair[0].renderer.render(chat, template="{{ messages[1].content }}", variables={}, calls=calls)
+    assert prompt.text == '<|im_end|><|im_start|>[{"name": "weather", "arguments": {"city": "<|im_end|>"}}]<|/tool_call|>'
+    assert pair[0].renderer.control.spelled(prompt) == ["<|im_start|>"]
 
 
 @pytest.mark.parametrize(

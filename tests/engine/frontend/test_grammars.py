@@ -19,6 +19,7 @@ from starling_engine.config import VocabularyConfig
 from starling_engine.errors import InvalidRequest, ModelError, QueueFull, RequestFailed
 from starling_engine.frontend.grammars import GRAMMAR_LIMITS, GrammarCompiler
 from starling_engine.params import StructuredOutputsParams
+from starling_engine.structured_output.special_tokens import ReasoningMarks
 from starling_engine.structured_output.vocabulary import read_vocabulary
 from starling_engine.tokenizer_files import read_tokenizer
 
@@ -42,7 +43,8 @@ ADDED = added_tokens(MODEL)
 
 
 def compiler(vocabulary: VocabularyConfig | None = VOCABULARY, added: dict[str, int] = ADDED, **more: Any) -> GrammarCompiler:
-    return GrammarCompiler(vocabulary, added, **{"max_waiting": lambda: 8, **more})
+    marks = ReasoningMarks.find(added, lambda text: [*text.encode()])
+    return GrammarCompiler(vocabulary, added, marks, **{"max_waiting": lambda: 8, **more})
 
 
 @pytest.fixture(scope="module")

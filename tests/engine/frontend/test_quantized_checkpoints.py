@@ -60,7 +60,11 @@ def plain() -> float:
         return surprise(llm)
 
 
-@pytest.mark.parametrize("kind", NATS)
+ALIKE = ("gptq in 8 bits", "W4A16")
+"""Kinds whose codes another kind has, too."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.whole] if kind in ALIKE else []) for kind in NATS])
 def test_the_model_stays_as_good_as_its_bits_allow(kind: str, folders: dict[str, Path], plain: float) -> None:
     with model(folders[kind], dtype="auto") as llm:
         found = surprise(llm)

@@ -25,7 +25,6 @@ def test_what_is_imported_for_good_is_looked_through_no_more(tmp_path: Path, mon
         assert "raise" in source
     finally:
         sys.modules.pop("lasting", None)
-        gc.unfreeze()
     assert gc.isenabled()
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from starling_engine import native
+from starling_engine.layers import linear_dense
 from starling_engine.layers.linear import Linear, LinearMethod, LinearShape, stacked
-from starling_engine.layers.linear_dense import DenseLinear
+from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear_packed import MkldnnLinear, NativeLinear
 from starling_engine.layers.linear_select import select_linear_method
 from torch.nn import functional as F
@@ -80,6 +81,43 @@ def test_an_exact_matrix_is_not_rounded(
     x = torch.randn(19, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
     out = layer.forward(x, torch.float32)
     torch.testing.assert_close(out, F.linear(x.float(), weight, bias), atol=1e-4, rtol=0)
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Lets the CPU sum products in fp32 as a GPU does; returns the shapes of what is multiplied so."""
+    found: list[tuple[int, ...]] = []
+
+    def product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        assert x.dtype == weight.dtype == BF16 and out.dtype == torch.float32
+        found.append(tuple(weight.shape))
+        out.copy_(x.float() @ weight.float().t())
+
+    monkeypatch.setattr(linear_dense, "sums_in_fp32", lambda dtype, _: dtype == BF16)
+    monkeypatch.setattr(linear_dense, "linear_fp32", product)
+    return found
+
+
+def test_logits_are_not_rounded_where_the_device_sums_in_fp32(sums: list[tuple[int, ...]]) -> None:
+    shape = stacked(["head"], [24], 64)
+    layer, weight, _ = filled(DenseLinear(), shape, BF16)
+    x = torch.randn(19, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    out = torch.empty(19, 24)
+    layer.forward_into(x, out)
+    assert torch.equal(out, x.float() @ weight.t()) and torch.equal(layer.forward(x, torch.float32), out)
+    assert sums == [(24, 64)] * 2
+    assert not torch.equal(layer.forward(x).float(), out), "the model's own dtype is rounded"
+
+
+@pytest.mark.parametrize("stored", [BF16, torch.float32], ids=str)
+def test_an_exact_matrix_is_kept_in_few_bytes_where_that_loses_nothing(stored: torch.dtype, sums: list[tuple[int, ...]]) -> None:
+    """A router in float32 stays in it."""
+    shape = stacked(["gate"], [24], 64, exact=True)
+    layer, weight, _ = filled(ExactLinear(), shape, BF16, stored)
+    x = torch.randn(19, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    torch.testing.assert_close(layer.forward(x, torch.float32), F.linear(x.float(), weight), atol=1e-4, rtol=0)
+    assert layer.method._weight.dtype == stored and len(sums) == (stored == BF16)  # type: ignore[attr-defined]
+    assert layer.forward(x).dtype == BF16
 
 
 @pytest.mark.parametrize(("make", "dtype"), cases()[:3])

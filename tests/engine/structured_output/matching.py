@@ -33,7 +33,7 @@ class _Bytes:
 
 TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=260)
 TOKENS = SpecialTokens(SPECIAL, frozenset((END,)))
-MARKS = ReasoningMarks.find(SPECIAL)
+MARKS = ReasoningMarks.find(SPECIAL, lambda text: [*text.encode()])
 
 
 class Matcher:

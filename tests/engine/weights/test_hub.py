@@ -10,7 +10,7 @@ import pytest
 from starling_engine.errors import ModelError
 from starling_engine.weights.hub import resolve_model, split_name
 
-from tests.engine.weights.hub_server import COMMIT, HubServer, hub_server
+from tests.agent.node.hub import COMMIT, Hub, running_hub
 
 MODULES = {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
 WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model", *MODULES}
@@ -19,14 +19,14 @@ UNWANTED = GGUF | {"pytorch_model.bin", "modeling.py", "consolidated.safetensors
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[HubServer]:
+def hub(tmp_path: Path) -> Iterator[Hub]:
     folder = tmp_path / "repository"
     for name in WANTED | UNWANTED:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"content of {name}")
-    with hub_server(folder) as server:
-        yield server
+    with running_hub(folder) as running:
+        yield running
 
 
 def resolve(name: str, cache: Path, endpoint: str, revision: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ def resolve(name: str, cache: Path, endpoint: str, revision: str | None = None, 
 
 
 @pytest.mark.parametrize(("name", "revision"), [("org/name", None), ("org/name@v1", None), ("org/name", "v1")])
-def test_downloads_what_serving_needs_and_nothing_else(name: str, revision: str | None, hub: HubServer, tmp_path: Path) -> None:
+def test_downloads_what_serving_needs_and_nothing_else(name: str, revision: str | None, hub: Hub, tmp_path: Path) -> None:
     done = resolve(name, tmp_path / "cache", hub.url, revision)
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.strip())
@@ -68,9 +68,9 @@ def test_downloads_what_serving_needs_and_nothing_else(name: str, revision: str 
 
 
 @pytest.mark.parametrize("file", sorted(GGUF))
-@pytest.mark.parametrize("revision", ["", "@v1"])
-def test_of_a_gguf_model_one_file_is_downloaded(file: str, revision: str, hub: HubServer, tmp_path: Path) -> None:
-    done = resolve(f"org/name:{file}{revision}", tmp_path / "cache", hub.url)
+@pytest.mark.parametrize(("scheme", "revision"), [("", ""), ("hf://", "@v1")])
+def test_of_a_gguf_model_one_file_is_downloaded(file: str, scheme: str, revision: str, hub: Hub, tmp_path: Path) -> None:
+    done = resolve(f"{scheme}org/name:{file}{revision}", tmp_path / "cache", hub.url)
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
     assert path.read_text() == f"content of {file}" and hub.downloads == [file]
@@ -78,13 +78,13 @@ def test_of_a_gguf_model_one_file_is_downloaded(file: str, revision: str, hub: H
     assert name.snapshot(path).name == COMMIT and name.revision == (revision[1:] or None)
 
 
-def test_a_part_of_a_gguf_model_is_refused_before_it_is_downloaded(hub: HubServer, tmp_path: Path) -> None:
+def test_a_part_of_a_gguf_model_is_refused_before_it_is_downloaded(hub: Hub, tmp_path: Path) -> None:
     done = resolve("org/name:folder/model-00001-of-00002.gguf", tmp_path / "cache", hub.url)
     assert "in several GGUF files is not supported; merge them" in done.stderr and hub.downloads == []
     assert "no such file" in resolve("org/name:model-00001-of-00001.gguf", tmp_path / "cache", hub.url).stderr
 
 
-def test_the_cache_serves_without_a_hub(hub: HubServer, tmp_path: Path) -> None:
+def test_the_cache_serves_without_a_hub(hub: Hub, tmp_path: Path) -> None:
     first = resolve("org/name", tmp_path / "cache", hub.url)
     lookups, hub.downloads[:] = hub.lookups, []
     offline = resolve("org/name", tmp_path / "cache", hub.url, HF_HUB_OFFLINE="1")
@@ -107,9 +107,7 @@ def test_the_cache_serves_without_a_hub(hub: HubServer, tmp_path: Path) -> None:
         ("org/name", {"HF_ENDPOINT": "http://127.0.0.1:9"}, ["org/name", "cannot be reached"]),
     ],
 )
-def test_says_why_a_model_is_not_to_be_had(
-    name: str, env: dict[str, str], words: list[str], hub: HubServer, tmp_path: Path
-) -> None:
+def test_says_why_a_model_is_not_to_be_had(name: str, env: dict[str, str], words: list[str], hub: Hub, tmp_path: Path) -> None:
     done = resolve(name, tmp_path / "cache", hub.url, **env)
     assert done.returncode == 1
     assert "ModelError: " in done.stderr, done.stderr

@@ -19,12 +19,13 @@ from starling_engine.worker.device import device_runner
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.device.device_tables import DeviceTables, NewBlocks
-from starling_engine.worker.device.graphs import Graphs, decode_sizes, draft_sizes, mixed_sizes
+from starling_engine.worker.device.graphs import Graphs, decode_sizes, draft_sizes, launched_tokens, mixed_sizes
 from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import StepWriter
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
 from starling_engine.worker.host.kv_pages import KVPages
 
+from bench.gpu.shapes import model_config
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.cores import assert_greedy, core_for, greedy, run
 from tests.engine.late_device import Broken, LateQueue, Launching, use_late_device
@@ -248,7 +249,7 @@ def test_a_step_is_padded_to_the_next_size() -> None:
     assert decode_sizes(1) == [1]
     assert decode_sizes(24) == [1, 2, 4, 8, 16, 24]
     assert decode_sizes(256)[-3:] == [224, 240, 256]
-    assert mixed_sizes(100) == [32, 64]
+    assert mixed_sizes(100) == [32, 64] and mixed_sizes(1500)[-3:] == [512, 768, 1024]
     assert draft_sizes(1) == []
     assert draft_sizes(40) == [2, 4, 8, 16, 32, 40]
     assert draft_sizes(256) == [2, 4, 8, 16, 32, 64, 128, 192, 256]
@@ -259,6 +260,24 @@ def test_a_step_is_padded_to_the_next_size() -> None:
     assert Graphs(InlineQueue(), 16, 100, 16, 20).decode(9, 8) == (16, 16, 16, 8)
     assert graphs.mixed(33, 16) == (64, 17, 40, 0)
     assert graphs.mixed(65, 2) is None and graphs.mixed(10, 17) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "capability", "expected"),
+    [
+        ("Qwen3-0.6B", 1, 90, (1500, 3200)),
+        ("Llama-3-8B", 1, 90, (512, 512)),
+        ("Llama-3-8B", 8, 90, (1500, 3200)),
+        ("Qwen3-0.6B", 1, 89, (512, 512)),
+        ("30B-A3B", 1, 90, (512, 512)),
+    ],
+)
+def test_steps_are_recorded_as_long_as_launching_them_takes_longer(
+    shape: str, ranks: int, capability: int, expected: tuple[int, int]
+) -> None:
+    """Launching the 28 layers of 0.6B takes 4.2 ms, in which an H200 computes some 2,800 tokens."""
+    found = launched_tokens(model_config(shape, toy=False), ranks, capability, 132)
+    assert expected[0] <= found <= expected[1]
 
 
 def test_padding_fits_tables_of_the_longest_sequence() -> None:

@@ -1,6 +1,6 @@
 """Masked rows, wherever they are sampled: on the host or by a device, by native kernels or by torch."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -30,26 +30,23 @@ from tests.engine.masked_worker import (
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(params=["host", "host-torch", "device", "device-torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decides where workers sample that are made from now on."""
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return make_reference(tmp_path_factory.mktemp("checkpoint"), VARIANTS["llama3.1"])
+
+
+@pytest.fixture(scope="module", params=["host", "host-torch", "device", "device-torch"])
+def worker(request: pytest.FixtureRequest, model: Reference) -> Iterator[MaskedWorker]:
+    """Samples where and how the parameter says, in all tests: on a device, it records its steps first, which takes seconds."""
     where, _, how = request.param.partition("-")
-    if how == "torch":
-        monkeypatch.setattr(select, "load", lambda: None)
-    elif load() is None:
+    if how != "torch" and load() is None:
         pytest.skip("this machine has no native kernels")
-    if where == "device":
-        use_late_device(monkeypatch.setattr, recorded=True)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Reference:
-    return make_reference(tmp_path, VARIANTS["llama3.1"])
-
-
-@pytest.fixture
-def worker(path: None, model: Reference) -> MaskedWorker:  # noqa: ARG001
-    return MaskedWorker(model.folder)
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "torch":
+            patch.setattr(select, "load", lambda: None)
+        if where == "device":
+            use_late_device(patch.setattr, recorded=True)
+        yield MaskedWorker(model.folder)
 
 
 def test_a_row_without_a_possible_token_ends_alone(worker: MaskedWorker, model: Reference) -> None:

@@ -33,14 +33,15 @@ inline __m128i narrow_to_fp8(__m512 v) {
 
 inline void store16(fp8* p, Floats v, Lanes lanes) { _mm_mask_storeu_epi8(p, lanes, narrow_to_fp8(v.part[0])); }
 
-// Converts 32 elements at a time, by integers: bf16 has a bias of 127, fp8 one of 7. Subnormal numbers and NaN are looked up by
-// their lowest five bits: they become the least numbers when 1 is added to the bits below the sign.
+// Converts 32 elements at a time, by integers: bf16 has a bias of 127, fp8 one of 7. Subnormal numbers and NaN are seldom there. They
+// are looked up by their lowest five bits, and become the least numbers when 1 is added to the bits below the sign.
 inline __m512i fp8_to_bf16(__m256i v) {
   const __m512i x = _mm512_cvtepi8_epi16(v);
   const __m512i moved = _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(static_cast<int16_t>(0x87F0)));
   const __m512i normal = _mm512_add_epi16(moved, _mm512_set1_epi16(120 << 7));
-  const __m512i after = _mm512_add_epi16(_mm512_slli_epi16(x, 9), _mm512_set1_epi16(1 << 9));
-  const __mmask32 special = _mm512_cmplt_epu16_mask(after, _mm512_set1_epi16(9 << 9));
+  const __m256i after = _mm256_and_si256(_mm256_add_epi8(v, _mm256_set1_epi8(1)), _mm256_set1_epi8(0x7F));
+  const __mmask32 special = _mm256_cmple_epu8_mask(after, _mm256_set1_epi8(8));
+  if (__builtin_expect(special == 0, 1)) return normal;
   const __m128i subnormal = _mm_setr_epi16(0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60);
   const __m512i table = _mm512_mask_mov_epi16(_mm512_zextsi128_si512(subnormal), 1u << 31, _mm512_set1_epi16(0x7FC0));
   const __m512i found = _mm512_mask_permutexvar_epi16(normal, special, x, table);

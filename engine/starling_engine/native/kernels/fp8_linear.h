@@ -24,79 +24,44 @@ struct Fp8Product {
   template <typename Finish>
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
     const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles), tile = tile_blocks(row_step);
-    const int64_t width = tile * kBlockCols;
-    alignas(64) bf16 piece[kTileBlocks * kMostLines * kLine<bf16>];
-    alignas(64) float sums[kTileRows * kTileBlocks * kBlockCols];
-    // Sums of groups are scaled and added up here, where there are several.
-    std::vector<float> totals(m * width);
-    for (int64_t block = blocks.begin; block < blocks.end; block += tile) {
-      const int here = static_cast<int>(std::min(tile, blocks.end - block));
-      if (groups > 1) std::fill(totals.begin(), totals.end(), 0.0f);
-      for (int64_t group = 0; group < groups; ++group) {
-        const Tile at{row0, block, group, here, width};
-        if (row_tiles == 1) {
-          multiply(at, packed + line_of(block, group) * kLine<fp8_weight>, k / 2 * kLine<fp8_weight>, 0, m, 0, lines(), sums);
-          groups > 1 ? add_scaled(at, sums, m, totals.data()) : scale(at, sums, m, totals.data());
-          continue;
-        }
-        for (int64_t first = 0; first < lines(); first += kMostLines) {
-          const int64_t count = std::min(kMostLines, lines() - first);
-          for (int64_t j = 0; j < here; ++j)
-            unpack(reinterpret_cast<const fp8*>(packed + (line_of(block + j, group) + first) * kLine<fp8_weight>),
-                   count * kLine<fp8_weight>, piece + j * count * kLine<bf16>);
-          for (int64_t row = 0; row < m; row += row_step) {
-            const int64_t rows = std::min(row_step, m - row);
-            float* to = totals.data() + row * width;
-            if (groups == 1) {
-              multiply(at, piece, count * kLine<bf16>, row, rows, first, count, to);
-              if (first + count == lines()) scale(at, to, rows, to);
-            } else {
-              multiply(at, piece, count * kLine<bf16>, row, rows, first, count, sums);
-              add_scaled(at, sums, rows, to);
+    const int64_t lines = k / 2, group_lines = lines / groups, chunks = ceil_div(lines, kMaxKPairs), step = ceil_div(lines, chunks);
+    const int64_t tiles_in_panel = row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytes / (step * 64 * tile));
+    const int64_t panel_blocks = tiles_in_panel * tile, width = panel_blocks * kBlockCols, stride = step * kLine<bf16>;
+    const size_t sums_room = (chunks > 1 ? m : kTileRows) * width, unpacked_room = row_tiles > 1 ? panel_blocks * stride : 0;
+    static thread_local Scratch scratch;
+    scratch.reset(Scratch::padded<float>(sums_room) + Scratch::padded<bf16>(unpacked_room));
+    float* sums = scratch.take<float>(sums_room);
+    bf16* unpacked = scratch.take<bf16>(unpacked_room);
+    for (int64_t panel = blocks.begin; panel < blocks.end; panel += panel_blocks) {
+      const int64_t panel_end = std::min(panel + panel_blocks, blocks.end);
+      for (int64_t first = 0; first < lines; first += step) {
+        const int64_t end = std::min(first + step, lines);
+        for (int64_t row = 0; row < m; row += row_step) {
+          const int rows_here = static_cast<int>(std::min(row_step, m - row));
+          for (int64_t block = panel; block < panel_end; block += tile) {
+            const int blocks_here = static_cast<int>(std::min(tile, panel_end - block));
+            float* c = sums + (chunks > 1 ? row * width : 0) + (block - panel) * kBlockCols;
+            for (int64_t line = first, count; line < end; line += count) {
+              const int64_t group = line / group_lines;
+              count = std::min(end, (group + 1) * group_lines) - line;
+              const Bf16Operand* a = x + (row0 + row) * x_stride + line * 2;
+              const float* by = scales + (block * groups + group) * kBlockCols;
+              bf16* piece = unpacked + (block - panel) * stride + (line - first) * kLine<bf16>;
+              if (row == 0) {
+                const fp8_weight* b = packed + (block * lines + line) * kLine<fp8_weight>;
+                gemm_tile<fp8_weight>({a, x_stride, b, lines * kLine<fp8_weight>, count, c, width, line > 0, b, by,
+                                       groups * kBlockCols, row_tiles > 1 ? piece : nullptr, stride},
+                                      rows_here, blocks_here, 0);
+              } else {
+                gemm_tile<bf16>({a, x_stride, piece, stride, count, c, width, line > 0, piece, by, groups * kBlockCols}, rows_here,
+                                blocks_here, 0);
+              }
             }
+            const int64_t col = block * kBlockCols, cols = std::min<int64_t>(blocks_here * kBlockCols, n - col);
+            if (end == lines) finish(c, width, row0 + row, rows_here, col, cols);
           }
         }
       }
-      const int64_t col = block * kBlockCols, cols = std::min<int64_t>(here * kBlockCols, n - col);
-      finish(totals.data(), width, row0, m, col, cols);
-    }
-  }
-
- private:
-  // Lines of a group's columns that are bf16 at a time: with the rows of a tile, they stay in the first-level cache.
-  static constexpr int64_t kMostLines = 64;
-
-  struct Tile {
-    int64_t row0, block, group;
-    int here;
-    int64_t width;
-  };
-
-  int64_t lines() const { return k / groups / 2; }
-  int64_t line_of(int64_t block, int64_t group) const { return block * (k / 2) + group * lines(); }
-
-  // Rows from `row` on times `count` lines of the group from `first` on, to `sums`; all but the first lines are added to it.
-  template <typename T>
-  void multiply(const Tile& at, const T* b, int64_t b_stride, int64_t row, int64_t rows, int64_t first, int64_t count,
-                float* sums) const {
-    const Bf16Operand* from = x + (at.row0 + row) * x_stride + (at.group * lines() + first) * 2;
-    const bool more = groups == 1 && first > 0;
-    gemm_tile<T>({from, x_stride, b, b_stride, count, sums, at.width, more, b}, static_cast<int>(rows), at.here, 0);
-  }
-
-  void add_scaled(const Tile& at, const float* sums, int64_t rows, float* totals) const {
-    each_line(at, rows,
-              [&](Floats by, int64_t i) { store16(totals + i, multiply_add(load16(sums + i), by, load16(totals + i))); });
-  }
-  void scale(const Tile& at, const float* sums, int64_t rows, float* totals) const {
-    each_line(at, rows, [&](Floats by, int64_t i) { store16(totals + i, load16(sums + i) * by); });
-  }
-
-  template <typename Each>
-  void each_line(const Tile& at, int64_t rows, const Each& each) const {
-    for (int64_t j = 0; j < at.here; ++j) {
-      const Floats by = load16(scales + ((at.block + j) * groups + at.group) * kBlockCols);
-      for (int64_t i = 0; i < rows; ++i) each(by, i * at.width + j * kBlockCols);
     }
   }
 };

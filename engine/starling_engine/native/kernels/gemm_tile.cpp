@@ -1,6 +1,7 @@
 #include "gemm_tile.h"
 
 #include <array>
+#include <type_traits>
 
 #include "fp8.h"
 
@@ -45,19 +46,21 @@ struct Line<fp8_weight> : Line<bf16> {
 #endif
 };
 
-template <typename T, int ROWS, int BLOCKS, int AHEAD>
-void run_tile(const GemmTile<T>& t) {
+// KEEPS: lines of fp8 are also written as bf16.
+template <typename T, int ROWS, int BLOCKS, int AHEAD, bool KEEPS>
+void run_lines(const GemmTile<T>& t) {
   typedef Line<T> L;
   Reg acc[ROWS][BLOCKS * kParts];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 12
     for (int j = 0; j < BLOCKS * kParts; ++j)
-      acc[i][j] = t.accumulate ? load(t.c + i * t.c_stride + j * kLanes) : splat(0.0f);
+      acc[i][j] = t.accumulate && t.scales == nullptr ? load(t.c + i * t.c_stride + j * kLanes) : splat(0.0f);
 
   const Operand<T>* a = t.a;
   const T* b = t.b;
   const T* ahead = t.prefetch;
+  bf16* kept = t.unpacked;
   for (int64_t n = 0; n < t.lines; ++n, a += kDepth<T>, b += kLine<T>, ahead += kLine<T>) {
 #pragma GCC unroll 3
     for (int j = 0; j < AHEAD; ++j) fetch(ahead + j * t.b_stride);
@@ -65,6 +68,12 @@ void run_tile(const GemmTile<T>& t) {
 #pragma GCC unroll 12
     for (int j = 0; j < BLOCKS * kParts; ++j)
       whole[j] = L::whole(b + j / kParts * t.b_stride + j % kParts * kLanes * kDepth<T>);
+    if constexpr (KEEPS) {
+#pragma GCC unroll 12
+      for (int j = 0; j < BLOCKS * kParts; ++j)
+        store_words(kept + j / kParts * t.unpacked_stride + j % kParts * kLanes * kDepth<bf16>, whole[j]);
+      kept += kLine<bf16>;
+    }
 #pragma GCC unroll 2
     for (int step = 0; step < L::kSteps; ++step) {
       decltype(L::part(whole[0], 0)) parts[BLOCKS * kParts];
@@ -79,10 +88,25 @@ void run_tile(const GemmTile<T>& t) {
     }
   }
 
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 12
-    for (int j = 0; j < BLOCKS * kParts; ++j) store(t.c + i * t.c_stride + j * kLanes, acc[i][j]);
+  for (int j = 0; j < BLOCKS * kParts; ++j) {
+    float* c = t.c + j * kLanes;
+    if (t.scales != nullptr) {
+      const Reg scale = load(t.scales + j / kParts * t.scales_stride + j % kParts * kLanes);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i)
+        acc[i][j] = multiply_add(acc[i][j], scale, t.accumulate ? load(c + i * t.c_stride) : splat(0.0f));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) store(c + i * t.c_stride, acc[i][j]);
+  }
+}
+
+template <typename T, int ROWS, int BLOCKS, int AHEAD>
+void run_tile(const GemmTile<T>& t) {
+  if constexpr (std::is_same_v<T, fp8_weight>)
+    if (t.unpacked != nullptr) return run_lines<T, ROWS, BLOCKS, AHEAD, true>(t);
+  run_lines<T, ROWS, BLOCKS, AHEAD, false>(t);
 }
 
 template <typename T>

@@ -45,6 +45,10 @@ struct GemmTile {
   ptrdiff_t c_stride;
   bool accumulate;    // add to c, rather than overwrite it
   const T* prefetch;  // memory to prefetch along the way, laid out as b
+  const float* scales = nullptr;  // of the columns of block j at scales + j * scales_stride; null: all are 1
+  ptrdiff_t scales_stride = 0;
+  bf16* unpacked = nullptr;  // takes lines of fp8 as bf16, column block j at unpacked + j * unpacked_stride; null: nothing does
+  ptrdiff_t unpacked_stride = 0;
 };
 
 // blocks_ahead: blocks of `prefetch` to fetch, at most as many as the tile has.

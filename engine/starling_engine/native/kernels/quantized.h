@@ -55,34 +55,36 @@ struct QuantizedRows {
     int8_t* out = codes + first * columns.k + (row - first) * columns.block;
     for (int64_t g = 0; g < columns.groups(); ++g, x += size) {
       const Floats none = splat16(0.0f);
-      Floats largest = none, broken = none;
+      Floats largest = none, total = none;
       for (int64_t j = 0; j < size; j += 16) {
         const Floats v = load16(x + j);
         largest = highest(largest, highest(v, none - v));
-        broken = broken + (v - v);
       }
       const float top = highest_of(largest);
       // Rows of less than kNothing are zeros: 127 / top would not be finite.
       const float scale = top / 127.0f, by = top > kNothing ? 127.0f / top : 0.0f;
-      int32_t sum = 0;
       for (int64_t j = 0; j < size; j += columns.block, out += rows * columns.block)
-        for (int64_t i = 0; i < columns.block; i += 16) sum += store_codes(out + i, load16(x + j + i) * splat16(by));
+        for (int64_t i = 0; i < columns.block; i += 16) total = total + store_codes(out + i, load16(x + j + i) * splat16(by));
+      // A row with what is not a number, or infinite, has sums that show it.
+      const float sum = sum_of(total);
+      const bool broken = sum != sum;
       const int64_t at = first * columns.groups() + g * rows + row - first;
-      // A row with what is not a number has sums that show it.
-      scales[at] = sum_of(broken) == 0.0f ? scale : std::numeric_limits<float>::quiet_NaN();
-      begins[at] = -zero * sum;
-      sums[at] = scales[at] * static_cast<float>(sum);
+      scales[at] = broken ? sum : scale;
+      begins[at] = broken ? 0 : -zero * static_cast<int32_t>(sum);
+      sums[at] = scales[at] * sum;
     }
   }
 
  private:
-  // Rounds 16 numbers within +-127, and returns their sum.
-  static int32_t store_codes(int8_t* out, Floats v) {
-    alignas(64) int32_t whole[16];
-    for (int i = 0; i < kParts; ++i) store_words(whole + i * kLanes, __builtin_convertvector(nearest_whole(v.part[i]), IReg));
-    int32_t sum = 0;
-    for (int i = 0; i < 16; ++i) out[i] = static_cast<int8_t>(whole[i]), sum += out[i];
-    return sum;
+  // Rounds 16 numbers within +-127, and returns them.
+  static Floats store_codes(int8_t* out, Floats v) {
+    typedef int8_t Codes __attribute__((vector_size(kLanes)));
+    return by_part([&](int i) {
+      const Reg whole = nearest_whole(v.part[i]);
+      const Codes codes = __builtin_convertvector(__builtin_convertvector(whole, IReg), Codes);
+      std::memcpy(out + i * kLanes, &codes, kLanes);
+      return whole;
+    });
   }
 };
 

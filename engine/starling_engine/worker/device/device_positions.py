@@ -1,9 +1,14 @@
 """Positions of a step's rows. The device alone knows how many drafts of the steps before it were accepted."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from starling_engine.platforms.triton_support import triton_runs
 from starling_engine.worker.device.step_writer import Fields
+
+if TYPE_CHECKING:
+    from starling_engine.kernels.sample import Drawn
 
 
 class DevicePositions:
@@ -16,7 +21,7 @@ class DevicePositions:
     def __init__(self, slots: int, block_size: int, device: torch.device) -> None:
         self._padding = slots
         self._block_size = block_size
-        self._in_torch = not triton_runs(device)
+        self.in_torch = not triton_runs(device)
         self.last = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
 
@@ -25,7 +30,7 @@ class DevicePositions:
 
         `tables` [G, slots + 1, width] int32, of each KV group.
         """
-        if self._in_torch:
+        if self.in_torch:
             self._locate(f, tables)
             return
         from starling_engine.kernels.locate import locate
@@ -63,11 +68,33 @@ class DevicePositions:
             blocks = table.view(-1).index_select(0, slots * table.shape[1] + pages)
             targets.copy_((blocks * self._block_size + offsets).masked_fill_(padding, -1))
 
-    def accept(self, f: Fields, chosen: torch.Tensor, most_drafts: int) -> torch.Tensor:
-        """Accepts drafts by what was sampled, `chosen` [S] int64; returns the token behind each in its row, [S]: its draft, if any.
+    def accept(self, f: Fields, out: torch.Tensor, most_drafts: int, drawn: "Drawn | None" = None) -> None:
+        """Accepts drafts by the tokens out[:, 0] that were sampled. Writes to out[:, 2] the token behind each: its draft, if any.
 
-        `most_drafts` is that of any row. May be called again for other tokens of the same step.
+        `out` is `DeviceSampler.out` for the step's samples, `most_drafts` that of any row. May be called again for other tokens of
+        the same step. Where a step has been `drawn` by Triton, its tokens and logits are written, too.
         """
+        if self.in_torch:
+            assert drawn is None, "Triton's kernels draw where they run"
+            out[:, 2].copy_(self._accept(f, out[:, 0].contiguous(), most_drafts))
+            return
+        from starling_engine.kernels.accept import accept
+
+        accept(
+            out,
+            drawn,
+            ids=f.ids,
+            sampled=f.sampled,
+            sampled_slots=f.sampled_slots,
+            ends=f.ends,
+            first=f.first,
+            num_drafts=f.num_drafts,
+            last=self.last,
+            lengths=self.lengths,
+        )
+
+    def _accept(self, f: Fields, chosen: torch.Tensor, most_drafts: int) -> torch.Tensor:
+        """Defines the result of the kernel: returns the token behind each of `chosen` [S] int64 in its row."""
         following = f.ids.index_select(0, f.sampled + 1)
         newest = f.first
         if most_drafts:

@@ -58,6 +58,8 @@ LONG_CONTEXT = 32 << 10
 class DeviceRunner:
     """See `Runner`. With `recorded`, steps of usual sizes run as graphs; `tick` is called as each has been recorded.
 
+    Those of prompts have up to `launched_tokens` tokens.
+
     `cascades`: attention can use `AttentionMetadata.shared_blocks`. `query_blocks` lists those of prompts for it; None: it takes no
     list. With `own_drafts`, plans may have OWN drafts, by prompt lookup.
     """
@@ -78,6 +80,7 @@ class DeviceRunner:
         max_drafts: int,
         vocab_size: int,
         recorded: bool,
+        launched_tokens: int,
         cascades: bool,
         query_blocks: QueryBlocks | None,
         own_drafts: SpeculativeConfig | None,
@@ -105,6 +108,7 @@ class DeviceRunner:
         self._use(model)
         self._in_flight = InFlight(batch, queue, self._sampler.out)
         longest = min(max_tokens, self._writer.longest)
+        longest = min(longest, launched_tokens)
         self._graphs = Graphs(queue, rows, longest, max_samples, max_drafts) if recorded else None
         top = self._graphs.shapes[0].tokens if self._graphs is not None else 0
         self._arrived = None if link.first else link.blank(top)
@@ -354,7 +358,7 @@ class DeviceRunner:
     ) -> torch.Tensor:
         """Runs the model. Without `host_lens`, the work is the same for every step of this size, and may be recorded.
 
-        Rows of the `step` with drafts leave their states to `DraftedStates`.
+        Rows of the `step` with drafts leave their states to `DraftedStates`. Attention that cannot be recorded gets its lengths.
         """
         self._tables.enter(f.places, f.blocks)
         self._positions.locate(f, self._tables.tables)
@@ -366,6 +370,9 @@ class DeviceRunner:
             )
             for g, table in enumerate(tables)
         ]
+        if step is not None and self._graphs is None and self._in_flight.knows_lengths:
+            for each in metadata:
+                each.exact_lens = step.lens
         if self._pages.has_state:
             metadata[-1].taken = f.query_start.diff()
             if step is not None:

@@ -11,7 +11,7 @@ from starling_engine.worker.host.sampler import chosen_logits
 class DeviceSampler:
     """Samples at most `most` tokens a step.
 
-    out  [most, 3] int64: the step's tokens, the bits of their logits in fp32, and the token behind each in its row (see `accept`)
+    out  [most, 3] int64: the step's tokens, the bits of their logits in fp32, and the token behind each in its row
     """
 
     def __init__(self, op: SampleOp, most: int, vocab_size: int, positions: DevicePositions) -> None:
@@ -37,16 +37,20 @@ class DeviceSampler:
 
     def sample(self, f: Fields, logits: torch.Tensor, most_drafts: int) -> None:
         """Draws a token for each row of logits [S, vocab_size] fp32. `most_drafts` is that of any row of the step."""
-        chosen = self._op(logits, f.sampling_metadata, f.seeds, f.ends)
-        out = self.out[: len(chosen)]
-        out[:, 0].copy_(chosen)
-        out[:, 1].copy_(_bits(logits, chosen))
-        self.accept(f, most_drafts)
+        out = self.out[: len(f.sampled)]
+        if self._positions.in_torch:
+            chosen = self._op(logits, f.sampling_metadata, f.seeds, f.ends)
+            out[:, 0].copy_(chosen)
+            out[:, 1].copy_(_bits(logits, chosen))
+            self._positions.accept(f, out, most_drafts)
+            return
+        from starling_engine.kernels.sample import draw
+
+        self._positions.accept(f, out, most_drafts, draw(logits, f.sampling_metadata, f.seeds, f.ends))
 
     def accept(self, f: Fields, most_drafts: int) -> None:
-        """Accepts drafts by the step's tokens."""
-        out = self.out[: len(f.sampled)]
-        out[:, 2].copy_(self._positions.accept(f, out[:, 0].contiguous(), most_drafts))
+        """Accepts drafts by the step's tokens, once others have been sampled again."""
+        self._positions.accept(f, self.out[: len(f.sampled)], most_drafts)
 
     def counts(self, ends: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Returns which samples, for positions `ends` in `slots`, are up to the one behind the last accepted draft."""

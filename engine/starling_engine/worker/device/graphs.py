@@ -9,13 +9,21 @@ import torch
 
 from starling_engine.ipc.collection import no_collection
 from starling_engine.kernels.attention_plan import MAX_DECODE_TOKENS
+from starling_engine.model_config.config import ModelConfig
 from starling_engine.platforms.device_queue import DeviceQueue, Replay
 from starling_engine.worker.device.step_buffer import StepShape
 
 logger = logging.getLogger("starling.worker")
 
 LARGEST = 512
-"""Tokens, and so rows, of the largest recorded step. In larger ones the launches take less time than the work."""
+"""Tokens, and so rows, of the largest recorded step of decodes. In larger ones the launches take less time than the work."""
+PROMPT_SIZES = (32, 64, 128, 256, LARGEST, 768, 1024, 1536, 2048)
+LAUNCHES_OF_LAYER = 10
+LAUNCH_SECONDS = 15e-6
+"""Time of the host for a launch from Python. Like the next one an estimate: nothing was timed."""
+PROCESSOR_RATE = 4.5e12
+"""FLOP/s of a processor (SM) of Hopper, or a later GPU, in bf16."""
+RATED_CAPABILITY = 90
 
 
 def decode_sizes(max_rows: int) -> list[int]:
@@ -34,7 +42,20 @@ def draft_sizes(max_samples: int) -> list[int]:
 
 def mixed_sizes(max_tokens: int) -> list[int]:
     """Returns numbers of tokens of steps with prompts."""
-    return [size for size in (32, 64, 128, 256, LARGEST) if size <= max_tokens]
+    return [size for size in PROMPT_SIZES if size <= max_tokens]
+
+
+def launched_tokens(model: ModelConfig, ranks: int, capability: int, processors: int) -> int:
+    """Returns up to how many tokens a step with prompts is launched in more time than it runs, at least LARGEST.
+
+    So larger ones are recorded of small models. Not of those with experts, whose weights take as long to be read; nor of those with
+    latents, whose long prompts take a form that depends on their lengths. `ranks` share each layer.
+    """
+    if model.moe is not None or model.mla is not None or capability < RATED_CAPABILITY:
+        return LARGEST
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    flops = 2 * model.hidden_size * (heads + 3 * model.intermediate_size) / ranks
+    return max(LARGEST, int(LAUNCHES_OF_LAYER * LAUNCH_SECONDS * processors * PROCESSOR_RATE / flops))
 
 
 class Graphs:

@@ -81,6 +81,11 @@ class InFlight:
             self._open.append(launched)
         return launched
 
+    @property
+    def knows_lengths(self) -> bool:
+        """True where no draft is in flight: then sequences are as long as the batch has them."""
+        return not self._open
+
     def absorb(self) -> None:
         """Shortens sequences in the batch by drafts that were not accepted, except in slots that have another request by now."""
         while self._open and self._open[0].accepted is not None:

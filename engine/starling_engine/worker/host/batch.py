@@ -128,7 +128,12 @@ class FlatBatch:
     @property
     def host_lens(self) -> HostLens | None:
         """Query starts and `ends` for `AttentionMetadata.host_lens`; None if every row has one token."""
-        return ([0, *self.query_end.tolist()], self.ends.tolist()) if self.longest > 1 else None
+        return self.lens if self.longest > 1 else None
+
+    @property
+    def lens(self) -> HostLens:
+        """Query starts and `ends`, of any step."""
+        return [0, *self.query_end.tolist()], self.ends.tolist()
 
     def samples(self, rows: list[int]) -> Samples:
         """Returns what is sampled from these rows: one token behind the last that is no draft, and one behind each draft."""
