@@ -220,16 +220,19 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `pooling` and `normalize` None are as the checkpoint's authors mean it. A vector is cut to its first `dimensions` numbers before
     it is normalized. With `logit_token_ids` the vector is the logits of these tokens behind the prompt, and nothing else counts.
     From token `second_from` on the prompt is the second text of a pair, which some encoders tell from the first. From token
-    `unseen_from` on no token of an encoder is seen by any, though it sees the others.
+    `unseen_from` on no token of an encoder is seen by any, though it sees the others. `adapter` is one of the checkpoint's, by
+    name, which changes its weights for this prompt. `pooling` is "late" for some heads alone: the mean of what they make of each
+    token. No request may ask for that.
     """
 
     task: PoolingTask = "embed"
-    pooling: Literal["mean", "last", "cls"] | None = None
+    pooling: Literal["mean", "last", "cls", "late"] | None = None
     normalize: bool | None = None
     dimensions: int | None = None
     logit_token_ids: list[int] | None = None
     second_from: int | None = None
     unseen_from: int | None = None
+    adapter: str | None = None
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -242,6 +245,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         `segments` are those that the model knows of.
         """
         check_types(self)
+        if self.pooling == "late":
+            raise InvalidRequest("must be mean, last or cls, got 'late'", "pooling")
         if self.pooling is not None and self.task in OF_TOKENS:
             raise InvalidRequest(f"with task {self.task} each token has numbers of its own", "pooling")
         if self.task == "sparse_embed":

@@ -523,6 +523,7 @@ FAMILIES = {
         {"rope_parameters": None, "rotary_pct": 0.5, "rotary_emb_base": 1000},
     ),
     "llama4": Variant("llama4_text", LLAMA4),
+    "llama4-chunks": Variant("llama4_text", {**LLAMA4, "attention_chunk_size": 40}),
     "llama4-every-second": Variant(
         "llama4_text",
         {

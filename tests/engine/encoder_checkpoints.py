@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import BertTokenizer, PreTrainedModel
 
-from tests.engine.checkpoints import spread
+from tests.engine.checkpoints import edit_json, spread
 
 VOCAB = 128
 SHAPE: dict[str, Any] = {
@@ -50,6 +51,7 @@ ENCODERS = {
     "bert-masked": EncoderVariant("BertForMaskedLM", "BertConfig", types=2),
     "roberta": EncoderVariant("RobertaModel", "RobertaConfig", {"pad_token_id": 1}),
     "xlm-roberta": EncoderVariant("XLMRobertaModel", "XLMRobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "camembert": EncoderVariant("CamembertModel", "CamembertConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
     "distilbert": EncoderVariant("DistilBertModel", "DistilBertConfig", DISTILBERT),
     "mpnet": EncoderVariant("MPNetModel", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514}),
     "modernbert": EncoderVariant("ModernBertModel", "ModernBertConfig", MODERNBERT),
@@ -77,6 +79,9 @@ CLASSIFIERS = {
         "EuroBertForSequenceClassification",
         "EuroBertConfig",
         {"num_key_value_heads": 2, "mask_token_id": 4, "classifier_pooling": "mean"},
+    ),
+    "eurobert-late": EncoderVariant(
+        "EuroBertForSequenceClassification", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4}
     ),
     "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
 }
@@ -118,6 +123,46 @@ def write_splade(folder: Path, **pooling: str) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_SpladePooling").mkdir()
     (folder / "1_SpladePooling/config.json").write_text(json.dumps(pooling))
+
+
+TASKS = {"retrieval.query": "find: ", "retrieval.passage": "a page: ", "text-matching": ""}
+"""Tasks of a checkpoint with adapters, and the texts that go before its inputs."""
+RANK, ALPHA = 2, 3
+
+
+def write_adapted(folder: Path) -> dict[str | None, PreTrainedModel]:
+    """Writes a checkpoint in the form of Jina 3's authors, with adapters of all matrices and tables.
+
+    Returns the model of each task, and without one. Their code adds `lora_B[task] @ lora_A[task] * alpha / rank` to a matrix,
+    and `lora_A[task] @ lora_B[task]` to a table.
+    """
+    plain = write_encoder(folder, ENCODERS["jina-v3"])
+    stored, count = load_file(folder / "model.safetensors"), len(TASKS)
+    tensors, changed = dict[str, torch.Tensor](), [dict(stored) for _ in TASKS]
+    for name, weight in stored.items():
+        module = f"roberta.{name.removesuffix('.weight')}"
+        if weight.dim() < 2:
+            tensors[f"roberta.{name}"] = weight
+            continue
+        rows, columns = weight.shape
+        is_table = "embeddings" in name
+        a = torch.randn(count, rows, RANK) if is_table else torch.randn(count, RANK, columns) * columns**-0.5
+        b = torch.randn(count, RANK, columns) if is_table else torch.randn(count, rows, RANK)
+        b *= 0.2  # with much larger ones attention is so sharp that roundings show
+        for at, weights in enumerate(changed):
+            weights[name] = weight + (a[at] @ b[at] if is_table else b[at] @ a[at]) * ALPHA / RANK
+        values = {"original": weight, "0.lora_A": a, "0.lora_B": b}
+        tensors |= {f"{module}.parametrizations.weight.{part}": value for part, value in values.items()}
+    models: dict[str | None, PreTrainedModel] = {None: plain}
+    for task, weights in zip(TASKS, changed, strict=True):
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        models[task] = type(plain).from_pretrained(folder).eval()
+    save_file(tensors, folder / "model.safetensors")
+    config = {"architectures": ["XLMRobertaLoRA"], "model_type": "xlm-roberta", "position_embedding_type": "rotary"}
+    config |= {"rotary_emb_base": 20000.0, "rope_parameters": None, "emb_pooler": None, "matryoshka_dimensions": [8, 32, 64]}
+    adapters = {"lora_adaptations": [*TASKS], "lora_rank": RANK, "lora_alpha": ALPHA, "load_trained_adapters": True}
+    edit_json(folder / "config.json", {**config, **adapters, "task_instructions": TASKS})
+    return models
 
 
 def write_tokenizer(folder: Path) -> None:

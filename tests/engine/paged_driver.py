@@ -7,9 +7,10 @@ import torch
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import ParallelCache
 from starling_engine.kv.layer_specs import kv_specs, run_specs, state_specs
-from starling_engine.kv.spec import KVGroup, RunSpec, StateGroup, StateSpec, group_layers, slab_bytes
+from starling_engine.kv.spec import KVGroup, KVSpec, RunSpec, StateGroup, StateSpec, group_layers, slab_bytes
 from starling_engine.models.decoder import Decoder, ForwardContext
 from starling_engine.topology.shard import ALL, Shard
+from starling_engine.worker.host.kv_pages import within_attention_chunk
 from starling_engine.worker.memory_plan import allocate
 
 MAX_BLOCKS = 32
@@ -66,10 +67,11 @@ class PagedDriver:
         return self._step(rows, lengths.cumsum(0) - 1)
 
     def _step(self, rows: Sequence[tuple[int, list[int]]], wanted: torch.Tensor | None) -> torch.Tensor:
-        metas = [self._metadata(rows, tables, group.spec.window) for tables, group in zip(self._tables, self._groups, strict=True)]
+        each = zip(self._tables, self._groups, strict=True)
+        metas = [within_attention_chunk(self._metadata(rows, tables, group.spec), group.spec) for tables, group in each]
         if self._has_state:
             states = torch.stack([self._state_tables[sequence] for sequence, _ in rows])
-            metas.append(replace(self._metadata(rows, self._any_table, 0), block_tables=states))
+            metas.append(replace(self._metadata(rows, self._any_table), block_tables=states))
         ids = torch.tensor([token for _, tokens in rows for token in tokens])
         hidden: torch.Tensor | None = None
         for stage in self._stages:
@@ -98,7 +100,9 @@ class PagedDriver:
             tokens.append(int(self.run([(sequence, tokens[-1:])])[0][-1].argmax()))
         return tokens
 
-    def _metadata(self, rows: Sequence[tuple[int, list[int]]], blocks: torch.Tensor, window: int) -> AttentionMetadata:
+    def _metadata(
+        self, rows: Sequence[tuple[int, list[int]]], blocks: torch.Tensor, spec: KVSpec | None = None
+    ) -> AttentionMetadata:
         """`blocks` [sequences, MAX_BLOCKS] int32."""
         size = self._block_size
         starts = [self.lengths[sequence] for sequence, _ in rows]
@@ -107,8 +111,8 @@ class PagedDriver:
         positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
         slots = [table[at // size].long() * size + at % size for table, at in zip(tables, positions, strict=True)]
         for table, start in zip(tables, starts, strict=True):
-            # Blocks behind the window become page 0, whose NaN must not be read.
-            table[: max(0, start - window + 1) // size if window > 0 else 0] = 0
+            # Blocks behind a window or a chunk become page 0, whose NaN must not be read.
+            table[: 0 if spec is None else spec.first_needed_block(start)] = 0
         return AttentionMetadata(
             positions=torch.cat(positions),
             slot_mapping=torch.cat(slots),

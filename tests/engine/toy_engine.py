@@ -19,7 +19,7 @@ from starling_engine.delta import Delta
 from starling_engine.kv.events import EventLog
 from starling_engine.kv.manager import KVManager
 from starling_engine.kv.snapshots import SnapshotSpacing
-from starling_engine.kv.spec import KVGroup, KVSpec, StateGroup, StatePart, StateSpec, WindowSpec, pieces_of
+from starling_engine.kv.spec import ChunkedLocalSpec, KVGroup, KVSpec, StateGroup, StatePart, StateSpec, WindowSpec, pieces_of
 from starling_engine.kv_offload.manager import TieredOffload
 from starling_engine.kv_offload.orders import ChunkSlot, TransferDone, TransferOrder
 from starling_engine.kv_offload.secondary.base import CHUNK
@@ -185,9 +185,14 @@ def expected_output(
     return tokens[len(prompt) :]
 
 
-def groups_of(block_size: int, window: int = 0) -> list[KVGroup]:
-    full = KVGroup(KVSpec(block_size, 1, 8, 4), (0,))
-    return [full, KVGroup(WindowSpec(block_size, 1, 8, 4, window), (1,))] if window else [full]
+def groups_of(block_size: int, window: int = 0, chunk: int = 0) -> list[KVGroup]:
+    sizes = (block_size, 1, 8, 4)
+    kinds = [
+        KVSpec(*sizes),
+        *([WindowSpec(*sizes, window)] if window else []),
+        *([ChunkedLocalSpec(*sizes, chunk)] if chunk else []),
+    ]
+    return [KVGroup(spec, (layer,)) for layer, spec in enumerate(kinds)]
 
 
 def state_of(num_blocks: int) -> StateGroup:
@@ -295,8 +300,13 @@ class ToyWorker:
         tokens = self.batch.tokens[slot, :end].tolist()
         hashes = prefix_hashes(tokens)
         for group, table in zip(self.groups, self.batch.tables, strict=False):  # that of a state comes last
-            window = group.spec.window
-            for position in range(max(0, start - window + 1) if window else 0, end):
+            first, window = 0, group.spec.window
+            if isinstance(group.spec, ChunkedLocalSpec):
+                first = start // window * window
+                assert end <= first + window, "a row is in one chunk"
+            elif window:
+                first = max(0, start - window + 1)
+            for position in range(first, end):
                 page = table[slot, position // self.block_size]
                 assert self.pages[page, position % self.block_size] == hashes[position], (slot, position, page)
         scores = self._prompt_rows(plan, r, end)
@@ -480,6 +490,7 @@ class ToyEngine:
         num_blocks: int = 64,
         block_size: int = 8,
         window: int = 0,
+        chunk: int = 0,
         groups: list[KVGroup] | None = None,
         depth: int = 1,
         max_num_seqs: int = 8,
@@ -499,7 +510,7 @@ class ToyEngine:
         drafts: int = 0,
         state: StateGroup | None = None,
     ) -> None:
-        groups = groups_of(block_size, window) if groups is None else groups
+        groups = groups_of(block_size, window, chunk) if groups is None else groups
         block_size = groups[0].spec.block_size if groups else block_size
         state = None if state is None else replace(state, block_size=block_size)
         self.log = EventLog(groups, state) if events else None

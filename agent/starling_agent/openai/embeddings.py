@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.pooled_texts import role_of
+from starling_engine.frontend.pooling import check_adapter
 from starling_engine.outputs import PooledNumbers
 
 from starling_agent.openai.answering import json_response
@@ -28,12 +29,15 @@ from starling_agent.openai.vector_types import as_base64, check_types, vectors_b
 
 T = TypeVar("T")
 PROMPT_NAMES = {
-    "search_query": ("search_query", "query"),
-    "search_document": ("search_document", "document", "passage", "corpus"),
+    "search_query": ("search_query", "query", "retrieval.query"),
+    "search_document": ("search_document", "document", "passage", "corpus", "retrieval.passage"),
     "classification": ("classification",),
-    "clustering": ("clustering",),
+    "clustering": ("clustering", "separation"),
 }
-"""Cohere's types of inputs, and names of the prompts that are for them; sentence-transformers looks for the same ones."""
+"""Cohere's types of inputs, and names of the prompts that are for them.
+
+Sentence-transformers looks for the same ones. The last ones are those of Jina's tasks.
+"""
 router = APIRouter(tags=["OpenAI"])
 
 
@@ -74,15 +78,18 @@ async def embed(request: Request, body: Annotated[EmbedRequest, Depends(body_of(
     names = {"input": source, "prompt_name": "input_type", "dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
     answer_id = caller_of(request).answer_id("embd", None)
     with errors_named(names):
+        name, model = _prompt_name(endpoint, body.input_type), endpoint.engine.model_config
         wanted = EmbeddingRequest(
             model=body.model,
             input=texts,
-            prompt_name=_prompt_name(endpoint, body.input_type),
+            prompt_name=name,
+            task=name if model.adapters is not None and name in model.adapters.names else None,
+            dimensions=body.output_dimension,
             **_truncation(endpoint, body),
         )
         _, prompts = await _prompts(endpoint, wanted, caller_of(request).request_id)
         _check_longest(body, source, prompts)
-        pooled = await pool(request, endpoint, {"input": prompts}, PoolingParams(dimensions=body.output_dimension), answer_id)
+        pooled = await pool(request, endpoint, {"input": prompts}, wanted.params, answer_id)
     vectors = vectors_by_type(pooled.vectors, types)
     tokens = InputTokens(pooled.usage.prompt_tokens)
     cached = pooled.usage.prompt_tokens_details.cached_tokens
@@ -141,6 +148,7 @@ async def _answer(
     endpoint = endpoint_of(request)
     model = endpoint.model_name(body.model)
     body.check_source()
+    check_adapter(body.adapter, endpoint.engine.model_config, "task")
     endpoint.engine.validate([], params)
     of_labels = params.task in ("classify", "token_classify")
     field, prompts = await _prompts(endpoint, body, caller_of(request).request_id, of_labels=of_labels)
@@ -172,7 +180,7 @@ async def _prompts(
         form = prompt_form(endpoint, body, add_special_tokens=body.add_special_tokens is not False)
         return "input", await endpoint.prompts.read(body.input, "input", form)
     texts = endpoint.pooled_texts
-    prefix = texts.prompt(body.prompt_name)
+    prefix = texts.prompt(body.prompt_name, body.adapter)
     if body.prompt_name is not None and not _are_texts(body.input):
         raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
     special = texts.special_tokens if body.add_special_tokens is None else body.add_special_tokens

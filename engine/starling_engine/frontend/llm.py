@@ -28,7 +28,7 @@ from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
 from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, similarities
 from starling_engine.frontend.pooled_texts import PooledTexts, role_of, truncation_to
-from starling_engine.frontend.pooling import activated_rows
+from starling_engine.frontend.pooling import activated_rows, check_adapter
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
 from starling_engine.frontend.shown_tools import Message
@@ -160,17 +160,22 @@ class LLM:
         *,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
+        task: str | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Returns one vector for each prompt: fp32, of the model's hidden size or of the parameters' `dimensions`.
 
         Texts are read as the checkpoint's authors mean it: behind the checkpoint's prompt of that name, or its default prompt,
         and through its chat template if its config says so. Token ids are taken as they are. `truncate_prompt_tokens` keeps the
-        first tokens of a longer prompt; -1 keeps as many as the model takes.
+        first tokens of a longer prompt; -1 keeps as many as the model takes. `task` names one of the checkpoint's adapters
+        (Jina 3), and its prompt, where `prompt_name` names none.
         """
         parsed = parse_prompts(prompts)
         each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
         if any(one.task != "embed" for one in each):
             raise InvalidRequest("must have the task embed; LLM.encode does the others", "pooling_params")
+        if task is not None:
+            check_adapter(task, self.engine.model_config, "task")
+            each = [msgspec.structs.replace(one, adapter=task) for one in each]
         checked = self._thread.run(self._pooled(parsed, each, prompt_name, truncate_prompt_tokens))
         return self._embed(checked, each, use_tqdm)
 
@@ -333,8 +338,8 @@ class LLM:
         parsed = parse_prompts(prompts)
         each = [params] * len(parsed)
         self.engine.validate([], params)
-        form = self._form(True, "", truncate)
-        return self._thread.run(self._token_ids(parsed, each, form, self._encoder.text)), each
+        forms = [self._form(True, "", truncate)] * len(parsed)
+        return self._thread.run(self._token_ids(parsed, each, forms, self._encoder.text)), each
 
     def _label_activation(self, use_activation: bool | None) -> LabelActivation:
         classifier = self.engine.model_config.classifier
@@ -350,21 +355,22 @@ class LLM:
         self, prompts: Sequence[ParsedPrompt], params: Sequence[PoolingParams], prompt_name: str | None, truncate: int | None
     ) -> list[list[int]]:
         """Returns the token ids of prompts that become vectors. Raises InvalidRequest if the engine would refuse one."""
-        form = self._form(self._texts.special_tokens, self._texts.prompt(prompt_name), truncate)
+        special, texts = self._texts.special_tokens, self._texts
+        forms = {each: self._form(special, texts.prompt(prompt_name, each), truncate) for each in {one.adapter for one in params}}
         if prompt_name is not None and any(prompt.ids is not None for prompt in prompts):
             raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
-        return await self._token_ids(prompts, params, form, self._texts.reader(role_of(prompt_name)))
+        return await self._token_ids(prompts, params, [forms[one.adapter] for one in params], texts.reader(role_of(prompt_name)))
 
     async def _token_ids(
         self,
         prompts: Sequence[ParsedPrompt],
         params: Sequence[PoolingParams],
-        form: PromptForm,
+        forms: Sequence[PromptForm],
         read: Callable[[str, str, PromptForm], Awaitable[list[int]]],
     ) -> list[list[int]]:
         """Returns those of each prompt, of which `read` reads the texts. Raises InvalidRequest if the engine would refuse one."""
         checked = []
-        for index, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
+        for index, (prompt, prompt_params, form) in enumerate(zip(prompts, params, forms, strict=True)):
             with _noting(index, len(prompts)):
                 if prompt.ids is None:
                     assert prompt.text is not None

@@ -41,9 +41,13 @@ class PooledTexts:
         """The names of the checkpoint's prompts."""
         return self._pooler.prompts.keys()
 
-    def prompt(self, name: str | None) -> str:
-        """Returns the text that goes before an input: that of a name, else the checkpoint's default. Raises InvalidRequest."""
-        name = self._pooler.default_prompt_name if name is None else name
+    def prompt(self, name: str | None, adapter: str | None = None) -> str:
+        """Returns the text that goes before an input: that of a name, else that of an adapter's task, or the checkpoint's default.
+
+        Raises InvalidRequest.
+        """
+        default = adapter if adapter in self._pooler.prompts else self._pooler.default_prompt_name
+        name = default if name is None else name
         if name is None:
             return ""
         if name not in self._pooler.prompts:

@@ -16,6 +16,7 @@ from starling_engine.token_packing import unpack_floats, unpack_tokens
 def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
     """Raises InvalidRequest for parameters that are wrong, or that the model cannot have."""
     params.validate(model.vector_size, model.vocab_size, model.pooler.dimensions, model.traits.token_types)
+    check_adapter(params.adapter, model, "adapter")
     if params.unseen_from is not None and model.causal:
         raise InvalidRequest("is for encoders", "unseen_from")
     if params.task in ("classify", "token_classify"):
@@ -37,6 +38,16 @@ def check_pooling(params: PoolingParams, model: ModelConfig) -> None:
         raise InvalidRequest("this model has a vector for each token, and none for a text: POST /pooling, or /score", "model")
     if params.logit_token_ids is not None:
         check_gives_tokens(model)
+
+
+def check_adapter(name: str | None, model: ModelConfig, field: str) -> None:
+    """Raises InvalidRequest, naming the field, for a name that is none of the model's adapters."""
+    if name is None:
+        return
+    if model.adapters is None:
+        raise InvalidRequest("this model has no adapters for tasks; prompt_name has the checkpoint's prompts", field)
+    if name not in model.adapters.names:
+        raise InvalidRequest(f"{name[:100]!r} is no task of this model; possible: {', '.join(model.adapters.names)}", field)
 
 
 def check_gives_tokens(model: ModelConfig) -> None:

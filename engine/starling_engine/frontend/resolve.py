@@ -44,6 +44,8 @@ def resolve(args: EngineArgs, node: NodePlacement | None = None) -> tuple[Path, 
     max_model_len = args.max_model_len or model.usual_length
     if max_model_len > model.max_position:
         raise ConfigError(f"the model's longest sequence is {model.max_position} tokens, got {max_model_len}", "max_model_len")
+    for chunk in {layer.attention_chunk for layer in model.layers if layer.attention_chunk % args.block_size}:
+        raise ConfigError(f"must divide the {chunk} tokens of a chunk in which layers attend, got {args.block_size}", "block_size")
     if not model.causal:
         _refuse_caches(args)
     if not model.attends:

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from starling_engine.kv.hashing import HASH_BYTES
-from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, RunSpec, StateGroup
+from starling_engine.kv.spec import ChunkedLocalSpec, KVGroup, KVSpec, LatentSpec, RunSpec, StateGroup
 
 Medium = Literal["GPU", "CPU"]
 """vLLM's words for the device, whatever it is, and for the CPU tier."""
@@ -192,4 +192,6 @@ def event_hash(block_hash: bytes) -> int:
 def _kind(spec: KVSpec) -> str:
     if isinstance(spec, LatentSpec | RunSpec):
         return "mla_attention"
+    if isinstance(spec, ChunkedLocalSpec):
+        return "chunked_local_attention"
     return "sliding_window" if spec.window else "full_attention"

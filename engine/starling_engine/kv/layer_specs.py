@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from starling_engine.config import CACHE_GROUP, WorkerConfig
 from starling_engine.kv.spec import (
+    ChunkedLocalSpec,
     KVGroup,
     KVSpec,
     LatentSpec,
@@ -130,6 +131,8 @@ def _spec(config: ModelConfig, heads: int, layer: LayerConfig, block_size: int, 
         shape, runs = config.compressed, layer.runs
         window = max(layer.window, 0 if runs is None else runs.span)
         return WindowRowsSpec(block_size, 1, shape.row_size(runs), dtype_bytes, window)
+    if layer.attention_chunk:
+        return ChunkedLocalSpec(block_size, heads, row_size, dtype_bytes, layer.attention_chunk)
     if layer.window:
         return WindowSpec(block_size, heads, row_size, dtype_bytes, layer.window)
     return KVSpec(block_size, heads, row_size, dtype_bytes)

@@ -17,7 +17,7 @@ from starling_engine.kv.hashing import HashChain
 from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
 from starling_engine.kv.seen_blocks import SeenBlocks
 from starling_engine.kv.snapshots import SequenceState, SnapshotCache, SnapshotSpacing, prompt_stops
-from starling_engine.kv.spec import KVGroup, StateGroup, peak_blocks
+from starling_engine.kv.spec import ChunkedLocalSpec, KVGroup, StateGroup, peak_blocks
 from starling_engine.step import BlockCopy
 
 
@@ -124,6 +124,7 @@ class KVManager:
         self.max_tokens = self._longest_sequence() if groups else sys.maxsize
         """The longest sequence that the pool can hold alone."""
         self._windows = [g for g, group in enumerate(groups) if group.spec.window]
+        self._attention_chunks = {group.spec.attention_chunk for group in groups if isinstance(group.spec, ChunkedLocalSpec)}
         self._search_order = sorted(range(len(groups)), key=lambda g: bool(groups[g].spec.window))
         """Groups in order of search, full attention first: without a hit there, windows need no search."""
 
@@ -190,17 +191,11 @@ class KVManager:
         return length
 
     def _hit_length(self, group: int, hashes: list[bytes], limit: int) -> int:
-        """Returns the largest length <= limit, in blocks, for which the group has all that a next token would read.
-
-        No Python loop goes over the blocks: a prompt may have thousands.
-        """
-        window = self.groups[group].spec.window
-        if not window:
+        """Returns the largest length <= limit, in blocks, for which the group has all that a next token would read."""
+        spec = self.groups[group].spec
+        if not spec.window:
             return self.pool.num_leading(group, hashes[:limit])
-        cached = self.pool.cached_mask(group, hashes[:limit])
-        needed = -(-(window - 1) // self.block_size)
-        at = cached.rfind(b"\1" * needed)
-        return at + needed if at >= 0 else len(cached) - len(cached.lstrip(b"\1"))
+        return spec.longest_hit(self.pool.cached_mask(group, hashes[:limit]))
 
     def _hit_table(self, group: int, hashes: list[bytes]) -> list[int]:
         first = self.groups[group].spec.first_needed_block(len(hashes) * self.block_size)
@@ -319,12 +314,17 @@ class KVManager:
         return self._snapshots.find(name) if self.state_blocks else None
 
     def tokens_to_stop(self, sequence: SequenceBlocks, start: int) -> int:
-        """Returns the most tokens that a row from `start` may have, so that it ends where a snapshot is wanted."""
+        """Returns the most tokens that a row from `start` may have: to a snapshot that is wanted, or an attention chunk's end."""
         stops = [stop for stop in sequence.state.stops if stop > start][:1]
+        stops += [(start // chunk + 1) * chunk for chunk in self._attention_chunks]
         if self.state_blocks and self.prefix_caching:
             known = max(start + 1, sequence.known_tokens)
             stops.append(-(-known // self._output_spacing) * self._output_spacing)
         return min(stops, default=sys.maxsize) - start
+
+    def in_one_attention_chunk(self, first: int, last: int) -> bool:
+        """Returns whether tokens at these positions are in one attention chunk, where layers attend so."""
+        return all(first // chunk == last // chunk for chunk in self._attention_chunks)
 
     def wants_snapshot(self, sequence: SequenceBlocks, length: int) -> bool:
         """Returns whether there should be a snapshot of the state at a length that a row begins with."""
@@ -445,8 +445,7 @@ class KVManager:
                     table[index] = NULL_BLOCK
             self._reserve_again(sequence, freed)
             sequence.window_starts[group] = max(first, sequence.window_starts[group])
-        ends = ((sequence.window_starts[group] + 1) * self.block_size + self.groups[group].spec.window for group in self._windows)
-        sequence.leaves_at = min(ends) - 1
+        sequence.leaves_at = min(self.groups[group].spec.leaves_at(sequence.window_starts[group]) for group in self._windows)
 
     def _reserve_again(self, sequence: SequenceBlocks, freed: int) -> None:
         """Reserves blocks that left a window for the same sequence, while its known tokens still need some."""

@@ -5,6 +5,7 @@ as many bytes as the largest group needs: a group has its layers one behind the 
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -47,6 +48,17 @@ class KVSpec:
         """Returns the first logical block that the token at position `num_computed` or a later one can read."""
         return 0
 
+    def leaves_at(self, block: int) -> int:  # noqa: ARG002 - no block ever does
+        """Returns the position from which on no token can read a logical block."""
+        return sys.maxsize
+
+    def longest_hit(self, cached: bytes) -> int:
+        """Returns of how many leading blocks a next token finds all that it reads. In `cached` bytes of 1 are those that are there.
+
+        No Python loop goes over the blocks: a prompt may have thousands.
+        """
+        return len(cached) - len(cached.lstrip(b"\1"))
+
 
 @dataclass(frozen=True, slots=True)
 class WindowSpec(KVSpec):
@@ -60,6 +72,40 @@ class WindowSpec(KVSpec):
 
     def first_needed_block(self, num_computed: int) -> int:
         return max(0, num_computed - self.sliding_window + 1) // self.block_size
+
+    def leaves_at(self, block: int) -> int:
+        return (block + 1) * self.block_size + self.sliding_window - 1
+
+    def longest_hit(self, cached: bytes) -> int:
+        needed = -(-(self.sliding_window - 1) // self.block_size)
+        at = cached.rfind(b"\1" * needed)
+        return at + needed if at >= 0 else len(cached) - len(cached.lstrip(b"\1"))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedLocalSpec(KVSpec):
+    """Keys and values of the last attention chunk of a sequence: queries of it see no token before (Llama 4).
+
+    It has `attention_chunk` tokens, which are whole blocks. Blocks of earlier ones are freed while the request runs. No row of a
+    step goes over its end.
+    """
+
+    attention_chunk: int = 0
+
+    @property
+    def window(self) -> int:
+        return self.attention_chunk
+
+    def first_needed_block(self, num_computed: int) -> int:
+        return num_computed // self.attention_chunk * self.attention_chunk // self.block_size
+
+    def leaves_at(self, block: int) -> int:
+        return (block * self.block_size // self.attention_chunk + 1) * self.attention_chunk
+
+    def longest_hit(self, cached: bytes) -> int:
+        whole = len(cached) * self.block_size // self.attention_chunk * self.attention_chunk // self.block_size
+        last = cached[whole:]
+        return whole + len(last) - len(last.lstrip(b"\1"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
+from starling_engine.layers.low_rank import LowRankMatrix
+from starling_engine.model_config.adapters import AdapterConfig
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
@@ -150,7 +152,8 @@ MethodSelector = Callable[[LinearShape], LinearMethod]
 class Linear:
     """One matrix of the model: its checkpoint tensors on one side, its method on the other.
 
-    `ranks` hold some columns each, and sum their products; None where this rank holds them all.
+    `ranks` hold some columns each, and sum their products; None where this rank holds them all. `adapters` are those of the
+    checkpoint, if it has any.
     """
 
     def __init__(
@@ -160,6 +163,7 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
         ranks: Communicator | None = None,
+        adapters: AdapterConfig | None = None,
     ) -> None:
         self.shape = shape
         self.method = method
@@ -168,6 +172,10 @@ class Linear:
         self._ranks = ranks
         self.forward = method.apply if ranks is None else self._reduced
         self._rounds = method if isinstance(method, RoundsRows) else None
+        self._adapters: LowRankMatrix | None = None
+        if adapters is not None:
+            assert not shape.gated, "a gate's product has no room for what adapters add to it"
+            self._adapters = LowRankMatrix(adapters, shape.names, shape.fused, shape.outs, shape.ins, dtype, device)
 
     @property
     def rounding(self) -> RowRounding | None:
@@ -188,6 +196,16 @@ class Linear:
             return self._rounds.apply(x)
         return self._ranks.all_reduce(self._rounds.apply(x, self._ranks.part_dtype(x.dtype))).to(x.dtype)
 
+    def forward_adapted(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None) -> torch.Tensor:
+        """Does as `forward_rounded`, and adds what `adapters` make of x: the `columns` of `LowRankMatrix`, or None."""
+        if adapters is None:
+            return self.forward_rounded(x)
+        assert self._adapters is not None and isinstance(x, torch.Tensor), "chosen where there are none"
+        if self._ranks is None:
+            return self._adapters.add(self.method.apply(x), x, adapters)
+        part = self._adapters.add(self.method.apply(x, self._ranks.part_dtype(x.dtype)), x, adapters)
+        return self._ranks.all_reduce(part).to(x.dtype)
+
     def forward_gated(self, x: torch.Tensor | RoundedRows, to: RowRounding) -> RoundedRows:
         """Does as `forward_rounded`, where gated, and rounds the result."""
         assert self._rounds is not None and self._ranks is None
@@ -201,7 +219,8 @@ class Linear:
             out.copy_(self.forward(x, torch.float32 if out.is_cpu else None))  # elsewhere the copy widens
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        return {self._name(part): self._slot(part) for part in self._parts}
+        own = {self._name(part): self._slot(part) for part in self._parts}
+        return own if self._adapters is None else {**own, **self._adapters.weight_slots()}
 
     def _slot(self, part: LinearPart) -> WeightSlot:
         load, load_codes = partial(self._load, part), partial(self._load_codes, part) if part.codes else None

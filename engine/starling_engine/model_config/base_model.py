@@ -13,7 +13,12 @@ _PREFIX = "model."
 _TEXT = "language_model."
 """The same of the text part of a model that has more parts, in a model with a head behind `_PREFIX`."""
 _EMBEDDING = "embed_tokens.weight"
-_ENCODER_EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
+_ADAPTED = ".parametrizations.weight"
+"""Part of names that torch gives to a matrix with a parametrization, and to the tensors of this."""
+_ENCODER_EMBEDDINGS = (
+    *("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight"),
+    f"embeddings.word_embeddings{_ADAPTED}.original",
+)
 _AUTHORS_EMBEDDING = "embed.weight"
 """The embedding in DeepSeek-V4's own checkpoints, whose names have no `_PREFIX`, and whose scales have names of their own."""
 _AUTHORS_NAMES = {
@@ -27,8 +32,11 @@ _OTHER_ENDINGS = {
     ".attention_layer_norm.weight": ".input_layernorm.weight",
     ".feedforward_layer_norm.weight": ".post_attention_layernorm.weight",
     "backbone.embedding.weight": "backbone.embeddings.weight",
+    f"{_ADAPTED}.original": ".weight",
+    f"{_ADAPTED}.0.lora_A": ".lora_A",
+    f"{_ADAPTED}.0.lora_B": ".lora_B",
 }
-"""Endings of the first BERTs, which TensorFlow has named, of OLMo Hybrid's norms, and of Mamba-2's own authors."""
+"""Endings of the first BERTs, which TensorFlow has named, of OLMo Hybrid's norms, of Mamba-2's own authors, and of adapters."""
 
 
 def model_names(stored: Iterable[str]) -> dict[str, str]:

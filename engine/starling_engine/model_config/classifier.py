@@ -14,6 +14,8 @@ MASKED_ENDING = "ForMaskedLM"
 REWARDS = {"Qwen2ForRewardModel": 1, "Qwen2ForProcessRewardModel": 2}
 """Architectures of Qwen's own code whose head rates each token, and how many numbers it has by default."""
 PoolingType = Literal["mean", "last", "cls"]
+HeadPooling = Literal["mean", "last", "cls", "late"]
+"""Pooling of states, or of what the head makes of each."""
 LabelActivation = Literal["sigmoid", "softmax", "identity"]
 MAX_LABELS = 100_000
 _ACTIVATIONS: dict[str, LabelActivation] = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}
@@ -35,7 +37,7 @@ class HeadShape:
     dense_bias: bool = True
     activation: str = "tanh"
     norm: str | None = None
-    pooling: PoolingType = "cls"
+    pooling: HeadPooling = "cls"
 
 
 ReadHead = Callable[[Fields], HeadShape]

@@ -9,6 +9,7 @@ from pathlib import Path
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
+from starling_engine.model_config.adapters import AdapterConfig
 from starling_engine.model_config.base_model import is_base_model
 from starling_engine.model_config.classifier import MASKED_ENDING, ClassifierConfig, HeadShape, read_classifier
 from starling_engine.model_config.compressed import CompressedShape
@@ -99,6 +100,8 @@ class ModelConfig:
     mamba2: Mamba2Config | None = None
     short_conv: ShortConvConfig | None = None
     compressed: CompressedShape | None = None
+    adapters: AdapterConfig | None = None
+    """Low-rank adapters that a request for vectors may name, of a checkpoint that has some."""
     causal: bool = True
     """Tokens see those before them alone. Where they see all, nothing is cached, and there are no tokens to sample."""
 
@@ -130,6 +133,9 @@ class ModelConfig:
     @property
     def usual_length(self) -> int:
         """The longest sequence, in tokens, of an engine whose arguments do not say."""
+        chunk = max((layer.attention_chunk for layer in self.layers), default=0)
+        if chunk:  # the length after which such a model needs the more memory that few have
+            return min(self.max_position, chunk)
         if self.pooler.max_length is not None and not self.has_lm_head:
             return min(self.max_position, self.pooler.max_length)
         return STATE_LENGTH if not self.attends and self.max_position == MAX_LENGTH else self.max_position
@@ -273,7 +279,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     # A model of a state alone need not name a longest sequence.
     length = config.integer(length_field, None if heads.count else MAX_LENGTH)
     ropes = heads.ropes
-    max_position = _within_one_chunk(config, layers, min((rope.max_position(length) for rope in ropes), default=length))
+    max_position = _within_one_chunk(config, min((rope.max_position(length) for rope in ropes), default=length))
     traits, classifier = definition.traits(config), read_classifier(config, definition.head, definition.token_head)
     tied = config.boolean("tie_word_embeddings", definition.tie_word_embeddings)
     max_position -= traits.positions_from or 0
@@ -320,6 +326,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         mamba2=mamba2,
         short_conv=short_conv,
         compressed=heads.compressed,
+        adapters=definition.adapters(config),
         causal=causal,
     )
 
@@ -329,11 +336,10 @@ def _masked_head(config: Fields, definition: ModelDefinition) -> HeadShape | Non
     return definition.masked_head(config) if is_there and definition.masked_head else None
 
 
-def _within_one_chunk(config: Fields, layers: tuple[LayerConfig, ...], max_position: int) -> int:
-    """Returns the longest sequence that (dual) chunk attention (Llama 4, Qwen 2.5 1M) computes as plain attention does."""
+def _within_one_chunk(config: Fields, max_position: int) -> int:
+    """Returns the longest sequence that dual chunk attention (Qwen 2.5 1M) computes as plain attention does."""
     chunked = config.child("dual_chunk_attention_config")
     length = chunked.integer("original_max_position_embeddings", max_position)
-    length = min(length, *(layer.chunk or length for layer in layers))
     if length >= max_position:
         return max_position
     _log_chunks(length, max_position)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starling_engine.errors import UnsupportedModel
+from starling_engine.model_config.adapters import AdapterConfig, no_adapters
 from starling_engine.model_config.classifier import ReadHead, decoder_head, decoder_token_head
 from starling_engine.model_config.compressed import CompressedNames, CompressedShape, no_compression
 from starling_engine.model_config.fields import Fields
@@ -183,6 +184,7 @@ class ModelDefinition:
     head          of its checkpoints for classification, or of those that score pairs; None: these are not supported
     token_head    of its checkpoints that label tokens
     masked_head   of its checkpoints for masked tokens, by which vectors are sparse; `out` has the bias; None: none is supported
+    adapters      low-rank ones that its checkpoints have, one for each task
     causal        False for an encoder, whose tokens see each other in both directions
 
     Others are defaults for configs without the field. Without any head_dim it is hidden size / heads. `eps_field` is the field's
@@ -205,6 +207,7 @@ class ModelDefinition:
     mamba2: Callable[[Fields], Mamba2Config | None] = no_mamba2
     short_conv: Callable[[Fields], ShortConvConfig | None] = no_short_conv
     mlp_size: Callable[[Fields, int], int] = written_size
+    adapters: Callable[[Fields], AdapterConfig | None] = no_adapters
     causal: bool = True
     head: ReadHead | None = decoder_head
     token_head: ReadHead | None = decoder_token_head

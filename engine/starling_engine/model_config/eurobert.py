@@ -2,20 +2,15 @@
 
 from dataclasses import replace
 
-from starling_engine.errors import UnsupportedModel
-from starling_engine.model_config.classifier import HeadShape, PoolingType, fixed_head
+from starling_engine.model_config.classifier import HeadPooling, HeadShape, fixed_head
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.llama import LLAMA
 
-_POOLING: dict[str, PoolingType] = {"bos": "cls", "mean": "mean"}
+_POOLING: dict[str, HeadPooling] = {"late": "late", "bos": "cls", "mean": "mean"}
 
 
 def _head(config: Fields) -> HeadShape:
-    """Returns the head of a pooled state. Logits that are pooled in its place, which is the default, are not supported."""
-    pooling = config.text("classifier_pooling", "late")
-    if pooling not in _POOLING:
-        why = f"classifier_pooling {pooling!r} is not supported; supported: {', '.join(_POOLING)}"
-        raise UnsupportedModel(f"{config.source}: {why}")
+    pooling = config.one_of("classifier_pooling", *_POOLING)
     return HeadShape(dense="dense", activation="gelu", pooling=_POOLING[pooling])
 
 

@@ -9,6 +9,7 @@ from starling_engine.model_config.rope import RopeConfig, read_ropes
 from starling_engine.model_config.traits import Traits
 
 DEFAULT_WINDOW, DEFAULT_SCALAR, DEFAULT_PATTERN = 4096, 256.0, 6
+MIN_SCALAR = 1e-6
 GLOBAL_THETA, LOCAL_THETA = 1e6, 1e4
 AROUND = TensorNames(mlp_norm="pre_feedforward_layernorm")
 
@@ -22,7 +23,7 @@ def _capped(config: Fields, *, attention: float, logits: float) -> Traits:
     """Returns the traits with a scale of its own, and soft caps with these defaults. A cap of null is none."""
     return replace(
         _traits(config),
-        attention_scale=config.number("query_pre_attn_scalar", DEFAULT_SCALAR) ** -0.5,
+        attention_scale=config.number("query_pre_attn_scalar", DEFAULT_SCALAR, low=MIN_SCALAR) ** -0.5,
         attention_cap=_cap(config, "attn_logit_softcapping", attention),
         logit_cap=_cap(config, "final_logit_softcapping", logits),
     )

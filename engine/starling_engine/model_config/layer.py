@@ -51,8 +51,7 @@ class LayerConfig:
                   queries is of attention alone
     window        tokens that a query sees, itself included; 0 means all. Where tokens see each other in both directions, it is so
                   many on each side
-    chunk         tokens of a chunk of the sequence, beyond which no query of the chunk sees; 0 means all. Longer sequences than a
-                  chunk are not served
+    attention_chunk  tokens of an attention chunk: a sequence is cut into such, and a query sees none before its own; 0 means all
     rope          index of the rotary embedding in `ModelConfig.ropes`; None: queries and keys are not rotated (NoPE)
     norms         what both parts have: a norm of their input, one of their output before it is added, or both of them;
                   "parallel": one norm, whose output attention and feed-forward take, and add to the stream together; or each
@@ -69,7 +68,7 @@ class LayerConfig:
 
     mixer: Mixer = "attention"
     window: int = 0
-    chunk: int = 0
+    attention_chunk: int = 0
     rope: int | None = 0
     norms: Norms = "before"
     feed_forward: FeedForward = "mlp"

@@ -1,6 +1,6 @@
 """Llama 4 (Scout, Maverick) as a text model: experts with scaled inputs, layers without rotation whose queries have a temperature.
 
-Layers that are rotated attend in chunks. Sequences are as long as a chunk, in which that is attention to all tokens.
+Layers that are rotated attend in chunks of the sequence.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     chunk = config.integer("attention_chunk_size", DEFAULT_CHUNK)
     plain = LayerConfig(rope=None, temperature=_temperature(config))
     return tuple(
-        replace(LayerConfig() if each else plain, chunk=chunk if kind == "chunked_attention" else 0)
+        replace(LayerConfig() if each else plain, attention_chunk=chunk if kind == "chunked_attention" else 0)
         for each, kind in zip(rotated, kinds, strict=True)
     )
 

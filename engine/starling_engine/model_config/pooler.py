@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from starling_engine.errors import ModelError
+from starling_engine.model_config.adapters import INSTRUCTIONS
 from starling_engine.model_config.classifier import LabelActivation, PoolingType, read_activation
 from starling_engine.model_config.colbert import (
     METADATA,
@@ -44,6 +45,8 @@ _OLD_MODES = {
 
 _ALIASES = {"pylate.models.Dense.Dense": "Dense"}
 """Classes of others that do what those of sentence-transformers do."""
+_ADAPTED = "custom_st.Transformer"
+"""The class in Jina 3's own checkpoint, which takes the name of an adapter besides."""
 _LENGTH_NAMES = frozenset({"padding", "padding_side", "pad_to_multiple_of", "truncation", "max_length", "return_tensors"})
 """Arguments of processors that change no token but those that they cut. A request says what is cut."""
 _RENDER_NAMES = frozenset(
@@ -138,7 +141,7 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
     if not (folder / MODULES).exists():
         if STANFORD in config.texts("architectures"):
             return _stanford(folder, config)
-        return PoolerConfig(dimensions=dimensions, retrieval=retrieval)
+        return PoolerConfig(dimensions=dimensions, retrieval=retrieval, **_instructions(config))
     listed = _modules(folder)
     modules = dict(listed)
     saved, texts = _fields(folder / PROMPTS), _fields(folder / TRANSFORMER)
@@ -165,11 +168,19 @@ def read_pooler(folder: Path, config: Fields) -> PoolerConfig:
         found["messages"] = _messages(texts.child("modality_config"), template)
     found["template_variables"] = _variables(template)
     found |= _projections(folder, listed, "Pooling", "sentence_embedding")
-    if unknown := [name for name in modules if name not in ("Transformer", "Normalize", "Dense", *_READERS)]:
+    known = ("Transformer", "Normalize", "Dense", *_READERS, *([_ADAPTED] if config.has("lora_adaptations") else []))
+    if unknown := [name for name in modules if name not in known]:
         found["fault"] = f"its {MODULES} names {', '.join(unknown)}, which is not supported"
     if "LogitScore" not in modules:
         found["score_activation"] = read_activation(saved, "activation_fn")
-    return PoolerConfig(**alike, retrieval=retrieval, **_prompts(saved), **found)
+    prompts = _prompts(saved)
+    prompts["prompts"] = {**_instructions(config)["prompts"], **prompts["prompts"]}
+    return PoolerConfig(**alike, retrieval=retrieval, **prompts, **found)
+
+
+def _instructions(config: Fields) -> dict[str, Any]:
+    """Reads the prompts of adapters' tasks, by their names."""
+    return {"prompts": {name: config.child(INSTRUCTIONS).text(name) for name in config.child(INSTRUCTIONS).names()}}
 
 
 def _sparse(folder: Path, modules: list[tuple[str, str]], texts: Fields) -> dict[str, Any]:

@@ -56,7 +56,7 @@ from starling_engine.model_config.qwen3 import QWEN3
 from starling_engine.model_config.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from starling_engine.model_config.qwen3_moe import QWEN3_MOE
 from starling_engine.model_config.qwen3_next import QWEN3_NEXT
-from starling_engine.model_config.rotated_bert import GTE, JINA_V3, NOMIC_BERT
+from starling_engine.model_config.rotated_bert import GTE, JINA_V3, JINA_V3_ADAPTED, NOMIC_BERT
 from starling_engine.model_config.seed_oss import SEED_OSS
 from starling_engine.model_config.smollm3 import SMOLLM3
 from starling_engine.model_config.stablelm import STABLELM
@@ -99,7 +99,7 @@ _ALL = (
     *(QWEN2_MOE, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3, STABLELM, STARCODER2),
     *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
     *(FALCON_MAMBA, MAMBA, MAMBA2),
-    *(BERT, CAMEMBERT, DISTILBERT, EUROBERT, GTE, JINA_V3, MODERNBERT, MPNET, NOMIC_BERT, ROBERTA, XLM_ROBERTA),
+    *(BERT, CAMEMBERT, DISTILBERT, EUROBERT, GTE, JINA_V3, JINA_V3_ADAPTED, MODERNBERT, MPNET, NOMIC_BERT, ROBERTA, XLM_ROBERTA),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}
 OTHER_NAMES = {

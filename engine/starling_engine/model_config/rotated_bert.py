@@ -5,6 +5,7 @@ Names are those of the authors' checkpoints, which transformers keeps when it sa
 
 from dataclasses import replace
 
+from starling_engine.model_config.adapters import task_adapters
 from starling_engine.model_config.bert import BERT, NAMES, ROBERTA, TRAITS
 from starling_engine.model_config.classifier import HeadShape, fixed_head
 from starling_engine.model_config.definition import LENGTH_FIELD, one_rope, same_layers
@@ -43,6 +44,13 @@ def _gte_traits(config: Fields) -> Traits:
 
 def _jina_traits(config: Fields) -> Traits:
     return _rotated(config, types=1)
+
+
+def _adapted_traits(config: Fields) -> Traits:
+    config.one_of("position_embedding_type", "rotary")
+    if config.has("emb_pooler"):
+        config.one_of("emb_pooler", "mean")
+    return _jina_traits(config)
 
 
 def _rotated(config: Fields, types: int) -> Traits:
@@ -125,3 +133,13 @@ JINA_V3 = replace(
         down="mlp.fc2",
     ),
 )
+JINA_V3_ADAPTED = replace(
+    JINA_V3,
+    architecture="XLMRobertaLoRA",
+    traits=_adapted_traits,
+    adapters=task_adapters,
+    field_names={"rope_theta": "rotary_emb_base"},
+    head=None,
+    token_head=None,
+)
+"""The checkpoint as its authors published it, with adapters for its tasks; `JINA_V3` is the form of transformers."""

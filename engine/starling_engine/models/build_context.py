@@ -60,7 +60,8 @@ class BuildContext:
     def linear(self, shape: LinearShape) -> Linear:
         """Makes a linear layer. Where it holds only some columns, the ranks add their products up."""
         split = shape.ins.size < shape.ins.whole
-        return Linear(shape, self.methods(shape), self.dtype, self.device, self.tensor if split else None)
+        adapters = None if shape.lookup or shape.only_lookup else self.config.adapters
+        return Linear(shape, self.methods(shape), self.dtype, self.device, self.tensor if split else None, adapters)
 
     def norm(self, name: str, size: int | None = None, eps: float | None = None) -> Norm:
         """Makes a norm of `size` elements that adds `eps` to the mean square. Both default to the model's."""

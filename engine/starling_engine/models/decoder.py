@@ -17,6 +17,7 @@ from starling_engine.layers.embedding import Vocabulary
 from starling_engine.layers.experts import Experts, ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import Linear, MethodSelector, stacked
+from starling_engine.layers.low_rank import LowRankTable, adapter_columns
 from starling_engine.layers.rope import build_rotations
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.model_config.registry import definition_of
@@ -47,6 +48,7 @@ class ForwardContext:
                no others
     tick       called once a layer, so that a watcher sees progress inside a long step
     types      [T] int64, each token's segment, for a model that has segments; None: all are of the first
+    adapters   [T] int64, each token's adapter of the checkpoint; their number is none; None: no token has one
     state      metadata of the layers that have a state, for those that attend beside it
     runs       block tables of compressed runs, by the layers that have such
     """
@@ -56,6 +58,7 @@ class ForwardContext:
     rows: torch.Tensor | None = None
     tick: Callable[[], None] = no_tick
     types: torch.Tensor | None = None
+    adapters: torch.Tensor | None = None
     state: AttentionMetadata | None = None
     runs: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
@@ -111,6 +114,8 @@ class Decoder:
         )
         self._build = build
         self._embedding_scale = torch.tensor(config.traits.embedding_scale, dtype=dtype).item()
+        adapters = config.adapters
+        self._adapter_columns = torch.empty(0) if adapters is None else adapter_columns(adapters, dtype, device)
         self._elsewhere = self._held_elsewhere(build)
         self.projections = Projections(config.pooler.projections if stage.last else (), device)
         has_heads = config.pooler.retrieval is not None and stage.last
@@ -130,17 +135,20 @@ class Decoder:
         return [T, hidden_size] for the next one, or all residual streams of a model with several. Writes the step's keys and values
         to `ctx.kv`.
         """
-        hidden = arrived
+        hidden, adapters = arrived, None if ctx.adapters is None else self._adapter_columns[ctx.adapters]
         if hidden is None:
             hidden = self.embed(ids)
+            if self._adapted_embedding is not None and adapters is not None:
+                hidden = self._adapted_embedding.add(hidden, ids, adapters)
             if self._added_embeddings is not None:
-                hidden = self._added_embeddings.add(hidden, ctx.attention[0].positions, ctx.types)
+                hidden = self._added_embeddings.add(hidden, ctx.attention[0].positions, ctx.types, adapters)
         if self._streams_layers:
             return self._through_streams(hidden, ids, ctx)
         residual: torch.Tensor | None = None
         last = len(self._layers) - 1 if self.stage.last else -1
         for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
-            hidden, residual = layer.forward(hidden, residual, kv, meta, ctx.rows if index == last else None, ctx.state)
+            rows = ctx.rows if index == last else None
+            hidden, residual = layer.forward(hidden, residual, kv, meta, rows, ctx.state, adapters)
             ctx.tick()
         if not self.stage.last or self._norm is None:
             return hidden if residual is None else hidden.add_(residual)
@@ -323,10 +331,15 @@ class Decoder:
         self._embed = self._vocabulary.lookup(table.method.lookup)
         has_table = traits.positions_from is not None or traits.token_types or traits.embedding_norm
         self._added_embeddings = AddedEmbeddings(build) if has_table and self.stage.first else None
-        first: tuple[HasWeightSlots | None, ...] = (table, self._added_embeddings) if self.stage.first else ()
+        self._adapted_embedding: LowRankTable | None = None
+        if config.adapters is not None and self.stage.first:
+            sizes = (config.vocab_size, config.hidden_size)
+            self._adapted_embedding = LowRankTable(config.adapters, names.embedding, sizes, build.dtype, build.device)
+        ends = (table, self._adapted_embedding, self._added_embeddings)
+        first: tuple[HasWeightSlots | None, ...] = ends if self.stage.first else ()
         first = (*first, self._distance_bias)
         self._head = ClassificationHead(build, config.classifier) if config.classifier and self.stage.last else None
         self._masked_head = MaskedHead(build, config.masked_head) if config.masked_head and self.stage.last else None
-        ends = (self._stream_head, self._norm, self._lm_head, self._head, self._masked_head)
-        last: tuple[HasWeightSlots | None, ...] = ends if self.stage.last else ()
+        heads = (self._stream_head, self._norm, self._lm_head, self._head, self._masked_head)
+        last: tuple[HasWeightSlots | None, ...] = heads if self.stage.last else ()
         self._parts: tuple[HasWeightSlots, ...] = tuple(part for part in (*first, *self._all_layers, *last) if part is not None)

@@ -77,10 +77,18 @@ class Attention:
         return self._qkv.rounding
 
     def forward(
-        self, x: torch.Tensor | RoundedRows, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None
+        self,
+        x: torch.Tensor | RoundedRows,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        rows: torch.Tensor | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`."""
-        qkv, gate = self._qkv.forward_rounded(x), None
+        """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`.
+
+        `adapters` are those of all tokens, as in `Linear.forward_adapted`.
+        """
+        qkv, gate = self._qkv.forward_adapted(x, adapters), None
         if self._gate_size:
             gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :].contiguous()
         if self._width_norm is not None:
@@ -92,7 +100,8 @@ class Attention:
             queries.mul_(_temperatures(self._temperature, meta.positions).to(qkv.dtype))
         out = self._attend(qkv, self.weights, kv, meta)
         out = _only(out, rows)
-        return self._o.forward(out if gate is None else out * _only(gate, rows).sigmoid())
+        out = out if gate is None else out * _only(gate, rows).sigmoid()
+        return self._o.forward_adapted(out, None if adapters is None else _only(adapters, rows))
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {**self._qkv.weight_slots(), **self._o.weight_slots()}
@@ -244,11 +253,12 @@ class DecoderLayer:
         meta: AttentionMetadata,
         rows: torch.Tensor | None = None,
         state: AttentionMetadata | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(x, residual), both [T, hidden_size] -> the same of the next layer, whose first norm adds them up.
 
         Without a residual x is the whole stream. With `rows` [R] only those tokens come out, [R, hidden_size]. `state` is as in
-        `ForwardContext`.
+        `ForwardContext`, `adapters` as in `Linear.forward_adapted`.
         """
         first, border = self._attention_border, self._mlp_border
         if first is None:
@@ -256,7 +266,8 @@ class DecoderLayer:
             x, residual = border.enter(x, residual)
             return border.close(border.leave(self._feed_forward(_only(x, rows), meta, rows)), _only(residual, rows))
         normed, residual = first.enter_rounded(x, residual, None if self._reads_norm is None else self._reads_norm.rounding)
-        attended = first.leave(self._mix(normed, kv, meta, rows, state))
+        attended = first.leave(self._mix(normed, kv, meta, rows, state, adapters))
+        adapters = None if adapters is None else _only(adapters, rows)
         residual = _only(residual, rows)
         if self._mlp is None:
             return first.close(attended, residual)
@@ -268,7 +279,7 @@ class DecoderLayer:
             normed, residual = border.enter_rounded(residual, None, rounding)
             return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
         normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
-        return border.close(border.leave(self._feed_forward(normed, meta, rows)), residual)
+        return border.close(border.leave(self._feed_forward(normed, meta, rows, adapters)), residual)
 
     def _mix(
         self,
@@ -277,6 +288,7 @@ class DecoderLayer:
         meta: AttentionMetadata,
         rows: torch.Tensor | None,
         state: AttentionMetadata | None,
+        adapters: torch.Tensor | None,
     ) -> torch.Tensor:
         mixer = self.attention
         if isinstance(mixer, Recurrent):
@@ -286,7 +298,7 @@ class DecoderLayer:
         if self.beside is None:
             assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
             if isinstance(mixer, Attention):
-                return mixer.forward(x, kv, meta, rows)
+                return mixer.forward(x, kv, meta, rows, adapters)
             assert isinstance(x, torch.Tensor), "rows are rounded for what takes no such"
             return mixer.forward(x, kv, meta, rows)
         assert isinstance(kv, ParallelCache) and state is not None, "both mixers have a cache"
@@ -295,9 +307,15 @@ class DecoderLayer:
         attended = mixer.forward(x if self._in_scale == 1 else x * self._in_scale, kv.kv, meta, rows)
         return found.add_(attended, alpha=self._out_scale)
 
-    def _feed_forward(self, x: torch.Tensor | RoundedRows, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
+    def _feed_forward(
+        self,
+        x: torch.Tensor | RoundedRows,
+        meta: AttentionMetadata,
+        rows: torch.Tensor | None,
+        adapters: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         if isinstance(self._mlp, Mlp):
-            return self._mlp.forward(x)
+            return self._mlp.forward(x, adapters)
         assert self._mlp is not None and isinstance(x, torch.Tensor), "a layer without a feed-forward part"
         return self._mlp.forward(x, _only(meta.slot_mapping, rows))
 

@@ -75,21 +75,22 @@ class Mlp:
         """The way to round rows before `forward`; None: there is none."""
         return self._in.rounding
 
-    def forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
+    def forward(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]; `adapters` are those of its rows, as in `Linear.forward_adapted`."""
         if isinstance(x, RoundedRows) or x.device.type != "cpu" or len(x) <= CACHED_ROWS:
-            return self._forward(x)
-        return torch.cat([self._forward(x[at : at + CACHED_ROWS]) for at in range(0, len(x), CACHED_ROWS)])
+            return self._forward(x, adapters)
+        parts = [slice(at, at + CACHED_ROWS) for at in range(0, len(x), CACHED_ROWS)]
+        return torch.cat([self._forward(x[at], None if adapters is None else adapters[at]) for at in parts])
 
-    def _forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
+    def _forward(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None) -> torch.Tensor:
         rounding = self._down.rounding if self._in.gates_rounded else None
         if rounding is not None:
             out = self._down.forward_rounded(self._in.forward_gated(x, rounding))
         else:
-            found = self._in.forward_rounded(x)
+            found = self._in.forward_adapted(x, adapters)
             if self._gate_scale != 1:
                 found[:, : self._gates].mul_(self._gate_scale)
-            out = self._down.forward(self._activate(found))
+            out = self._down.forward_adapted(self._activate(found), adapters)
         return out if self._out_scale == 1 else out.mul_(self._out_scale)
 
     def weight_slots(self) -> dict[str, WeightSlot]:

@@ -116,7 +116,7 @@ class Scheduler:
     def add(self, record: EngineRequest) -> None:
         """Queues a request that `answer_at_once` has no answer to. A newer attempt replaces an older one."""
         self.abort(record.id)
-        root = chain_root(None, record.cache_salt)  # None: there is no LoRA adapter
+        root = chain_root(None if record.pooling is None else record.pooling.adapter, record.cache_salt)
         longest = min(self.config.max_model_len, self.kv.max_tokens)
         sequence = self.kv.new_sequence(root)
         sequence.salt = record.cache_salt or None
@@ -276,11 +276,13 @@ class Scheduler:
     def _knows_state(self, request: RequestState) -> bool:
         """Returns whether a snapshot of the state that is wanted now would be of the length that its name will say.
 
-        With drafts in flight nobody knows that length yet.
+        With drafts in flight nobody knows that length yet, nor the chunk that the row begins in.
         """
-        if not self.kv.wants_snapshot(request.blocks, request.planned):
-            return True
-        return all(samples <= 1 for builder in self._in_flight.values() for _, samples in builder.rows_of(request))
+        samples = [count for builder in self._in_flight.values() for _, count in builder.rows_of(request)]
+        unsure = sum(max(0, count - 1) for count in samples)
+        if not self.kv.in_one_attention_chunk(request.planned - unsure, request.planned):
+            return False
+        return not unsure or not self.kv.wants_snapshot(request.blocks, request.planned)
 
     def _snapshot(self, builder: StepBuilder, request: RequestState) -> None:
         """Copies the state with which the request's row begins: from what came from a tier, and to a snapshot if one is wanted."""

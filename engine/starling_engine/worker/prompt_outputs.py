@@ -87,10 +87,20 @@ class PromptOutputs:
         """Returns a row's vector, or the logits that stand for it, once the row is at its end."""
         assert state.pooling is not None
         tokens = state.pooling.logit_token_ids
+        if state.pooling.pooling == "late":
+            return self._mean_of_labels(state, hidden, start, done=done)
         if tokens is None:
             pooled = _pool(state, hidden, start, done=done)
             return None if pooled is None else self._numbers(state.pooling, pooled[None])[0]
         return self._model.logits(hidden[-1:])[0, tokens] if done else None
+
+    def _mean_of_labels(self, state: SlotState, hidden: torch.Tensor, start: int, *, done: bool) -> torch.Tensor | None:
+        """Adds up the numbers of a row's tokens in `state.pooled`; returns their mean, [labels] fp32, at the row's end."""
+        for at in range(0, len(hidden), LOGPROB_ROWS):
+            found = self._model.classify(hidden[at : at + LOGPROB_ROWS]).sum(dim=0)
+            state.pooled = found if state.pooled is None else state.pooled + found
+        assert state.pooled is not None, "a row has tokens"
+        return state.pooled / (start + len(hidden)) if done else None
 
     def _add_lexical(self, state: SlotState, hidden: torch.Tensor, slot: int, start: int) -> None:
         """Adds a row's tokens, which begin at position `start`, to the weights that lie in `state.pooled`."""

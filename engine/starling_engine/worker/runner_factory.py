@@ -44,8 +44,11 @@ class RunnerFactory:
     def make(self, kv: KVCache) -> Runner:
         """Makes a runner for a device that works on its own, or one for the thread that calls."""
         if not self.model.config.causal:
-            layers = len(self.model.layers)
-            return EncoderRunner(self.model, self.batch, self.link, self.platform.device, self.tick, num_layers=layers)
+            return EncoderRunner(
+                *(self.model, self.batch, self.link, self.platform.device, self.tick),
+                num_layers=len(self.model.layers),
+                adapters=self.model.config.adapters,
+            )
         op, pages = select_sample_op(self.platform.device), KVPages(kv, self.groups, self.tick, self.state, self.model.layers)
         if self.platform.queue is None:
             sampler = Sampler(op, select_mask_op(self.platform.device))

@@ -198,6 +198,12 @@ def test_a_state_goes_on_behind_the_last_accepted_draft(
     compare(name, where, constrain, tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("where", [on_host, on_device, in_stages, with_tiers])
+@pytest.mark.whole
+def test_drafts_stay_in_their_chunk(where: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare("llama4-chunks", where, unmasked, tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize(("where", "name"), [(on_host, "qwen3.5"), (on_device, "lfm2")])
 def test_a_state_goes_on_behind_the_last_accepted_draft_in_short(
     where: Callable[..., dict[str, Any]], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -239,7 +245,7 @@ def test_a_step_that_fails_leaves_no_drafts_behind(
     assert len(failed) > 2 and max(settled, default=0) == int(where is on_device), "a step settles its own rows alone"
 
 
-KV_BLOCKS = {"qwen3-mixed": 14, "deepseek-v3": 18, "falcon-mamba": 180}
+KV_BLOCKS = {"qwen3-mixed": 14, "llama4-chunks": 17, "deepseek-v3": 18, "falcon-mamba": 180}
 KV_BLOCKS_BESIDE_STATES = 29
 
 
@@ -251,13 +257,13 @@ def compare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compares what random requests get with drafts, right ones and wrong ones, with what they get without."""
-    write_checkpoint(tmp_path, FAMILIES[name] if name in STATES else VARIANTS[name])
+    write_checkpoint(tmp_path, FAMILIES[name] if name in FAMILIES else VARIANTS[name])
     kv_blocks = KV_BLOCKS.get(name, KV_BLOCKS_BESIDE_STATES)
     expected = random_traffic(tmp_path, kv_blocks=kv_blocks, constrain=constrain)
     settings = {"kv_blocks": kv_blocks, "speculative": SpeculativeConfig(num_speculative_tokens=MOST)} | where(monkeypatch.setattr)
     on_device = settings["speculative"] is ON_DEVICE
     drafter = Replay(expected, random.Random(0), own=on_device)
-    if name != "qwen3-mixed":
+    if name not in ("qwen3-mixed", "llama4-chunks"):
         # Every rank has whole latents, or blocks of a state; these are larger where a stage's layers are fewer.
         several_stages = "layout" in settings and settings["layout"].pipeline > 1
         settings["kv_blocks"] = 2 * kv_blocks if name in STATES and several_stages else kv_blocks

@@ -36,12 +36,12 @@ class Sparse:
         return EngineRequest(id=name, prompt_ids=self.prompt, params=params, **fields)
 
 
-def answers_of(name: str, variant: Variant, folder: Path) -> Sparse:
-    """Writes a checkpoint, and asks transformers."""
+def answers_of(name: str, variant: Variant, folder: Path, **settings: Any) -> Sparse:
+    """Writes a checkpoint, and asks transformers, whose `generate` takes `settings`."""
     model = write_checkpoint(folder, variant)
     prompt = torch.randint(0, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        whole = model.generate(prompt, max_new_tokens=STEPS, do_sample=False, eos_token_id=None)[0]
+        whole = model.generate(prompt, max_new_tokens=STEPS, do_sample=False, eos_token_id=None, **settings)[0]
     return Sparse(name, folder, prompt[0].tolist(), whole[LENGTH:].tolist())
 
 

@@ -132,6 +132,29 @@ def test_window_blocks_are_freed_while_running() -> None:
     assert most <= 10 + 3, "ten blocks of the full group, and only those of the window"
 
 
+def test_prefix_hits_of_chunks_need_the_last_one_only() -> None:
+    """Of the earlier ones no block is left that others have not taken."""
+    engine = ToyEngine(chunk=32, num_blocks=40)
+    engine.add("a", prompt_of(64), params(2))
+    engine.run()
+    for name, length in (("b", 56), ("c", 64)):
+        engine.add(name, prompt_of(64)[:length] + prompt_of(20, 5), params(2))
+        engine.run()
+        assert engine.cached[name] == length
+        assert engine.outputs[name] == expected_output(prompt_of(64)[:length] + prompt_of(20, 5), params(2), 0, 128)
+
+
+def test_blocks_of_earlier_chunks_are_freed_while_running() -> None:
+    engine = ToyEngine(chunk=16, budget=8, prefix_caching=False)
+    engine.add("a", prompt_of(80), params(20))
+    most = 0
+    while engine.scheduler.has_work:
+        engine.step()
+        most = max(most, engine.kv.pool.num_used)
+    assert engine.outputs["a"] == expected_output(prompt_of(80), params(20), 0, 128)
+    assert most <= 13 + 4, "thirteen blocks of the full group, and those of one chunk and of a step"
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preemption_recomputes_and_changes_nothing(depth: int) -> None:
     engine = ToyEngine(num_blocks=13, depth=depth, prefix_caching=False)
@@ -281,7 +304,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
     draw = data.draw
     rng = random.Random(seed)
     block_size = draw(st.sampled_from([8, 16]))
-    window = draw(st.sampled_from([0, 5, 8, 24]))
+    window, chunk = draw(st.sampled_from([(0, 0), (5, 0), (8, 0), (24, 0), (0, 16), (0, 48)]))
     state = draw(st.sampled_from([None, state_of(1), state_of(4)]))
     engine = ToyEngine(
         state=state,
@@ -289,6 +312,7 @@ def test_random_traffic(seed: int, data: st.DataObject) -> None:
         num_blocks=draw(st.integers(24, 60)),
         block_size=block_size,
         window=window,
+        chunk=chunk,
         depth=draw(st.integers(1, 3)),
         stages=draw(st.sampled_from([1, 1, 2])),
         drafts=draw(st.sampled_from([0, 1, 4])),

@@ -51,7 +51,7 @@ def test_parts_groups_and_models_are_apart(tmp_path: Path) -> None:
     tier = quiet_tier(tmp_path)
     write(tier, 1)
     assert tier.lookup([key(1), key(1, ChunkPart(0, 4, 2, 4)), key(1, group=1)]) == [True, False, False]
-    for other in (replace(MODEL, identity="org/model@other"), replace(MODEL, dtype="bfloat16"), replace(MODEL, layout=99)):
+    for other in (replace(MODEL, identity="org/model@other"), replace(MODEL, dtype="bfloat16"), replace(MODEL, layout="another")):
         assert quiet_tier(tmp_path, fingerprint=other).lookup([key(1)]) == [False]
 
 

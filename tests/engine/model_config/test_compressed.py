@@ -6,6 +6,7 @@ import pytest
 from starling_engine.errors import ConfigError, ModelError
 from starling_engine.kv.layer_specs import kv_specs, run_specs, whole_groups
 from starling_engine.kv.spec import RunSpec, WindowRowsSpec, slab_bytes
+from starling_engine.kv_offload.secondary.tiers import chunk_layout
 from starling_engine.model_config.compressed import CompressedShape
 from starling_engine.model_config.config import ModelConfig, parse_model_config
 from starling_engine.model_config.fields import Fields
@@ -94,6 +95,12 @@ def test_the_price_of_a_token_is_what_docs_say(block_size: int) -> None:
     assert kept * slab_bytes(groups) / block_size == 18 << 10
     windows = sum(-(-group.spec.window // block_size) + 1 for group in groups if group.spec.window)
     assert 25 < windows * slab_bytes(groups) / (1 << 20) < 31
+
+
+def test_engines_whose_blocks_have_other_entries_share_no_chunks() -> None:
+    """A run of 128 tokens is as long as several blocks, of which one has the entry: chunks hold more of smaller blocks."""
+    layouts = [chunk_layout(read(), plain_worker(block_size=size, dtype="bfloat16")) for size in (8, 16, 32)]
+    assert len({*layouts}) == 3
 
 
 def test_layouts_that_cannot_be_are_named() -> None:

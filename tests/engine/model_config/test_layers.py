@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 from starling_engine.errors import ModelError
-from starling_engine.kv_offload.secondary.tiers import cached_as
+from starling_engine.kv_offload.secondary.tiers import cached_as, chunk_layout
 from starling_engine.model_config.config import ModelConfig, parse_model_config
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
 from starling_engine.model_config.rope import LinearScaling, RopeConfig
+from starling_engine.topology.layout import ParallelLayout
 
 from tests.engine.model_config.test_config import LONGROPE, PHI3, SMALL, of, parse
 from tests.engine.workers import plain_worker
@@ -75,6 +76,28 @@ def test_keys_of_one_set_of_longrope_factors_are_no_good_to_the_other() -> None:
     phi3 = parse(**PHI3, rope_scaling=LONGROPE)
     assert kind(phi3, 64) == kind(phi3, 512) != kind(phi3, 513) == kind(phi3, 2048)
     assert kind(parse(), 64) == kind(parse(), 2048) == "bfloat16"
+
+
+WORKER: dict[str, Any] = {"dtype": "bfloat16", "block_size": 16}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kv_cache": "fp8"}, {"kv_cache": "int8"}, {"kv_cache": "int4"}, {"quantization": "int8"}, {"dtype": "float16"}],
+    ids=str,
+)
+def test_keys_that_are_rounded_in_another_way_have_other_names(changes: dict[str, Any]) -> None:
+    plain, other = (plain_worker(**{**WORKER, **each}) for each in ({}, changes))
+    assert cached_as(parse(), plain) != cached_as(parse(), other)
+
+
+def test_chunks_are_alike_in_all_layouts_of_ranks_and_sizes_of_blocks() -> None:
+    model = of("Gemma3ForCausalLM")
+    layouts = [ParallelLayout(), ParallelLayout(tensor=2), ParallelLayout(pipeline=2)]
+    workers = [plain_worker(**WORKER | {"block_size": size, "layout": layout}) for size in (8, 16, 32) for layout in layouts]
+    assert len({chunk_layout(model, worker) for worker in workers}) == 1
+    windows = chunk_layout(of("Gemma3ForCausalLM", sliding_window_pattern=2), workers[0])
+    assert windows != chunk_layout(model, workers[0]), "groups have other layers"
 
 
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16}

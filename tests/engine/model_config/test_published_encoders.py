@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.model_config.adapters import AdapterConfig
 from starling_engine.model_config.classifier import MAX_LABELS, activated
 from starling_engine.model_config.config import ModelConfig, parse_model_config
 from starling_engine.model_config.fields import Fields
@@ -57,6 +58,24 @@ MODERNBERT: dict[str, Any] = BASE | {
     "position_embedding_type": "absolute",
     "vocab_size": 50368,
 }
+JINA_3: dict[str, Any] = BASE | {
+    "architectures": ["XLMRobertaLoRA"],
+    "emb_pooler": None,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-05,
+    "load_trained_adapters": True,
+    "lora_adaptations": ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"],
+    "lora_alpha": 1,
+    "lora_rank": 4,
+    "matryoshka_dimensions": [32, 64, 128, 256, 512, 768, 1024],
+    "max_position_embeddings": 8194,
+    "pad_token_id": 1,
+    "position_embedding_type": "rotary",
+    "rotary_emb_base": 20000.0,
+    "task_instructions": {"retrieval.query": "Represent the query for retrieving evidence documents: ", "separation": ""},
+    "type_vocab_size": 1,
+    "vocab_size": 250002,
+}
 CROSS_ENCODER: dict[str, Any] = BASE | {
     "architectures": ["BertForSequenceClassification"],
     "hidden_act": "gelu",
@@ -80,6 +99,10 @@ def test_the_other_published_configs() -> None:
     nomic, modern = parse(NOMIC_1_5), parse(MODERNBERT)
     assert (nomic.max_position, nomic.ropes[0].theta, nomic.hidden_act) == (8192, 1000, "silu")
     assert parse(NOMIC_1_5, rotary_scaling_factor=2.0, n_positions=2048).max_position == 2048
+    jina = parse(JINA_3)
+    assert (jina.max_position, jina.ropes[0].theta, jina.traits.positions_from) == (8194, 20000, None)
+    assert jina.adapters == AdapterConfig(names=tuple(JINA_3["lora_adaptations"]), rank=4, scale=0.25)
+    assert parse(JINA_3, load_trained_adapters=False).adapters is None
     assert modern.windows == (0, 65, 65) * 4 and [rope.theta for rope in modern.ropes] == [160000, 10000]
 
 
@@ -114,6 +137,11 @@ def test_probabilities_of_few_and_of_many_labels_are_torchs(count: int) -> None:
     [
         (GTE_BASE, {"rope_scaling": {"factor": 2.0, "type": "ntk", "mixed_b": 0.5}}),
         (GTE_BASE, {"layer_norm_type": "rms_norm"}),
+        (JINA_3, {"lora_adaptations": ["a", "a"]}),
+        (JINA_3, {"task_instructions": {"other": "text"}}),
+        (JINA_3, {"lora_rank": 0}),
+        (JINA_3, {"position_embedding_type": "absolute"}),
+        (JINA_3, {"emb_pooler": "cls"}),
         (GTE_BASE, {"logn_attention_scale": True}),
         (NOMIC_1_5, {"rotary_scaling_factor": 2.0}),
         (NOMIC_1_5, {"rotary_emb_interleaved": True}),

@@ -13,6 +13,7 @@ from starling_engine.frontend.pooling import numbers_of
 from starling_engine.frontend.resolve import resolve
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
+from starling_engine.models import mlp
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
 from starling_engine.params import PoolingParams
@@ -33,6 +34,7 @@ from tests.engine.encoder_checkpoints import (
     TOKEN_CLASSIFIERS,
     VOCAB,
     EncoderVariant,
+    write_adapted,
     write_encoder,
     write_splade,
 )
@@ -58,7 +60,8 @@ def answers(folder: Path, params: list[PoolingParams], tensor: Communicator = AL
     model = Decoder(config, FP32, CPU, methods, BidirectionalAttention(), tensor=tensor, stage=stages.shard)
     load_weights(model, folder)
     batch, link = InputBatch([], len(LENGTHS), 128, 16), StageLink(stages, config.hidden_size, FP32, CPU)
-    runner = EncoderRunner(model, batch, link, CPU, no_tick, num_layers=len(model.layers))
+    layers = len(model.layers)
+    runner = EncoderRunner(model, batch, link, CPU, no_tick, num_layers=layers, adapters=config.adapters)
     each = list(zip(prompts(), params, strict=True))
     new = [NewRequest(slot, pack_tokens(ids), len(ids), [], 0, None, wanted) for slot, (ids, wanted) in enumerate(each)]
     slots = list(range(len(each)))
@@ -105,6 +108,25 @@ def test_an_encoder_sees_in_both_directions_as_transformers_does(name: str, spli
     found = answers(tmp_path, wanted) if split == "alone" else on_ranks(2, "gloo", work)[-1]
     pooled = [states[0].mean(0), states[1][-1], states[2].mean(0), states[3][0]]
     torch.testing.assert_close(torch.tensor(found), torch.stack(pooled), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("split", ["alone", "two ranks", "two stages"])
+def test_each_sequence_of_a_step_has_the_adapter_of_its_task(split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLPs take 16 tokens at once here, so that a sequence is in several parts of them."""
+    monkeypatch.setattr(mlp, "CACHED_ROWS", 16)
+    models = write_adapted(tmp_path)
+    tasks = ["text-matching", None, "retrieval.query", "retrieval.passage"]
+    wanted = [PoolingParams(task="token_embed", normalize=False, adapter=task) for task in tasks]
+
+    def work(ranks: Communicator) -> list[Any]:
+        return answers(tmp_path, wanted, **{"tensor" if split == "two ranks" else "stages": ranks})
+
+    found = answers(tmp_path, wanted) if split == "alone" else on_ranks(2, "gloo", work)[-1]
+    variant = ENCODERS["jina-v3"]
+    states = {task: expected(models[task], variant) for task in tasks}
+    for at, (task, vectors) in enumerate(zip(tasks, found, strict=True)):
+        torch.testing.assert_close(torch.tensor(vectors), states[task][at], atol=TOLERANCE, rtol=1e-5)
+    assert (states[None][2] - states["retrieval.query"][2]).abs().mean() > 0.1
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -221,13 +243,6 @@ def test_what_an_encoder_cannot_be_is_said(edits: dict[str, Any], error: str, tm
     write_encoder(tmp_path, CLASSIFIERS["bert"])
     edit_json(tmp_path / "config.json", edits)
     with pytest.raises((ModelError, UnsupportedModel), match=error):
-        load_model_config(tmp_path)
-
-
-def test_logits_that_are_pooled_are_refused_by_name(tmp_path: Path) -> None:
-    write_encoder(tmp_path, CLASSIFIERS["eurobert"])
-    edit_json(tmp_path / "config.json", {"classifier_pooling": "late"})
-    with pytest.raises(UnsupportedModel, match="classifier_pooling 'late' is not supported; supported: bos, mean"):
         load_model_config(tmp_path)
 
 

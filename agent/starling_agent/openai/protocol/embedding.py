@@ -52,9 +52,14 @@ class EmbeddingFields(PooledRequest, ChatTemplateFields):
         return self.add_generation_prompt is True
 
     @property
+    def adapter(self) -> str | None:
+        """The checkpoint's adapter that is asked for, by its name."""
+        return None
+
+    @property
     def params(self) -> PoolingParams:
         """Returns what the engine is asked to make of the prompts."""
-        return PoolingParams(pooling=self.pooling, normalize=self.normalize, dimensions=self.dimensions)
+        return PoolingParams(pooling=self.pooling, normalize=self.normalize, dimensions=self.dimensions, adapter=self.adapter)
 
     def check_source(self) -> None:
         """Raises InvalidRequest unless there is one of `input` and `messages`, with fields that it has a use for."""
@@ -69,9 +74,16 @@ class EmbeddingFields(PooledRequest, ChatTemplateFields):
 
 
 class EmbeddingRequest(EmbeddingFields):
+    """OpenAI's request; `task` is Jina's: the checkpoint's adapter of that name."""
+
     refusals: ClassVar[Mapping[str, FieldRefusal]] = {**refused.EMBEDDING, **refused.JINA}
 
     model: str
+    task: str | None = None
+
+    @property
+    def adapter(self) -> str | None:
+        return self.task
 
 
 class PoolingRequest(EmbeddingFields):

@@ -91,7 +91,6 @@ EMBEDDING: Mapping[str, FieldRefusal] = {
 EMBED: Mapping[str, FieldRefusal] = {"images": FieldRefusal(MEDIA.reason, ([],)), "priority": POOLED["priority"]}
 
 JINA: Mapping[str, FieldRefusal] = {
-    "task": FieldRefusal("this is Jina's field; prompt_name has the checkpoint's prompts"),
     "late_chunking": FieldRefusal("each input has a vector of its own", (False,)),
     "embedding_type": FieldRefusal("this is Jina's name of encoding_format, which is possible", ("float",)),
     "truncate": FieldRefusal("this is Jina's field; truncate_prompt_tokens: -1 does it", (False,)),

@@ -16,8 +16,8 @@ from starling_engine.errors import ModelError
 from starling_engine.gguf.reader import is_gguf, open_gguf
 from starling_engine.model_config.quantization import read_config_json, read_quantization
 
-KV_LAYOUT = 2
-"""Version of the order of a chunk's keys and values, of their meaning (rotated keys), and of `identity`."""
+KV_LAYOUT = 3
+"""Version of the order of a chunk's keys and values, of their meaning (rotated keys), of `identity`, and of `layout`."""
 
 SAMPLE_BYTES = 256
 """Read of each tensor, from its middle."""
@@ -27,17 +27,17 @@ PIECES, END_BYTES = 256, 1 << 20
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """`model` is for people; `identity`, `dtype` and `layout` make the digest."""
+    """`model` is for people; `identity`, `dtype` and `layout` make the digest. `layout` says what a chunk of each KV group has."""
 
     model: str
     identity: str
     dtype: str
-    layout: int = KV_LAYOUT
+    layout: str = ""
 
     @property
     def digest(self) -> bytes:
         """32 bytes, SHA-256."""
-        return sha256(repr((self.identity, self.dtype, self.layout)).encode()).digest()
+        return sha256(repr((self.identity, self.dtype, KV_LAYOUT, self.layout)).encode()).digest()
 
 
 def fingerprint_of(model_path: str, load_format: str, seed: int, dtype: str) -> Fingerprint:

@@ -41,16 +41,20 @@ def group_shares(model: ModelConfig, config: WorkerConfig) -> list[GroupShare]:
     tensor, stage = Shard(rank.tp, layout.tensor), Shard(rank.pp, layout.pipeline)
     shares = []
     for group in whole_groups(model, config):
-        planes, blocks = group.spec.planes, CHUNK // config.block_size
-        run_bytes = group.spec.layer_block_bytes * blocks // (planes * group.spec.num_kv_heads)
         local = part_of(model, group, tensor, stage)
         writes = all(part_of(model, group, Shard(lower, layout.tensor), stage) != local for lower in range(rank.tp))
         window = -(-group.spec.window // CHUNK) + 1 if group.spec.window else 0  # it may begin within a chunk
         covers = covers_of(model, group, tensor, stage)[: 1 if model.has_state else None]  # others write under other fingerprints
-        shares.append(GroupShare(covers, planes, run_bytes, writes, window))
+        shares.append(GroupShare(covers, group.spec.planes, run_bytes(group, config), writes, window))
     own = ChunkPart(rank.pp, rank.pp + 1, rank.tp, rank.tp + 1)
     slab, pieces = rank_slab_bytes(model, config), state_pieces(model, config)
     return [*shares, *(GroupShare([[own]], 1, blocks * slab, snapshot=True) for blocks in pieces)]
+
+
+def run_bytes(group: KVGroup, config: WorkerConfig) -> int:
+    """Returns the bytes of one layer and one head in one plane of a chunk."""
+    spec, blocks = group.spec, CHUNK // config.block_size
+    return spec.layer_block_bytes * blocks // (spec.planes * spec.num_kv_heads)
 
 
 def part_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> ChunkPart | None:

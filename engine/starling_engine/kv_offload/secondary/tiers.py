@@ -26,7 +26,7 @@ from starling_engine.kv_offload.secondary.base import (
     TierError,
 )
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
-from starling_engine.kv_offload.secondary.parts import GroupShare, group_shares, overlap
+from starling_engine.kv_offload.secondary.parts import GroupShare, group_shares, overlap, run_bytes
 from starling_engine.kv_offload.sizes import rank_slab_bytes
 from starling_engine.model_config.config import ModelConfig
 
@@ -38,7 +38,8 @@ def open_secondary(tiers: TiersConfig, model: ModelConfig, config: WorkerConfig)
     """Opens the folder, which is nearer, and the store; None where there is neither. Raises ConfigError."""
     opened: list[SecondaryTier] = []
     if tiers.has_secondary:
-        fingerprint = fingerprint_of(config.model_path, config.load_format, config.seed, cached_as(model, config))
+        found = fingerprint_of(config.model_path, config.load_format, config.seed, cached_as(model, config))
+        fingerprint = replace(found, layout=chunk_layout(model, config))
         if tiers.fs_path is not None:
             from starling_engine.kv_offload.secondary.folder.tier import open_folder
 
@@ -61,6 +62,15 @@ def cached_as(model: ModelConfig, config: WorkerConfig) -> str:
     if factors:
         kind = f"{kind}, rotated by {factors} factors"
     return f"{kind}, with {state_layout(model, config)}" if model.has_state else kind
+
+
+def chunk_layout(model: ModelConfig, config: WorkerConfig) -> str:
+    """Says which layers a chunk of each KV group has, and in which form: engines of which this differs share none.
+
+    It is the same for all layouts of ranks, and for all sizes of blocks, but for models that compress runs of tokens.
+    """
+    groups = whole_groups(model, config)
+    return repr([(group.layers, group.spec.planes, group.spec.num_kv_heads, run_bytes(group, config)) for group in groups])
 
 
 def state_layout(model: ModelConfig, config: WorkerConfig) -> str:

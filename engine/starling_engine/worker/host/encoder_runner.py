@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.model_config.adapters import AdapterConfig
 from starling_engine.models.decoder import ForwardContext
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
@@ -27,13 +28,15 @@ class EncoderRunner:
         tick: Callable[[], None],
         *,
         num_layers: int,
+        adapters: AdapterConfig | None = None,
     ) -> None:
-        """`num_layers` are those of this rank."""
+        """`num_layers` are those of this rank, `adapters` those of the checkpoint."""
         self._batch = batch
         self._link = link
         self._device = device
         self._tick = tick
         self._num_layers = num_layers
+        self._adapters = {} if adapters is None else {name: at for at, name in enumerate(adapters.names)}
         self._nothing = torch.empty(0, dtype=torch.int64, device=device)
         self._use(model)
 
@@ -80,8 +83,16 @@ class EncoderRunner:
             host_lens=(starts, lengths),
         )
         layers = self._num_layers
-        types = self._types(step)
-        return ids, ForwardContext([self._nothing] * layers, [metadata] * layers, types=types, tick=self._tick)
+        types, adapters = self._types(step), self._adapters_of(step)
+        return ids, ForwardContext([self._nothing] * layers, [metadata] * layers, types=types, adapters=adapters, tick=self._tick)
+
+    def _adapters_of(self, step: FlatBatch) -> torch.Tensor | None:
+        """Returns each token's adapter, [T] int64, as in `ForwardContext`."""
+        none, pooling = len(self._adapters), [self._batch.slot_state(slot).pooling for slot in step.slots.tolist()]
+        chosen = [none if one is None or one.adapter is None else self._adapters[one.adapter] for one in pooling]
+        if all(each == none for each in chosen):
+            return None
+        return torch.from_numpy(np.repeat(chosen, step.ends - step.starts)).to(self._device, torch.int64)
 
     def _seen(self, step: FlatBatch) -> list[int]:
         """Returns how many tokens of each sequence are seen, its first ones."""

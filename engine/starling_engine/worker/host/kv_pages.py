@@ -1,12 +1,13 @@
 """The pages of the KV cache, for a runner: copies of blocks, and the context of a forward pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import KVCache
-from starling_engine.kv.spec import KVGroup, RunSpec, StateGroup
+from starling_engine.kv.spec import ChunkedLocalSpec, KVGroup, KVSpec, RunSpec, StateGroup
 from starling_engine.models.decoder import ForwardContext
 from starling_engine.step import BlockCopy, StepPlan
 
@@ -26,6 +27,23 @@ def independent(copies: Sequence[BlockCopy]) -> Iterator[list[BlockCopy]]:
         written.add(copy.target)
     if run:
         yield run
+
+
+def within_attention_chunk(meta: AttentionMetadata, spec: KVSpec) -> AttentionMetadata:
+    """Returns the metadata of a group whose queries see one attention chunk: to kernels it is the whole sequence.
+
+    All tokens of a row are in one, that of the last token. That of any other group stays as it is.
+    """
+    if not isinstance(spec, ChunkedLocalSpec):
+        return meta
+    chunk, blocks = spec.attention_chunk, spec.attention_chunk // spec.block_size
+    starts = (meta.context_lens - 1).clamp(min=0) // chunk * chunk
+    columns = starts[:, None] // spec.block_size + torch.arange(blocks, dtype=torch.int32, device=starts.device)
+    tables = meta.block_tables.gather(1, columns.clamp(max=meta.block_tables.shape[1] - 1).long())
+    host = meta.host_lens
+    if host is not None:
+        host = host[0], [length - max(0, length - 1) // chunk * chunk for length in host[1]]
+    return replace(meta, context_lens=meta.context_lens - starts, block_tables=tables, shared_blocks=0, host_lens=host)
 
 
 class KVPages:
@@ -76,6 +94,8 @@ class KVPages:
 
     def context(self, metadata: Sequence[AttentionMetadata], rows: torch.Tensor | None) -> ForwardContext:
         """Returns the context of a forward pass. `metadata` of each group; `rows` as in ForwardContext."""
-        own = [metadata[self._group_of.get(layer, 0)] for layer in self._layers]
         runs = {layer: metadata[group].block_tables for layer, group in self._runs_of.items()}
+        specs = [group.spec for group in self.groups]
+        seen = [within_attention_chunk(meta, spec) for meta, spec in zip(metadata, specs, strict=False)] + [*metadata[len(specs) :]]
+        own = [seen[self._group_of.get(layer, 0)] for layer in self._layers]
         return ForwardContext(self._kv.layers, own, rows, self.tick, state=metadata[-1] if self.has_state else None, runs=runs)
