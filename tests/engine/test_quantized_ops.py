@@ -66,6 +66,22 @@ def test_columns_are_gathered() -> None:
     assert torch.equal(found, reference.gather_columns(x, order))
 
 
+@pytest.mark.parametrize("by_token", [False, True])
+def test_columns_of_pairs_are_gathered(by_token: bool) -> None:
+    """Slots 1 and 4 have no pairs, and the first two of four pairs of slot 2 are of one token."""
+    starts, x = torch.tensor([0, 3, 3, 7, 9, 9]), torch.randn(9, 140).bfloat16()[:, 8:]
+    orders = torch.randint(-1, 132, (5, 150), dtype=torch.int32)
+    tokens = torch.tensor([4, 0, 8, 1, 1, 3, 2, 8, 0]) if by_token else None
+    recorded, (found, places) = record(lambda: ops.gather_columns_of_pairs(x, tokens, starts, orders, 9), Scratch(1 << 13))
+    slots = torch.arange(5).repeat_interleave(starts.diff())
+    rows = torch.arange(9) if tokens is None else tokens
+    for _ in range(2):
+        expected = [reference.gather_columns(x[row : row + 1], orders[slot]) for row, slot in zip(rows, slots, strict=True)]
+        assert torch.equal(found, torch.cat(expected)) and torch.equal(places, torch.arange(9))
+        x += 1
+        recorded.replay()
+
+
 def groups_of(k: int, form: Format) -> int:
     """Returns the columns of whole groups that k columns need."""
     return -(-k // form.group) * form.group

@@ -130,7 +130,8 @@ class Supervisor:
         args = engine_args(self._config)
         model = await pinned(self._config.model, self._pinned_commit, self._state)
         path = await obtain(model, self._progress.report, lambda cause: self._state.update(last_error=cause))
-        self._state.update(commit=commit_of(model, path), weights=await asyncio.to_thread(weights_digest, path))
+        digest = await asyncio.to_thread(weights_digest, path, args.quantization)
+        self._state.update(commit=commit_of(model, path), weights=digest)
         return dataclasses.replace(args, model=str(path))
 
     async def _run_engine(self, args: EngineArgs) -> Restart:

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import structlog
+from starling_engine.config import QUANTIZATION_VERSION
 from starling_engine.errors import ModelError
 from starling_engine.gguf.reader import is_gguf, open_gguf
 from starling_engine.weights.hub import ALLOWED, FORM, split_name
@@ -95,13 +96,13 @@ async def _retried(
     raise AssertionError("the last attempt returns or raises")
 
 
-def weights_digest(model: Path) -> str:
+def weights_digest(model: Path, quantization: str | None = None) -> str:
     """Returns a text that differs between two checkpoints, made without reading their weights.
 
-    It is the SHA-256, in hex, of names, sizes, headers of weights and content of all other files. Raises OSError, and NodeFailure
-    for a GGUF file that cannot be served.
+    It is the SHA-256, in hex, of names, sizes, headers of weights and content of all other files; and of the scheme by which they
+    are quantized while they are loaded, with its version. Raises OSError, and NodeFailure for a GGUF file that cannot be served.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256() if quantization is None else hashlib.sha256(f"{quantization}\0{QUANTIZATION_VERSION}\0".encode())
     if is_gguf(model):
         digest.update(f"{model.name}\0{model.stat().st_size}\0".encode())
         try:

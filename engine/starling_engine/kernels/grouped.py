@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from starling_engine.kernels.coded_weight import CodedWeight, dot_codes
+from starling_engine.kernels.gather_columns import gather_columns_of_slots
 from starling_engine.kernels.grouping import Blocks, sort_into_blocks
 from starling_engine.kernels.round_rows import round_rows
 from starling_engine.kernels.scaled_weight import ScaledWeight, dot_scaled, of_whole_rows
@@ -65,6 +66,8 @@ SCALED_MANY_ROWS = ExpertTiles(64, ProgramTile(64, 128, 4, 3), ProgramTile(128, 
 Weight = torch.Tensor | CodedWeight | ScaledWeight
 Biases = tuple[torch.Tensor, torch.Tensor] | tuple[None, None]
 """The biases of all slots, where experts have some: gates before ups [S, 2 I], and downs [S, H]."""
+Orders = tuple[torch.Tensor | None, torch.Tensor | None]
+"""The orders of columns of all slots [S, K'] int32, of gates and ups, and of downs, where these have orders of their own."""
 
 
 def tiles_for(tokens: int, top_k: int, num_experts: int, dtype: torch.dtype, *, coded: bool = False) -> ExpertTiles:
@@ -96,10 +99,11 @@ def experts(
     tiles: ExpertTiles,
     biases: Biases = (None, None),
     gate: ClampedSwiglu | None = None,
+    orders: Orders = (None, None),
 ) -> torch.Tensor:
     """Does what `ExpertsMethod.apply` does, with gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype or as codes.
 
-    `biases` are in x's dtype; without a `gate` it is SiLU times up.
+    `biases` are in x's dtype; without a `gate` it is SiLU times up. With `orders`, matrices have as many columns as these.
 
     Sums of products are fp32. Values between the matrices, and each expert's result, are rounded to x's dtype. Each token's sum is
     fp32 again, in the order of its experts. A single token needs no sorting: each of its pairs is a block.
@@ -109,14 +113,21 @@ def experts(
     pairs, slots = tokens * top_k, _slots(down)
     blocks = _single_token_blocks(expert_slots) if tokens == 1 else sort_into_blocks(expert_slots, slots, tiles.rows)
     # Rows of pairs that this rank does not have are rounded with the others, so they have to be numbers.
-    activated = (x.new_zeros if isinstance(down, ScaledWeight) else x.new_empty)(pairs, _depth(down))
+    activated = (x.new_zeros if isinstance(down, ScaledWeight) else x.new_empty)(pairs, _rows_of(gate_up) // 2)
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
     gate_ups, downs = biases
     alpha, limit, offset = (0.0, 0.0, 0.0) if gate is None else (gate.alpha, gate.limit, gate.offset)
     form = {"ALPHA": alpha, "LIMIT": limit, "OFFSET": offset}
-    stride = hidden if isinstance(gate_up, ScaledWeight) else x.stride(0)  # rounded rows lie side by side
-    _launch(_gate_up, x, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, gate_ups, stride, TOP_K=top_k, **form)
+    rows, each = x, top_k
+    if orders[0] is not None:
+        rows, each = gather_columns_of_slots(x, orders[0], expert_slots.view(-1), top_k), 1
+    stride = hidden if isinstance(gate_up, ScaledWeight) else rows.stride(0)  # rounded rows lie side by side
+    _launch(
+        _gate_up, rows, gate_up, activated, expert_slots, blocks, tiles.rows, tiles.gate_up, gate_ups, stride, TOP_K=each, **form
+    )
+    if orders[1] is not None:
+        activated = gather_columns_of_slots(activated, orders[1], _slots_in_order(expert_slots, blocks), 1)
     _launch(_down, activated, down, parts, expert_slots, blocks, tiles.rows, tiles.down, downs, topk_weights)
     columns = min(1024, triton.next_power_of_2(hidden))
     _sum[(tokens, triton.cdiv(hidden, columns))](parts, expert_slots, out, slots, TOP_K=top_k, WIDTH=hidden, COLUMNS=columns)
@@ -125,6 +136,17 @@ def experts(
 
 def _slots(weight: Weight) -> int:
     return len(weight if isinstance(weight, torch.Tensor) else weight.codes)
+
+
+def _rows_of(weight: Weight) -> int:
+    return weight.shape[1] if isinstance(weight, torch.Tensor) else weight.n
+
+
+def _slots_in_order(expert_slots: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Returns the slot of each row that gates and ups gave; any one where there is no such row."""
+    slots = expert_slots.view(-1)
+    # Numbers behind those of pairs that are here are undefined.
+    return slots if len(expert_slots) == 1 else slots[blocks.order.clamp(0, len(slots) - 1)]
 
 
 def _depth(weight: Weight) -> int:

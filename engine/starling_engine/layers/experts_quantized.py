@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from starling_engine.layers.expert_biases import ExpertBiases
+from starling_engine.layers.expert_orders import ExpertOrders
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, Projection, plain_parts
 from starling_engine.layers.experts_packed import GroupedExperts
 from starling_engine.native import quantized_ops as ops
@@ -30,20 +31,23 @@ class CodedExperts(ABC, Generic[M]):
     _gate_up: M | None = None
     _down: M | None = None
 
-    def __init__(self, gate_up: Format, down: Format, *, online: bool) -> None:
-        """`online`: the checkpoint has numbers, and codes are made of them."""
+    def __init__(self, gate_up: Format, down: Format, *, online: bool, prefix: str = "experts") -> None:
+        """`online`: the checkpoint has numbers, and codes are made of them. `prefix` names the experts in errors."""
         self._formats: dict[Projection, Format] = {"gate": gate_up, "up": gate_up, "down": down}
         self._online = online
+        self._prefix = prefix
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         self._shape, self._device = shape, device
         self._biases = ExpertBiases(shape, dtype, device)
+        self._orders = ExpertOrders(self._prefix, shape, self._formats["gate"], self._formats["down"], device)
         return [
-            part
-            if part.name == "bias"
-            else replace(part, element_bytes=self.element_bytes(self._formats[part.projection]), codes=not self._online)
+            part if part.name == "bias" else replace(part, element_bytes=self._bytes_of(part.projection), codes=not self._online)
             for part in plain_parts(shape)
         ]
+
+    def _bytes_of(self, projection: Projection) -> float:
+        return self._orders.of(projection).element_bytes(self.element_bytes(self._formats[projection]))
 
     def load_part(self, slot: int, part: ExpertPart, tensor: torch.Tensor) -> None:
         if part.name == "bias":
@@ -51,9 +55,15 @@ class CodedExperts(ABC, Generic[M]):
             return
         self.load_codes(slot, part, quantize(tensor.to(self._device), self._formats[part.projection]))
 
-    @abstractmethod
     def load_codes(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
-        """Copies the part in."""
+        self.place(slot, part, self._orders.load(slot, part, matrix.plain))
+
+    def release(self, slot: int) -> None:
+        self._orders.release(slot)
+
+    @abstractmethod
+    def place(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
+        """Copies the part in, whose columns are in the order that the slot's are kept in."""
 
     @abstractmethod
     def element_bytes(self, form: Format) -> float:
@@ -65,7 +75,7 @@ class CodedExperts(ABC, Generic[M]):
 
     def memory(self, slot: int) -> list[torch.Tensor]:
         weights = [each[slot] for matrices in (self.gate_ups(), self.downs()) for each in matrices.tensors]
-        return weights + self._biases.memory(slot)
+        return weights + self._orders.memory(slot) + self._biases.memory(slot)
 
     @property
     def loaded(self) -> bool:
@@ -75,14 +85,14 @@ class CodedExperts(ABC, Generic[M]):
     def gate_ups(self) -> M:
         """Returns gates above ups of all slots; reserved at its first use."""
         if self._gate_up is None:
-            shape = self._shape
-            self._gate_up = self.empty(2 * shape.intermediate_size, shape.hidden_size, self._formats["gate"], gated=True)
+            width, form = self._orders.gate_ups.width, self._formats["gate"].in_order
+            self._gate_up = self.empty(2 * self._shape.intermediate_size, width, form, gated=True)
         return self._gate_up
 
     def downs(self) -> M:
         if self._down is None:
-            shape = self._shape
-            self._down = self.empty(shape.hidden_size, shape.intermediate_size, self._formats["down"], gated=False)
+            width, form = self._orders.downs.width, self._formats["down"].in_order
+            self._down = self.empty(self._shape.hidden_size, width, form, gated=False)
         return self._down
 
 
@@ -96,7 +106,7 @@ class QuantizedExperts(CodedExperts[PackedQuantized], GroupedExperts):
         self._waiting: dict[tuple[int, Projection], GroupQuantized] = {}
         return super().create(shape, dtype, device)
 
-    def load_codes(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
+    def place(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
         if part.projection == "down":
             ops.pack_quantized_expert(matrix, self.downs(), slot)
             return
@@ -112,10 +122,16 @@ class QuantizedExperts(CodedExperts[PackedQuantized], GroupedExperts):
         return ops.empty_quantized_experts(self._shape.num_slots, n, k, form, gated=gated)
 
     def release(self, slot: int) -> None:
+        super().release(slot)
         for projection in self._formats:
             self._waiting.pop((slot, projection), None)
 
     def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        gate_ups, downs = self._biases.both
-        activated = ops.grouped_quantized_linear(x, tokens, starts, self.gate_ups(), gate_ups, self._shape.gate)
-        return ops.grouped_quantized_sum(activated, tokens, weights, starts, self.downs(), len(x), downs)
+        (gate_ups, downs), rows, count = self._biases.both, tokens, len(x)
+        before_gates, before_downs = self._orders.gate_ups.tensor, self._orders.downs.tensor
+        if before_gates is not None:
+            x, rows = ops.gather_columns_of_pairs(x, tokens, starts, before_gates, len(tokens))
+        activated = ops.grouped_quantized_linear(x, rows, starts, self.gate_ups(), gate_ups, self._shape.gate)
+        if before_downs is not None:
+            activated, _ = ops.gather_columns_of_pairs(activated, None, starts, before_downs, len(tokens))
+        return ops.grouped_quantized_sum(activated, tokens, weights, starts, self.downs(), count, downs)

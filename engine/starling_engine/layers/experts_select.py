@@ -44,23 +44,25 @@ def select_experts_method(
                 raise ConfigError(f"{quantization} is not possible for experts without a gate; leave it out", "quantization")
             return choose(shape)()
         if quantization is not None:
-            return _quantized(dtype, device, *_online(quantization, shape), online=True)
+            return _quantized(dtype, device, *_online(quantization, shape), online=True, prefix=names.prefix)
         can_multiply_codes = stored and quantized_kernels(dtype, device) is not None
         if can_multiply_codes and (forms := _stored_formats(shape, names, stored)) is not None:
-            return _quantized(dtype, device, *forms, online=False)
+            return _quantized(dtype, device, *forms, online=False, prefix=names.prefix)
         return choose(shape)()
 
     return select
 
 
-def _quantized(dtype: torch.dtype, device: torch.device, gate_up: Format, down: Format, *, online: bool) -> ExpertsMethod:
+def _quantized(
+    dtype: torch.dtype, device: torch.device, gate_up: Format, down: Format, *, online: bool, prefix: str
+) -> ExpertsMethod:
     if triton_runs(device):
         from starling_engine.layers.experts_triton import TritonQuantizedExperts, TritonScaledExperts
 
         if all(rounds(form, dtype, capability(device)) for form in (gate_up, down)):
-            return TritonScaledExperts(gate_up, down, online=online)
-        return TritonQuantizedExperts(gate_up, down, online=online)
-    return QuantizedExperts(gate_up, down, online=online)
+            return TritonScaledExperts(gate_up, down, online=online, prefix=prefix)
+        return TritonQuantizedExperts(gate_up, down, online=online, prefix=prefix)
+    return QuantizedExperts(gate_up, down, online=online, prefix=prefix)
 
 
 def _online(name: str, shape: ExpertsShape) -> tuple[Format, Format]:
@@ -87,7 +89,7 @@ def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str
     if len(gate_up) == len(downs) == 1:
         (gate,), (down,) = gate_up, downs
         gate, down = gate and gate.cut(0, shape.hidden_size), down and down.cut(share.start, share.size)
-        if gate and down and not (gate.gathered or down.gathered):
+        if gate and down:
             return gate, down
     logger.warning(
         "dequantized, since their forms or a rank's columns do not suit the kernels: experts %s (%d x %d)",

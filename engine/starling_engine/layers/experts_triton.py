@@ -32,7 +32,7 @@ class TritonQuantizedExperts(CodedExperts[CodedWeight]):
     name = "triton, quantized"
     capturable = True
 
-    def load_codes(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
+    def place(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
         size = self._shape.intermediate_size
         rows = slice(size, 2 * size) if part.projection == "up" else slice(0, len(matrix.codes))
         to = self.downs() if part.projection == "down" else self.gate_ups()
@@ -45,14 +45,14 @@ class TritonQuantizedExperts(CodedExperts[CodedWeight]):
     def empty(self, n: int, k: int, form: Format, *, gated: bool) -> CodedWeight:  # noqa: ARG002
         return empty_codes(self._shape.num_slots, n, k, form, self._device)
 
-    def release(self, slot: int) -> None:
-        """Does nothing: the memory is kept for the next expert."""
-
     def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if not len(x) or not self.loaded:
             return torch.zeros_like(x, memory_format=torch.contiguous_format)
         tiles = grouped.tiles_for(len(x), expert_slots.shape[1], self._shape.num_experts, x.dtype, coded=True)
-        return grouped.experts(x, expert_slots, weights, self.gate_ups(), self.downs(), tiles, self._biases.both, self._shape.gate)
+        orders = self._orders.gate_ups.tensor, self._orders.downs.tensor
+        return grouped.experts(
+            x, expert_slots, weights, self.gate_ups(), self.downs(), tiles, self._biases.both, self._shape.gate, orders
+        )
 
 
 class TritonScaledExperts(CodedExperts[ScaledWeight]):
@@ -61,7 +61,7 @@ class TritonScaledExperts(CodedExperts[ScaledWeight]):
     name = "triton, FP8"
     capturable = True
 
-    def load_codes(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
+    def place(self, slot: int, part: ExpertPart, matrix: GroupQuantized) -> None:
         size, form = self._shape.intermediate_size, matrix.format
         start = size if part.projection == "up" else 0
         to = self.downs() if part.projection == "down" else self.gate_ups()
@@ -76,9 +76,6 @@ class TritonScaledExperts(CodedExperts[ScaledWeight]):
     def empty(self, n: int, k: int, form: Format, *, gated: bool) -> ScaledWeight:
         whole = all(each % ROUNDED_GROUP == 0 for each in (self._shape.intermediate.start, n // 2 if gated else n))
         return empty_scaled(self._shape.num_slots, n, k, form, kept_rows(form) if whole else 1, self._device)
-
-    def release(self, slot: int) -> None:
-        """Does nothing: the memory is kept for the next expert."""
 
     def apply(self, x: torch.Tensor, expert_slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if not len(x) or not self.loaded:

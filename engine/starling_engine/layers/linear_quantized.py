@@ -12,7 +12,7 @@ from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod, StackedWeights
 from starling_engine.layers.quantized_kernels import QuantizedKernels
-from starling_engine.native.group_quantized import FP8, INT4, Format, GroupQuantized, quantize, stacked
+from starling_engine.native.group_quantized import FP8, INT4, Format, GroupQuantized, places_in, quantize, stacked
 
 ONLINE: dict[str, Format] = {"int8": Format(8, group=128, zero=128), "int4": INT4, "fp8": FP8}
 """Formats in which weights are kept, by `EngineArgs.quantization`; groups are cut where columns ask for it."""
@@ -90,7 +90,8 @@ class QuantizedLinear:
         self._staged.load(part, tensor)
 
     def load_codes(self, part: LinearPart, matrix: GroupQuantized) -> None:
-        self._matrices[part.module] = matrix
+        # In float16, rows would lose what scales gain.
+        self._matrices[part.module] = matrix.plain if self._dtype == torch.float16 else matrix
 
     def finish(self) -> None:
         bias, row = self._staged.bias, 0
@@ -104,6 +105,8 @@ class QuantizedLinear:
                     self._kernels.pack(matrix, self._gated),
                     None if bias is None else bias[rows],
                     None if order is None else order.to(self._device),
+                    None if order is None else places_in(order).to(self._device),
+                    matrix.factor,
                 )
             )
         self._matrices.clear()
@@ -124,7 +127,7 @@ class QuantizedLinear:
         return out if self._gated or self._activation is None else self._activation(out)
 
     def _product(self, x: torch.Tensor | RoundedRows, dtype: torch.dtype) -> torch.Tensor:
-        if len(self._pieces) == 1 and self._pieces[0].order is None:
+        if len(self._pieces) == 1 and self._pieces[0].order is None and self._pieces[0].factor == 1:
             (piece,) = self._pieces
             return self._kernels.linear(x, piece.weight, piece.bias, dtype, None)
         assert isinstance(x, torch.Tensor), "rows of several matrices are not rounded before"
@@ -132,24 +135,31 @@ class QuantizedLinear:
         out, column = torch.empty(x.shape[0], sum(widths), dtype=dtype, device=x.device), 0
         for piece, width in zip(self._pieces, widths, strict=True):
             rows = x if piece.order is None else self._kernels.gather(x, piece.order)
+            rows = rows if piece.factor == 1 else rows * piece.factor
             self._kernels.linear(rows, piece.weight, piece.bias, dtype, out[:, column : column + width])
             column += width
         return out
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         (piece,) = self._pieces
-        assert piece.order is None, "its columns lie in another order"
-        return self._kernels.lookup(ids, piece.weight)
+        rows = self._kernels.lookup(ids, piece.weight)
+        rows = rows if piece.places is None else self._kernels.gather(rows, piece.places)
+        return rows if piece.factor == 1 else rows * piece.factor
 
 
 class _Piece(NamedTuple):
-    """A matrix in the kernels' form, its bias, and the order of its columns where that is not x's."""
+    """A matrix in the kernels' form, its bias, and the factor of x.
+
+    Where its columns are not in x's order: their order, and the places of x's.
+    """
 
     weight: Any
     bias: torch.Tensor | None
     order: torch.Tensor | None
+    places: torch.Tensor | None
+    factor: float
 
 
-def _layout(matrix: GroupQuantized) -> tuple[Format, bytes | None]:
+def _layout(matrix: GroupQuantized) -> tuple[Format, float, bytes | None]:
     """Returns what matrices have in common that can be one."""
-    return matrix.format, None if matrix.order is None else matrix.order.numpy().tobytes()
+    return matrix.format, matrix.factor, None if matrix.order is None else matrix.order.numpy().tobytes()

@@ -66,9 +66,6 @@ def _select_stored(
             logger.warning("dequantized, since not all of a layer's matrices are quantized: %s", ", ".join(shape.names))
             return otherwise(shape)
         cut = [part for form in forms if (part := form.cut(shape.ins.start, shape.in_size)) is not None]
-        if (shape.lookup or shape.only_lookup) and any(form.gathered for form in forms):
-            logger.warning("dequantized, since rows are looked up whose columns lie in another order: %s", ", ".join(shape.names))
-            return otherwise(shape)
         if len(cut) < len(forms):
             logger.warning("dequantized, since a rank's columns are no whole groups: %s", ", ".join(shape.names))
             return otherwise(shape)

@@ -37,7 +37,7 @@ GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
 MAX_WIDTH, MAX_LENGTH = 1 << 20, 1 << 24
-"""More than any model has of elements in a hidden state or a head, and of tokens in a sequence.
+"""More than any model has of elements in a hidden state or all heads, and of tokens in a sequence.
 
 A config with more is damaged. Norms and rotations of these sizes are made before a checkpoint's tensors are compared with it.
 The longest sequences are Llama 4's, of 10 M tokens.
@@ -397,7 +397,7 @@ def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) 
     if config.has("head_dim") or definition.head_dim:
         head_dim = config.integer("head_dim", definition.head_dim, high=MAX_WIDTH)
     else:
-        hidden_size = config.integer("hidden_size")
+        hidden_size = config.integer("hidden_size", high=MAX_WIDTH)
         if hidden_size % num_heads:
             raise ModelError(
                 f"{config.source}: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads}) "
@@ -406,6 +406,8 @@ def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) 
         head_dim = hidden_size // num_heads
     if head_dim % 2:
         raise ModelError(f"{config.source}: head_dim must be even to be rotated, got {head_dim}")
+    if num_heads * head_dim > MAX_WIDTH:
+        raise config.error("num_attention_heads", f"times head_dim ({head_dim}) must be at most {MAX_WIDTH}")
     return head_dim
 
 

@@ -260,23 +260,29 @@ def _compressed_tensors(fields: Fields) -> QuantizationConfig | None:
         )
     _refuse_other(fields, "format", _CT_FORMATS, "dense")
     groups = fields.child("config_groups")
-    exact, patterns, default = {}, [], None
+    exact, patterns, embeddings, default = {}, [], [], None
     for name in groups.names():
         group = groups.child(name)
         if not group.has("weights"):
             continue
         scheme = _group_scheme(group)
         for target in group.texts("targets"):
-            # A target without a dot is a class, of which Linear alone is quantized.
+            # A target without a dot is a class: Linear, one of those of experts, or Embedding.
             if target.startswith("re:"):
                 patterns.append((_pattern(group, "targets", target.removeprefix("re:")), scheme))
             elif "." in target or target == "lm_head":
                 exact[target] = scheme
-            else:
+            elif target == "Embedding":
+                embeddings.append((_EMBEDDINGS, scheme))
+            elif default is None or target == "Linear":
                 default = scheme
-    if default is None and not exact and not patterns:
+    if default is None and not exact and not patterns and not embeddings:
         return None
-    return QuantizationConfig("compressed-tensors", default, exact, tuple(patterns))
+    return QuantizationConfig("compressed-tensors", default, exact, (*patterns, *embeddings))
+
+
+_EMBEDDINGS = re.compile(r".*\b(word_)?embed(?!_out)")
+"""Names of modules of the class Embedding; GPT-NeoX's embed_out is its head."""
 
 
 _CT_FORMATS = (

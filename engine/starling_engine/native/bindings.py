@@ -26,6 +26,7 @@ SIGNATURES = {
     "starling_grouped_quantized_sum": "ppppnppppnnnnniippni",
     "starling_embedding_quantized": "pnppppnnnnniipi",
     "starling_gather_columns": "pnnpnpi",
+    "starling_gather_columns_of_pairs": "pnppnpnppi",
     "starling_pack_fp8": "ppnnnippi",
     "starling_fp8_linear": "pnnppnnnpipnii",
     "starling_grouped_fp8_linear": "pnppnppnnnpifffpi",

@@ -40,6 +40,7 @@ class Format:
     block_rows  rows, from the whole matrix's first on, that have the same scales
     rounding  how rows of x are rounded to float8_e4m3fn, too, where kernels multiply such: on some GPUs (`kernels.fp8`)
     gathered  columns of a whole row, where they lie in an order of the matrix's own; 0 where they lie as x's
+    filled  columns of a whole row's groups as the checkpoint has them, before they are cut or filled up, where gathered
     """
 
     bits: int
@@ -49,6 +50,7 @@ class Format:
     minima: bool = False
     floats: bool = False
     gathered: int = 0
+    filled: int = 0
     by_row: bool = False
     block_rows: int = 1
     rounding: Rounding = ""
@@ -76,6 +78,23 @@ class Format:
             if start % size == 0 and columns % size == 0 and (self.floats or found.block == self.block):
                 return found
         return None
+
+    @property
+    def in_order(self) -> "Format":
+        """The same for an x whose columns have been gathered."""
+        return replace(self, gathered=0, filled=0) if self.gathered else self
+
+    def laid(self, columns: int) -> int:
+        """Returns how many columns that many of a row's become, at most, when they are laid group by group and filled up."""
+        if not self.gathered:
+            return columns
+        groups = -(-self.gathered // self.filled)
+        if columns < self.gathered:
+            # A rank has some columns of each group, nobody knows how many.
+            most = columns + min(columns, groups) * (self.group - 1)
+            return most // self.group * self.group
+        whole, rest = divmod(self.gathered, self.filled)
+        return sum(times * -(-size // self.group) * self.group for times, size in ((whole, self.filled), (1, rest)))
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -108,6 +127,7 @@ class GroupQuantized:
     scales, minima  [N, K / group] of the format's dtype
     order           [K] int32 where the format is gathered: the column of x that each of the codes' is multiplied by, or NO_COLUMN
     input_scale     [] fp32 where rows of x are rounded by a "static" scale
+    factor          a power of two that x has to be multiplied by first: less than 1 where scales are too small for float16
     """
 
     codes: Tensor
@@ -116,11 +136,20 @@ class GroupQuantized:
     minima: Tensor | None = None
     order: Tensor | None = None
     input_scale: Tensor | None = None
+    factor: float = 1.0
+
+    @property
+    def plain(self) -> "GroupQuantized":
+        """The same for an x as it is: scales that float16 rounds coarsely, or to 0, are so rounded."""
+        if self.factor == 1.0:
+            return self
+        minima = None if self.minima is None else self.minima * self.factor
+        return replace(self, scales=self.scales * self.factor, minima=minima, factor=1.0)
 
     @property
     def in_order(self) -> "GroupQuantized":
         """The same for an x whose columns have been gathered."""
-        return replace(self, format=replace(self.format, gathered=0), order=None)
+        return replace(self, format=self.format.in_order, order=None)
 
     def dequantized(self) -> Tensor:
         """Returns the matrix in float32, with columns as x's. Needs little memory besides."""
@@ -130,13 +159,22 @@ class GroupQuantized:
         for start in range(0, n, step):
             rows = slice(start, start + step)
             minima = None if self.minima is None else self.minima[rows]
-            values[rows] = numbers_of(self.codes[rows], self.scales[rows], minima, self.format, table)
-        return values if self.order is None else values[:, self.order.argsort()[int((self.order == NO_COLUMN).sum()) :]]
+            values[rows] = numbers_of(self.codes[rows], self.scales[rows], minima, self.format, table) * self.factor
+        return values if self.order is None else values[:, places_in(self.order).long()]
 
     def rows(self, order: Tensor) -> "GroupQuantized":
         """Returns rows in the order [rows] int64."""
         minima = None if self.minima is None else self.minima[order]
         return replace(self, codes=self.codes[order], scales=self.scales[order], minima=minima)
+
+    def padded(self, columns: int) -> "GroupQuantized":
+        """Returns the same, gathered, with more columns behind, by which nothing of x is multiplied."""
+        assert self.order is not None and columns % self.format.group == 0
+        more = columns - self.codes.shape[1]
+        groups = more // self.format.group
+        minima = None if self.minima is None else F.pad(self.minima, (0, groups))
+        codes, order = F.pad(self.codes, (0, more), value=self.format.zero), F.pad(self.order, (0, more), value=NO_COLUMN)
+        return replace(self, codes=codes, scales=F.pad(self.scales, (0, groups)), minima=minima, order=order)
 
     def columns(self, part: slice) -> "GroupQuantized":
         """Returns some columns, cut between groups."""
@@ -168,6 +206,11 @@ def gathered(codes: Tensor, scales: Tensor, minima: Tensor | None, group_of: Ten
     return GroupQuantized(laid, scales[:, spread], form, None if minima is None else minima[:, spread], order)
 
 
+def places_in(order: Tensor) -> Tensor:
+    """Returns where each column of x lies among those of a matrix [K'], by its order: [K] int32."""
+    return order.argsort()[int((order == NO_COLUMN).sum()) :].int()
+
+
 def gather_columns(x: Tensor, order: Tensor) -> Tensor:
     """Returns x [M, K] with columns in a matrix's order, 0 for NO_COLUMN."""
     return F.pad(x, (0, 1))[:, order.long()]
@@ -191,14 +234,18 @@ def table_of(form: Format, device: torch.device) -> Tensor | None:
 
 
 def stacked(parts: Sequence[GroupQuantized]) -> GroupQuantized:
-    """Returns matrices of one format, one above the other. Of static scales of x the largest counts: no number is cut off."""
+    """Returns matrices of one format and factor, one above the other.
+
+    Of static scales of x the largest counts: no number is cut off.
+    """
     if len(parts) == 1:
         return parts[0]
     minima = [part.minima for part in parts if part.minima is not None]
     codes, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales"))
     inputs = [part.input_scale for part in parts if part.input_scale is not None]
     input_scale = torch.stack(inputs).amax() if inputs else None
-    return GroupQuantized(codes, scales, parts[0].format, torch.cat(minima) if minima else None, input_scale=input_scale)
+    whole = torch.cat(minima) if minima else None
+    return GroupQuantized(codes, scales, parts[0].format, whole, input_scale=input_scale, factor=parts[0].factor)
 
 
 def quantize(weight: Tensor, form: Format) -> GroupQuantized:

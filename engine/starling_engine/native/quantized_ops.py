@@ -192,6 +192,22 @@ def gather_columns(x: Tensor, order: Tensor) -> Tensor:
     return out
 
 
+def gather_columns_of_pairs(x: Tensor, tokens: Tensor | None, starts: Tensor, orders: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
+    """Gives each pair of token and slot a row, with its columns in the slot's order. Pairs are sorted as `ops.grouped_linear` says.
+
+    x [T, K] bf16 (rows may be strided), tokens [S] int64, or None where rows of x are pairs; orders [slots, K'] int32
+    -> [S, K'], and the row of each pair [S] int64
+    """
+    assert x.dtype == torch.bfloat16 and x.stride(1) == 1 and orders.dtype == torch.int32 and orders.is_contiguous()
+    assert starts.shape[0] == orders.shape[0] + 1
+    out, places = torch.empty(pairs, orders.shape[1], dtype=torch.bfloat16), torch.empty(pairs, dtype=torch.int64)
+    library().starling_gather_columns_of_pairs(
+        x.data_ptr(), x.stride(0), None if tokens is None else tokens.data_ptr(), starts.data_ptr(), orders.shape[0],
+        orders.data_ptr(), orders.shape[1], out.data_ptr(), places.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return out, places
+
+
 def grouped_quantized_linear(
     x: Tensor,
     tokens: Tensor,

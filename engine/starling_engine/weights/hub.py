@@ -21,6 +21,8 @@ Folders of sentence-transformers, such as 1_Pooling and 2_Dense, begin with a di
 NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(:(?P<file>(?!\.\.?/)[\w.-]+(/(?!\.\.?/)[\w.-]+)*\.gguf))?(@(?P<revision>.+))?")
 _PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 FORM = "org/name[:file.gguf][@revision]"
+SCHEME = "hf://"
+"""Begins such a name in a resource, and may do so elsewhere."""
 
 
 class HubName(NamedTuple):
@@ -41,14 +43,14 @@ class HubName(NamedTuple):
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """Returns the path of the model `name`: a local one, or one of the hub (see FORM). What is here wins.
+    """Returns the path of the model `name`: a local one, or one of the hub (see FORM). What is here wins, except over hf://.
 
     Downloads files that the cache lacks, unless HF_HUB_OFFLINE is set. Raises ModelError with the reason when it cannot.
     """
-    path = Path(name).expanduser()
-    if path.is_dir() or (path.is_file() and is_gguf(path)):
+    path, of_hub = Path(name).expanduser(), name.startswith(SCHEME)
+    if not of_hub and (path.is_dir() or (path.is_file() and is_gguf(path))):
         return path
-    wanted = split_name(name)
+    wanted = split_name(name.removeprefix(SCHEME))
     if wanted.file is not None and _PART.search(wanted.file):
         # Gigabytes are not worth downloading only to be refused.
         raise UnsupportedModel(f"{name}: a model in several GGUF files is not supported; merge them (llama-gguf-split --merge)")

@@ -1,6 +1,7 @@
 """The safetensors files of a model folder, read from their headers, and the tensors in them."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,10 @@ def _files(folder: Path) -> list[Path]:
             f"{folder} holds weights only as PyTorch pickles (.bin, .pt); convert them to safetensors, or say --load-format pt, "
             "which reads nothing but tensors from pytorch_model.bin"
         )
+    if any(folder.glob("*.tensors")):
+        raise WeightError(
+            f"{folder} holds weights only as files of tensorizer (.tensors), which are not read; convert them to safetensors"
+        )
     raise WeightError(
         f"{folder} holds neither {SINGLE} nor {INDEX}; pickles are not downloaded: of a repository without safetensors, download "
         "pytorch_model.bin into a folder, and say --load-format pt"
@@ -102,5 +107,34 @@ def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
                 dtype = view.get_dtype()
                 found[name] = TensorInfo(path, tuple(view.get_shape()), dtype, DTYPE_BYTES.get(dtype))
     except (SafetensorError, OSError) as error:
-        raise WeightError(f"{path.name} is damaged or cut short: {error}") from error
+        raise WeightError(f"{path.name} is damaged or cut short: {_misplaced(path) or error}") from error
     return found, metadata
+
+
+_LONGEST_HEADER = 16 << 20
+"""More bytes than any checkpoint's header has. Python takes some ten times as many to read it."""
+_BYTES = {**DTYPE_BYTES, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+
+
+def _misplaced(path: Path) -> str:
+    """Says which tensor does not lie where it can, which the library does not name. Empty where the header tells no such."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _LONGEST_HEADER:
+                return ""
+            header = json.loads(file.read(length))
+        places = {name: (*info["data_offsets"], info) for name, info in header.items() if name != "__metadata__"}
+        room, end = path.stat().st_size - 8 - length, 0
+        for name, (start, stop, info) in sorted(places.items(), key=lambda each: each[1][:2]):
+            size = _BYTES.get(info["dtype"])
+            if size is not None and math.prod(info["shape"]) * size != stop - start:
+                return f"{name} {info['shape']} of {info['dtype']} is not of {stop - start} bytes"
+            if stop > room:
+                return f"{name} goes beyond the end of the file"
+            if start != end:
+                return f"{name} {'overlaps another tensor' if start < end else 'lies behind bytes of no tensor'}"
+            end = stop
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    return ""

@@ -124,3 +124,5 @@ def test_a_digest_depends_on_the_checkpoint_and_not_on_its_folder(tmp_path: Path
             (folder / name).write_bytes(content)
         digests.append(weights_digest(folder))
     assert digests[0] == digests[1] and len(set(digests)) == 5
+    quantized = [weights_digest(tmp_path / "0", name) for name in (None, "int8", "int4")]
+    assert quantized[0] == digests[0] and len(set(quantized)) == 3

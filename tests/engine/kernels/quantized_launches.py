@@ -7,7 +7,7 @@ from starling_engine.kernels import grouped
 from starling_engine.kernels.activation import silu_mul_rounded
 from starling_engine.kernels.coded_weight import empty_codes
 from starling_engine.kernels.fp8 import kept_rows
-from starling_engine.kernels.gather_columns import gather_columns
+from starling_engine.kernels.gather_columns import gather_columns, gather_columns_of_slots
 from starling_engine.kernels.norm import rms_norm_rounded
 from starling_engine.kernels.quantized_linear import quantized_linear
 from starling_engine.kernels.round_rows import round_rows
@@ -30,7 +30,11 @@ def linear(rows: int, form: Format, dtype: torch.dtype) -> None:
 
 
 def gather() -> None:
-    gather_columns(torch.empty(7, 14336, dtype=torch.bfloat16, device=META), torch.empty(14336, dtype=torch.int32, device=META))
+    """Gathers for a matrix, and for eight experts of each of seven tokens."""
+    x = torch.empty(7, 14336, dtype=torch.bfloat16, device=META)
+    gather_columns(x, torch.empty(14336, dtype=torch.int32, device=META))
+    slots = torch.empty(56, dtype=torch.int64, device=META)
+    gather_columns_of_slots(x, torch.empty(128, 2048, dtype=torch.int32, device=META), slots, 8)
 
 
 def experts(tokens: int, form: Format, dtype: torch.dtype) -> None:

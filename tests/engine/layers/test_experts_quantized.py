@@ -1,9 +1,12 @@
 """Experts in 2 to 8 bits against their matrices in torch, one expert after another."""
 
+import zlib
+from dataclasses import replace
+
 import pytest
 import torch
 from starling_engine import native
-from starling_engine.errors import ConfigError
+from starling_engine.errors import ConfigError, WeightError
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.experts_quantized import QuantizedExperts
 from starling_engine.layers.experts_select import select_experts_method
@@ -15,11 +18,14 @@ from starling_engine.native.group_quantized import (
     INT8,
     Format,
     GroupQuantized,
+    gathered,
+    places_in,
     quantize,
     quantized_linear,
     stacked,
 )
 from starling_engine.topology.shard import Shard, Share
+from torch.nn import functional as F
 
 from tests.engine.layers.test_experts import routes
 
@@ -125,6 +131,90 @@ def test_a_copy_of_the_memory_is_the_same_expert() -> None:
     assert torch.equal(layer.forward(x, ids, weights), other.forward(x, ids, weights))
     held = sum(each.nbytes for each in layer.method.memory(3))
     assert held == sum(slot.held_bytes(2) for slot in layer.reserve(3).values()) == layer.bytes_each
+
+
+def ordered(shape: ExpertsShape, *, minima: bool, seed: int = 0) -> Matrices:
+    """Returns matrices whose groups are of columns anywhere in a row; each expert has other ones, and its gate those of its up."""
+    form = Format(4, 32, 0 if minima else 8, minima=minima)
+    found = {}
+    for name, plain in matrices(shape, form, form).items():
+        k, kind = plain.codes.shape[1], name.replace("gate", "up")
+        order = torch.randperm(k, generator=torch.Generator().manual_seed(seed + zlib.crc32(kind.encode())))
+        found[name] = gathered(plain.codes, plain.scales, plain.minima, order // 32, replace(form, gathered=k, filled=32))
+    return found
+
+
+def of_rank(matrix: GroupQuantized, rows: slice, columns: slice) -> GroupQuantized:
+    """Returns a rank's part of a matrix as files give it: groups of the columns that it has, filled up."""
+    start, stop, _ = columns.indices(matrix.format.gathered)
+    form, order = matrix.format.cut(start, stop - start), matrix.order
+    assert form is not None and order is not None
+    places = places_in(order).long()
+    group_of, minima = places[columns] // matrix.format.group, None if matrix.minima is None else matrix.minima[rows]
+    return gathered(matrix.codes[rows, places[columns]], matrix.scales[rows], minima, group_of, form)
+
+
+def gathered_experts(shape: ExpertsShape, source: Matrices) -> Experts:
+    method = select_experts_method(BF16, CPU, None, {name: each.format for name, each in source.items()})(shape, NAMES)
+    assert method.name == "quantized"
+    layer = Experts(NAMES, shape, method, BF16, CPU)
+    for expert in range(shape.num_experts):
+        for name, slot in layer.reserve(expert).items():
+            assert slot.load_codes is not None
+            slot.load_codes(of_rank(source[name], *(*slot.part, slice(None), slice(None))[:2]))
+    return layer
+
+
+def of_numbers(source: Matrices, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Does as `expected` where rows of x are not rounded."""
+    out = torch.zeros(x.shape)
+    for expert in ids.unique().tolist():
+        tokens, which = (ids == expert).nonzero(as_tuple=True)
+        gate, up, down = (source[NAMES.weight(expert, each)].dequantized() for each in ("gate", "up", "down"))
+        activated = F.silu(x[tokens].float() @ gate.T) * (x[tokens].float() @ up.T)
+        out.index_add_(0, tokens, activated @ down.T * weights[tokens, which][:, None])
+    return out
+
+
+@pytest.mark.parametrize("minima", [False, True], ids=["symmetric", "minima"])
+@pytest.mark.parametrize("tokens", [1, 9, 130])
+def test_columns_are_gathered(tokens: int, minima: bool) -> None:
+    """GPTQ with desc_act, on one rank, and on two that have some columns of each group of the downs."""
+    source = ordered(SHAPE, minima=minima)
+    x, (ids, weights) = torch.randn(tokens, SHAPE.hidden_size).to(BF16), routes(tokens, 3, SHAPE.num_experts)
+    reference = of_numbers(source, x, ids, weights)
+    one = gathered_experts(SHAPE, source)
+    parts = [gathered_experts(ExpertsShape(7, 7, 192, Shard(rank, 2).of(64)), source) for rank in range(2)]
+    close = {"rtol": 0, "atol": 3e-2 * reference.abs().max().item()}
+    torch.testing.assert_close(one.forward(x, ids, weights).float(), reference, **close)
+    added = sum((part.forward(x, ids, weights).float() for part in parts), torch.zeros(x.shape))
+    torch.testing.assert_close(added, reference, **close)
+    for layer in (one, *parts):
+        held = sum(slot.held_bytes(2) for slot in layer.reserve(0).values())
+        assert held == pytest.approx(layer.bytes_each, abs=3)
+
+
+def test_a_copy_has_the_order_of_its_columns() -> None:
+    """EPLB moves an expert as bytes."""
+    layer, other = (gathered_experts(SHAPE, ordered(SHAPE, minima=True, seed=seed)) for seed in range(2))
+    other.drop(3)
+    for part, to in enumerate(other.reserve_memory(3)):
+        data = layer.read(3, part, 0, to.numel())
+        assert data is not None
+        to.copy_(torch.from_numpy(data))
+    other.mark_loaded(3)
+    x, ids, weights = torch.randn(2, 192).to(BF16), torch.full((2, 1), 3), torch.ones(2, 1)
+    assert torch.equal(layer.forward(x, ids, weights), other.forward(x, ids, weights))
+
+
+def test_orders_that_experts_cannot_have_are_named() -> None:
+    source, up, down = ordered(SHAPE, minima=False), NAMES.weight(2, "up"), NAMES.weight(0, "down")
+    with pytest.raises(WeightError, match=r"mlp\.experts: gate and up of an expert have their columns in two orders"):
+        gathered_experts(SHAPE, {**source, up: ordered(SHAPE, minima=False, seed=5)[up]})
+    codes, scales = torch.zeros(192, 64, dtype=torch.uint8), torch.ones(192, 2).half()
+    uneven = gathered(codes, scales, None, torch.arange(64) // 40, source[down].format)
+    with pytest.raises(WeightError, match="groups of the down of an expert have unlike numbers of columns"):
+        gathered_experts(SHAPE, {**source, down: uneven})
 
 
 @pytest.mark.parametrize("name", ONLINE)

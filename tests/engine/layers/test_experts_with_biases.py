@@ -11,7 +11,7 @@ from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_quantized import QuantizedExperts
 from starling_engine.model_config.moe import ClampedSwiglu, ExpertLayout
-from starling_engine.native.group_quantized import FP8, INT8
+from starling_engine.native.group_quantized import FP8, INT8, Format
 from starling_engine.topology.shard import Shard, Share
 from torch import Tensor
 from transformers import DeepseekV4Config, GptOssConfig
@@ -152,3 +152,15 @@ def test_the_gate_shows_what_is_not_a_number() -> None:
         layer = filled(make(), dtype, shape_of(Share.all(WIDTH)), source)
         out: Tensor = layer.forward(torch.ones(2, HIDDEN, dtype=dtype), *routes(2, 3, EXPERTS))
         assert out.isnan().all()
+
+
+@pytest.mark.parametrize(("make", "dtype", "_close"), METHODS)
+def test_a_config_s_word_takes_no_memory(make: Callable[[], ExpertsMethod], dtype: torch.dtype, _close: float) -> None:
+    """Biases, and orders of columns, have room once a tensor of their shape has come."""
+    width = 1 << 40
+    shape = shape_of(Share.all(width))
+    layer = Experts(NAMES, shape, make(), dtype, CPU)
+    assert layer.reserve(0)[NAMES.weight(0, "up", "bias")].shape == (width,)
+    form = Format(4, gathered=width, filled=32, zero=8)
+    ordered = Experts(NAMES, shape, QuantizedExperts(form, form, online=False), BF16, CPU)
+    assert ordered.reserve(0)[NAMES.weight(0, "down")].shape == (HIDDEN, width)

@@ -167,6 +167,48 @@ def test_columns_are_gathered(form: Format, orders: tuple[int, int]) -> None:
     torch.testing.assert_close(expected, exact, rtol=0, atol=3e-2 * exact.abs().max().item())
 
 
+@pytest.mark.parametrize("name", ["stacked", "gated", "tied head"])
+def test_x_is_multiplied_by_the_factor_of_small_scales(name: str) -> None:
+    """Queries with a factor lie beside keys and values without one."""
+    torch.manual_seed(0)
+    shape = SHAPES[name]
+    stored = {f"{module}.weight": FOUR for module in shape.names}
+    layer, matrices = Linear(shape, select_linear_method(BF16, CPU, None, stored)(shape), BF16, CPU), []
+    for part, slot in layer.weight_slots().items():
+        if part.endswith("bias"):
+            slot.load(torch.zeros(slot.local_shape))
+            continue
+        matrices.append(replace(stored_matrix(*slot.local_shape, FOUR), factor=1.0 if matrices else 2.0**-30))
+        assert slot.load_codes is not None
+        slot.load_codes(matrices[-1])
+    x = torch.randn(5, shape.in_size).to(BF16)
+    plain = [x.float() @ each.dequantized().T for each in matrices]
+    expected = silu_mul(torch.cat(plain, 1)) if shape.gated else torch.cat(plain, 1)
+    found, rows = layer.forward(x).float(), matrices[0].codes.shape[0]
+    for columns in (slice(0, rows), slice(rows, None)) if not shape.gated else (slice(None),):
+        here = expected[:, columns]
+        torch.testing.assert_close(found[:, columns], here, rtol=0, atol=3e-2 * here.abs().max().item() if here.numel() else 0)
+    if shape.lookup:
+        ids = torch.tensor([129, 0, 17])
+        torch.testing.assert_close(layer.method.lookup(ids).float(), matrices[0].dequantized()[ids], rtol=1e-2, atol=0)
+
+
+def test_rows_of_a_tied_head_are_looked_up_in_the_order_of_x() -> None:
+    torch.manual_seed(0)
+    shape, gathers = SHAPES["tied head"], replace(FOUR, gathered=64, filled=40)
+    (name,) = shape.names
+    layer = Linear(shape, select_linear_method(BF16, CPU, None, {f"{name}.weight": gathers})(shape), BF16, CPU)
+    (slot,) = layer.weight_slots().values()
+    plain = stored_matrix(*slot.local_shape, FOUR)
+    matrix = gathered(plain.codes, plain.scales, plain.minima, torch.tensor([0] * 24 + [1] * 40)[torch.randperm(64)], gathers)
+    assert slot.load_codes is not None and matrix.order is not None
+    slot.load_codes(matrix)
+    ids, x = torch.tensor([129, 0, 17]), torch.randn(5, 64).to(BF16)
+    torch.testing.assert_close(layer.method.lookup(ids), matrix.dequantized()[ids].to(BF16))
+    expected = quantized_linear(gather_columns(x, matrix.order), matrix.in_order, None, torch.float32)
+    torch.testing.assert_close(layer.forward(x), expected.to(BF16), rtol=2e-2, atol=1e-2 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape", "stored"),
     [
@@ -174,9 +216,8 @@ def test_columns_are_gathered(form: Format, orders: tuple[int, int]) -> None:
         (BF16, SHAPES["stacked"], {"q.weight": INT4, "k.weight": INT4}),
         (BF16, stacked(["a"], [64], Share(16, 32, 64)), {"a.weight": INT4}),
         (BF16, stacked(["router"], [64], 64, exact=True), {"router.weight": INT4}),
-        (BF16, SHAPES["tied head"], {"embed.weight": replace(INT4, gathered=64)}),
     ],
-    ids=["float32", "one of three is plain", "columns of a rank within a group", "exact", "rows in another order"],
+    ids=["float32", "one of three is plain", "columns of a rank within a group", "exact"],
 )
 def test_what_cannot_be_multiplied_as_it_is_takes_numbers(
     dtype: torch.dtype, shape: LinearShape, stored: dict[str, Format]

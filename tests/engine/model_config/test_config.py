@@ -355,6 +355,7 @@ def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
         ({"vocab_size": 512.5}, ["vocab_size", "integer", "512.5"]),
         ({"hidden_size": 10**9}, ["hidden_size", "at most 1048576"]),
         ({"head_dim": 10**9}, ["head_dim", "at most 1048576"]),
+        ({"num_attention_heads": 1 << 30, "head_dim": 16}, ["num_attention_heads times head_dim (16)", "at most 1048576"]),
         ({"max_position_embeddings": 10**12}, ["max_position_embeddings", "at most 16777216 tokens"]),
         ({"rope_scaling": {"type": "linear", "factor": 1e6}}, ["max_position_embeddings", "at most 16777216 tokens", "scaling"]),
         ({"architectures": ["CohereForCausalLM"], "model_max_length": 10**30}, ["model_max_length", "at most 16777216 tokens"]),
@@ -559,12 +560,14 @@ def test_a_module_has_the_scheme_of_the_first_rule_that_names_it() -> None:
         "group_0": {"targets": [r"re:.*\.down_proj$", "model.layers.0.mlp.up_proj"], "weights": eight},
         "group_1": {"targets": ["Linear"], "weights": four},
         "group_2": {"targets": ["Linear"], "weights": None, "input_activations": eight},
+        "group_3": {"targets": ["Embedding"], "weights": eight},
     }
     found = schemes(
         {"quant_method": "compressed-tensors", "config_groups": groups},
-        *("model.layers.3.mlp.down_proj", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"),
+        *("model.layers.3.mlp.down_proj", "model.layers.0.mlp.up_proj", "model.embed_tokens"),
+        *("model.layers.1.mlp.up_proj", "embed_out"),
     )
-    assert found == [WeightScheme(8), WeightScheme(8), WeightScheme(4, symmetric=False)]
+    assert found == [*[WeightScheme(8)] * 3, *[WeightScheme(4, symmetric=False)] * 2]
     assert parse(compression_config={"quant_method": "compressed-tensors", "config_groups": groups}).quantization is not None
     none = {"group_0": {"targets": ["re:.*self_attn$"], "weights": None}}
     assert parse(quantization_config={"quant_method": "compressed-tensors", "config_groups": none}).quantization is None

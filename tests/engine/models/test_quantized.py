@@ -1,5 +1,7 @@
 """Models with experts and latent attention in 2 to 8 bits: the logits are those of the numbers that their codes stand for."""
 
+import shutil
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,7 @@ from starling_engine.weights.quantized.writer import SCHEMES, quantize_checkpoin
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.engine.checkpoints import BASE, FAMILIES, VARIANTS, Variant, write_checkpoint
+from tests.engine.checkpoints import BASE, FAMILIES, VARIANTS, Variant, edit_json, write_checkpoint
 from tests.engine.gguf_files import write_gguf
 from tests.engine.paged_driver import PagedDriver
 from tests.engine.parallel.threads import on_ranks
@@ -120,6 +122,40 @@ def test_ranks_split_experts_in_mxfp4_by_whole_groups(tmp_path: Path) -> None:
     expected = answer(tmp_path / "codes", codes=True)
     found = on_ranks(2, "gloo", lambda ranks: answer(tmp_path / "codes", codes=True, ranks=ranks))
     assert all(difference(each, expected) < ROUNDED for each in found)
+
+
+def write_gptq(source: Path, target: Path, *, zeros: int) -> None:
+    """Writes a checkpoint in GPTQ's tensors, as with desc_act: the groups of a matrix are of columns anywhere in its rows."""
+    shutil.copytree(source, target)
+    tensors, shifts = {}, torch.arange(0, 32, 4)
+    for name, weight in load_file(source / "model.safetensors").items():
+        if weight.ndim != 2 or name.endswith(PLAIN):
+            tensors[name] = weight
+            continue
+        module, (n, k) = name.removesuffix(".weight"), weight.shape
+        order = torch.randperm(k, generator=torch.Generator().manual_seed(zlib.crc32(module.replace("gate", "up").encode())))
+        group_of = order // 32
+        scales = torch.stack([weight[:, group_of == each].float().abs().amax(1) for each in range(k // 32)]).half() / 7
+        codes = ((weight.float() / scales.float().T[:, group_of]).round() + zeros).clamp(0, 15).long()
+        tensors[f"{module}.qweight"] = (codes.T.unflatten(0, (-1, 8)) << shifts[:, None]).sum(1).to(torch.int32)
+        packed = torch.full((k // 32, n // 8), sum((zeros - 1) << int(shift) for shift in shifts))
+        tensors[f"{module}.qzeros"] = packed.to(torch.int32)
+        tensors |= {f"{module}.scales": scales, f"{module}.g_idx": group_of.to(torch.int32)}
+    save_file(tensors, target / "model.safetensors")
+    method = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": zeros == 8}
+    edit_json(target / "config.json", {"quantization_config": method})
+
+
+@pytest.mark.parametrize("zeros", [8, 7], ids=["symmetric", "zero points"])
+def test_experts_of_gptq_with_columns_in_orders_of_their_own(zeros: int, tmp_path: Path) -> None:
+    """Codes are multiplied, also on ranks that have some columns of each group, and give what numbers give."""
+    write_checkpoint(tmp_path / "plain", variant("qwen3-moe"), BF16)
+    write_gptq(tmp_path / "plain", tmp_path / "codes", zeros=zeros)
+    expected = answer(tmp_path / "codes")
+    assert 0.02 < difference(expected, answer(tmp_path / "plain")) < 0.5
+    ranks = on_ranks(2, "gloo", lambda each: answer(tmp_path / "codes", codes=True, ranks=each))
+    for found in (answer(tmp_path / "codes", codes=True), *ranks):
+        assert difference(found, expected) < ROUNDED
 
 
 QUANTIZED = [

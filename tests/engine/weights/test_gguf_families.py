@@ -6,19 +6,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from starling_engine import native
+from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import UnsupportedModel, WeightError
 from starling_engine.gguf.families import FAMILIES
 from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.reader import GgufFile, open_gguf
+from starling_engine.layers.experts_select import select_experts_method
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
-from starling_engine.weights.checkpoint import open_checkpoint
+from starling_engine.models.decoder import Decoder
+from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.topology.shard import Shard
+from starling_engine.weights.checkpoint import open_checkpoint, stored_formats
+from starling_engine.weights.loader import load_weights
 from starling_engine.weights.safetensors_source import SINGLE
 
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.gguf_converter import ARCHITECTURES, convert
 from tests.engine.gguf_files import entry, header, tensor, text, typed_entry
 from tests.engine.gguf_variants import GGUF_VARIANTS
-from tests.engine.weights.test_loader import loaded
+from tests.engine.paged_driver import PagedDriver
+from tests.engine.parallel.threads import on_ranks
+from tests.engine.weights.test_loader import CPU, PROMPT, loaded
 
 OF_A_KIND = ("gemma3", "gpt-oss", "phi3-long", "lfm2", "granite-hybrid-experts", "qwen3-next", "qwen3.5-moe", "ernie-moe", "jamba")
 """Those between which each thing that the converter does to tensors occurs; the others run in make test-all."""
@@ -77,6 +87,58 @@ def test_codes_are_those_of_their_numbers(name: str, tmp_path: Path) -> None:
                 found = original.read(each, ())
                 assert (whole - found).abs().mean() < close * found.abs().mean(), each
     assert coded > 8 and loaded(file).isfinite().all()
+
+
+SPLIT = ("phi3-long", "qwen3.5-moe")
+"""Rows with others beside them, rows and columns in another order, experts: the others run in make test-all."""
+
+
+def answer(path: Path, dtype: torch.dtype, ranks: Communicator = ALONE, stages: int = 1) -> torch.Tensor:
+    """Returns the logits of the prompt. In bfloat16 the file's codes are multiplied."""
+    config, stored = load_model_config(path), stored_formats(path) if dtype == torch.bfloat16 else {}
+    linear = select_linear_method(dtype, CPU, None, stored)
+    experts = select_experts_method(dtype, CPU, None, stored)
+    models = [
+        Decoder(
+            config,
+            dtype,
+            CPU,
+            linear,
+            TorchPagedAttention(),
+            experts_method_selector=experts,
+            tensor=ranks,
+            stage=Shard(at, stages),
+        )
+        for at in range(stages)
+    ]
+    for model in models:
+        load_weights(model, path)
+    return PagedDriver(models[0], dtype, block_size=8, tensor=ranks.shard, later=models[1:]).run([(0, PROMPT)])[0].float()
+
+
+@pytest.mark.parametrize("split", ["two ranks", "two stages"])
+@pytest.mark.parametrize(
+    "name", [name if name in SPLIT else pytest.param(name, marks=pytest.mark.matrix) for name in GGUF_VARIANTS]
+)
+def test_ranks_have_parts_of_a_file(name: str, split: str, tmp_path: Path) -> None:
+    file, dtype = written(tmp_path, name), torch.float32
+    expected = loaded(tmp_path)
+    parts = [answer(file, dtype, stages=2)] if split == "two stages" else on_ranks(2, "gloo", lambda r: answer(file, dtype, r))
+    for found in parts:
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
+
+
+@pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+@pytest.mark.parametrize("split", ["two ranks", "two stages"])
+@pytest.mark.parametrize("name", ["qwen3.5-moe", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("phi3", "gpt-oss"))])
+def test_ranks_have_parts_of_codes(name: str, split: str, tmp_path: Path) -> None:
+    type_name, changes = CODES[name]
+    file, dtype = written(tmp_path, name, type_name, **changes), torch.bfloat16
+    expected = answer(file, dtype)
+    parts = [answer(file, dtype, stages=2)] if split == "two stages" else on_ranks(2, "gloo", lambda r: answer(file, dtype, r))
+    for found in parts:
+        differ = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        assert differ.median() < 0.06  # a near tie may send a token to other experts
 
 
 def test_what_no_file_can_say_is_an_error(tmp_path: Path) -> None:

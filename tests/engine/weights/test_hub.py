@@ -68,9 +68,9 @@ def test_downloads_what_serving_needs_and_nothing_else(name: str, revision: str 
 
 
 @pytest.mark.parametrize("file", sorted(GGUF))
-@pytest.mark.parametrize("revision", ["", "@v1"])
-def test_of_a_gguf_model_one_file_is_downloaded(file: str, revision: str, hub: HubServer, tmp_path: Path) -> None:
-    done = resolve(f"org/name:{file}{revision}", tmp_path / "cache", hub.url)
+@pytest.mark.parametrize(("scheme", "revision"), [("", ""), ("hf://", "@v1")])
+def test_of_a_gguf_model_one_file_is_downloaded(file: str, scheme: str, revision: str, hub: HubServer, tmp_path: Path) -> None:
+    done = resolve(f"{scheme}org/name:{file}{revision}", tmp_path / "cache", hub.url)
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
     assert path.read_text() == f"content of {file}" and hub.downloads == [file]

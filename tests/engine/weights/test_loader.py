@@ -1,8 +1,10 @@
 """Loading checkpoints: every tensor at its place, and every way in which one can be wrong is named."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -304,6 +306,12 @@ def test_pickled_weights_are_not_opened(folder: Path) -> None:
         loaded(folder)
 
 
+def test_files_of_tensorizer_are_refused_by_name(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.tensors")
+    with pytest.raises(WeightError, match=r"only as files of tensorizer .* convert them to safetensors"):
+        loaded(folder)
+
+
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(WeightError, match=r"holds neither model\.safetensors nor"):
@@ -313,7 +321,31 @@ def test_a_folder_without_weights(folder: Path) -> None:
 def test_a_file_that_is_cut_short(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(WeightError, match=r"model\.safetensors is damaged or cut short"):
+    with pytest.raises(WeightError, match=r"model\.safetensors is damaged or cut short: \S+\.weight goes beyond the end"):
+        loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"a": (0, 64), "b": (64, 1 << 60)}, "b [4, 4] of F32 is not of 1152921504606846912 bytes"),
+        ({"a": (0, 64), "b": (1 << 60, (1 << 60) + 64)}, "b goes beyond the end of the file"),
+        ({"a": (0, 64), "b": (32, 96)}, "b overlaps another tensor"),
+        ({"a": (0, 64), "b": (80, 144)}, "b lies behind bytes of no tensor"),
+        ({"a": (0, 64), "b": (128, 64)}, "b [4, 4] of F32 is not of -64 bytes"),
+        ({"a": (0, 64), "b": "all"}, "Error while deserializing header"),
+    ],
+)
+def test_a_tensor_that_does_not_lie_where_it_can_is_named(places: dict[str, Any], message: str, folder: Path) -> None:
+    header = json.dumps({name: {"dtype": "F32", "shape": [4, 4], "data_offsets": at} for name, at in places.items()}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(144))
+    with pytest.raises(WeightError, match=re.escape(f"model.safetensors is damaged or cut short: {message}")):
+        loaded(folder)
+
+
+def test_a_header_of_2_60_bytes_is_named_before_memory_is_taken(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + bytes(1000))
+    with pytest.raises(WeightError, match=r"model\.safetensors is damaged or cut short: .*header too large"):
         loaded(folder)
 
 

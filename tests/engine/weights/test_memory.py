@@ -3,15 +3,19 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from starling_engine import native
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.layers.linear_dense import DenseLinear
+from starling_engine.layers.linear_quantized import ONLINE
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
+from starling_engine.native.group_quantized import AT_ONCE
 
 DENSE = {
     "architectures": ["LlamaForCausalLM"],
@@ -34,12 +38,15 @@ EXPERTS = {
 SHARDS = 5
 SLACK = 24 << 20
 """Bytes that the allocator keeps of staged matrices, and the interpreter's noise."""
+WORKING = 4 * 4 * AT_ONCE
+"""Bytes that are made on the way, in float32, of rows that are quantized at a time."""
 
 MEASURE = """
 import sys, threading, time
 from pathlib import Path
 import torch
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
@@ -48,15 +55,16 @@ from starling_engine.weights.loader import load_weights
 
 def resident():
     lines = (line.split() for line in open("/proc/self/status"))
-    return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssFile:"))
+    return sum(int(line[1]) * 1024 for line in lines if line[0] in sys.argv[4:])
 
-folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+folder, dtype, quantization = Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3] or None
 torch.set_num_threads(2)
 device = torch.device("cpu")
-model = Decoder(load_model_config(folder), dtype, device, select_linear_method(dtype, device), TorchPagedAttention())
+linear, experts = select_linear_method(dtype, device, quantization), select_experts_method(dtype, device, quantization)
+model = Decoder(load_model_config(folder), dtype, device, linear, TorchPagedAttention(), experts_method_selector=experts)
 # Threads and libraries that the first kernel brings are not the model's.
 shape = stacked(["warm"], [512], 512)
-warm = Linear(shape, select_linear_method(dtype, device)(shape), dtype, device)
+warm = Linear(shape, linear(shape), dtype, device)
 for slot in warm.weight_slots().values():
     slot.load(torch.ones(slot.shape))
 start = resident()
@@ -79,9 +87,13 @@ print(peak - start, resident() - start)
 
 @pytest.fixture(scope="module", params=[DENSE, EXPERTS], ids=["dense", "experts"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Makes about 110 MB of bf16 in five shards, cut in the order of names, as transformers cuts them."""
-    folder = tmp_path_factory.mktemp("large")
-    (folder / "config.json").write_text(json.dumps(request.param))
+    """Makes about 110 MB of bf16."""
+    return written(tmp_path_factory.mktemp("large"), request.param)
+
+
+def written(folder: Path, fields: dict[str, object]) -> Path:
+    """Writes ones in bf16 in five shards, cut in the order of names, as transformers cuts them."""
+    (folder / "config.json").write_text(json.dumps(fields))
     config = load_model_config(folder)
     device = torch.device("cpu")
     slots = Decoder(config, torch.bfloat16, device, lambda _: DenseLinear(), TorchPagedAttention()).weight_slots()
@@ -99,8 +111,29 @@ def test_peak_is_the_model_and_one_shard(dtype: str, element_bytes: int, folder:
     files = list(folder.glob("*.safetensors"))
     model_bytes = sum(file.stat().st_size for file in files) // 2 * element_bytes
     largest_shard = max(file.stat().st_size for file in files)
-    done = subprocess.run([sys.executable, "-c", MEASURE, folder, dtype], check=True, capture_output=True, text=True)
-    peak, kept = map(int, done.stdout.split())
+    peak, kept = measured(folder, dtype)
     print(f"{model_bytes=} {largest_shard=} {peak=} {kept=}")
     assert model_bytes - SLACK < kept < model_bytes + SLACK
     assert peak < model_bytes + largest_shard + SLACK
+
+
+def measured(folder: Path, dtype: str, quantization: str = "", kinds: Sequence[str] = ("RssAnon:", "RssFile:")) -> tuple[int, int]:
+    """Returns the most memory that loading takes, and what it keeps."""
+    command = [sys.executable, "-c", MEASURE, folder, dtype, quantization, *kinds]
+    peak, kept = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    return peak, kept
+
+
+@pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+@pytest.mark.parametrize("fields", [DENSE, pytest.param(EXPERTS, marks=pytest.mark.whole)], ids=["dense", "experts"])
+@pytest.mark.parametrize("quantization", ["int4", *(pytest.param(name, marks=pytest.mark.whole) for name in ("int8", "fp8"))])
+def test_weights_that_are_quantized_are_never_there_in_whole(quantization: str, fields: dict[str, object], tmp_path: Path) -> None:
+    """Besides the codes there are files, which are mapped, and one matrix in bfloat16."""
+    plain = sum(
+        file.stat().st_size
+        for file in written(tmp_path, {**fields, "vocab_size": 2000, "num_hidden_layers": 12}).glob("*.safetensors")
+    )
+    codes = plain * ONLINE[quantization].element_bytes / 2
+    peak, kept = measured(tmp_path, "bfloat16", quantization, ["RssAnon:"])
+    print(f"{plain=} {codes=} {peak=} {kept=}")
+    assert kept <= peak < codes + WORKING + SLACK < plain

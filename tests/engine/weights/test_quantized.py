@@ -159,7 +159,7 @@ def test_columns_in_another_order_are_gathered(written: Checkpoints, tmp_path: P
     folder, expected = written["gptq"]
     order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
     name = in_order(folder, tmp_path, order, order // 32, desc_act=True)
-    check_gathered(tmp_path, name, expected[name][:, order], Format(4, 32, 8, gathered=128))
+    check_gathered(tmp_path, name, expected[name][:, order], Format(4, 32, 8, gathered=128, filled=32))
 
 
 def test_columns_of_compressed_tensors_in_another_order_are_gathered(written: Checkpoints, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_columns_of_compressed_tensors_in_another_order_are_gathered(written: Ch
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     config["config_groups"]["group_0"]["weights"]["actorder"] = "group"
     edit_json(tmp_path / "config.json", {"quantization_config": config})
-    check_gathered(tmp_path, f"{name}.weight", expected[f"{name}.weight"][:, mixed], Format(4, 128, 8, gathered=384))
+    check_gathered(tmp_path, f"{name}.weight", expected[f"{name}.weight"][:, mixed], Format(4, 128, 8, gathered=384, filled=128))
     assert (loaded(tmp_path) - loaded(folder)).abs().max() > 0  # this matrix alone has its columns elsewhere
 
 
@@ -258,7 +258,7 @@ def test_groups_of_any_size_are_filled_up(written: Checkpoints, tmp_path: Path) 
     tensors[f"{name}.weight_scale"] = tensors[f"{name}.weight_scale"] * (torch.arange(16) + 1)
     save_file(tensors, tmp_path / "model.safetensors")
     expected = tensors[f"{name}.weight"].float() * tensors[f"{name}.weight_scale"].float().repeat_interleave(24, 1)
-    check_gathered(tmp_path, f"{name}.weight", expected, Format(8, 32, 128, gathered=384))
+    check_gathered(tmp_path, f"{name}.weight", expected, Format(8, 32, 128, gathered=384, filled=24))
 
 
 def test_biases_of_zeros_are_left_out(written: Checkpoints, tmp_path: Path) -> None:
@@ -444,6 +444,25 @@ def test_scales_that_float16_cannot_hold_are_an_error(written: Checkpoints, tmp_
     message = r"up_proj.weight has scales that float16 cannot hold"
     with open_checkpoint(tmp_path).open(tmp_path / "model.safetensors") as file, pytest.raises(WeightError, match=message):
         file.read_codes(f"{UP}.weight", ())
+
+
+@pytest.mark.parametrize("kind", ["nf4", "W8A8", "gptq asymmetric"])
+def test_scales_that_are_small_for_float16_lose_nothing(kind: str, written: Checkpoints, tmp_path: Path) -> None:
+    """All weights of a matrix below 1e-7: rows of x are multiplied by the factor, and scales have all their bits."""
+    shutil.copytree(written[kind][0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (ending,) = (each for each in ("weight.absmax", "weight_scale", "scales") if f"{UP}.{each}" in tensors)
+    tensors[f"{UP}.{ending}"] = tensors[f"{UP}.{ending}"].float() * 1e-7
+    save_file(tensors, tmp_path / "model.safetensors")
+    files = open_checkpoint(tmp_path)
+    with files.open(tmp_path / "model.safetensors") as file:
+        numbers, codes = file.read(f"{UP}.weight", ()), file.read_codes(f"{UP}.weight", ())
+        part = file.read_codes(f"{UP}.weight", (slice(20, 47), slice(64, 128)))
+    top, found = numbers.abs().max().item(), codes.dequantized()
+    assert 0 < top < 1e-7 and codes.factor < 2**-14
+    torch.testing.assert_close(found, numbers, rtol=0, atol=OF_CODES.get(kind, 1e-3) * top)
+    assert torch.equal(part.dequantized(), found[20:47, 64:])
+    assert (codes.plain.dequantized() - numbers).abs().max() > top / 8  # what float16 would make of them
 
 
 def test_what_is_not_a_number_is_an_error(written: Checkpoints, tmp_path: Path) -> None:

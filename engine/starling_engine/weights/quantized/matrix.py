@@ -1,5 +1,6 @@
 """A matrix that a safetensors checkpoint keeps as several tensors of a module: codes, scales, zero points."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +22,8 @@ _KERNELS = ((2, 16), (4, 16), (5, 32), (6, 16), (8, 32))
 """Bits of the codes that kernels multiply, and what groups have to be multiples of."""
 _PLAIN_BITS = 16
 """Bits of a number. Groups are not filled up to take more."""
+_COARSE = 2.0**-15
+"""Scales below 2^-14 lose bits in float16. Where the largest is not below this, nothing is wrong by more than 1/1024 of it."""
 
 
 class QuantizedMatrix(ABC):
@@ -97,16 +100,16 @@ class CodedMatrix(QuantizedMatrix):
 
     def _for_kernels(self, matrix: GroupQuantized, form: Format) -> GroupQuantized:
         """Returns the same codes with groups of the format's size, and scales of its dtype."""
-        repeats = matrix.format.group // form.group
+        repeats, factor = matrix.format.group // form.group, 1.0 if form.floats else _factor_of(matrix.scales)
         scales, minima = (
-            None if each is None else each.to(form.scale_dtype).repeat_interleave(repeats, 1)
+            None if each is None else (each / factor).to(form.scale_dtype).repeat_interleave(repeats, 1)
             for each in (matrix.scales, matrix.minima)
         )
         assert scales is not None
         if not all(each is None or bool(each.isfinite().all()) for each in (scales, minima)):
             dtype = str(form.scale_dtype).removeprefix("torch.")
             raise WeightError(f"{self.module}.weight has scales that {dtype} cannot hold")
-        return replace(matrix, codes=matrix.codes.contiguous(), scales=scales, format=form, minima=minima)
+        return replace(matrix, codes=matrix.codes.contiguous(), scales=scales, format=form, minima=minima, factor=factor)
 
 
 class IntegerMatrix(CodedMatrix):
@@ -128,7 +131,7 @@ class IntegerMatrix(CodedMatrix):
         filled = [(kept, unit, k) for kept, unit in possible if kept * -(-group // unit) * unit < _PLAIN_BITS * group]
         for kept, width, columns in (whole + filled)[:1]:
             zero = 128 if kept == 8 else (1 << bits - 1) * symmetric
-            self.form = Format(kept, width, zero, minima=not symmetric, gathered=columns)
+            self.form = Format(kept, width, zero, minima=not symmetric, gathered=columns, filled=group if columns else 0)
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         if self.form is not None and not self.form.gathered:
@@ -166,6 +169,12 @@ class IntegerMatrix(CodedMatrix):
         scales = scales.float()
         minima = None if zeros is None else -scales * (zeros.float() - (middle if kept == 8 else 0))
         return GroupQuantized(codes, scales, Format(kept, self.group, zero, minima=minima is not None), minima)
+
+
+def _factor_of(scales: Tensor) -> float:
+    """Returns the power of two that scales are divided by for float16: 1 unless even the largest would be rounded coarsely."""
+    top = float(scales.abs().max())
+    return 2.0 ** math.floor(math.log2(top)) if 0 < top < _COARSE else 1.0
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
