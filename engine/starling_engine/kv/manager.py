@@ -58,7 +58,7 @@ class SequenceBlocks:
     junction: int = 0
     """Tokens of its prefix that other sequences have had, as the last search says."""
     goes_on_from: End | None = None
-    """Of what that prefix was the end when the sequence started first; None where nobody had any of it."""
+    """The kind of that prefix's end when the sequence started first; None where nobody had any of it."""
     shared_ends: list[int] = field(default_factory=list)
     """Lengths, in blocks, of its prefixes from which several sequences went on."""
     prompt_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Which prefixes others will ask for: where sequences ended, and where they part.
+"""The prefixes that others will ask for: those where sequences ended, and where they part.
 
 The next turn of a conversation goes on where the last one ended: behind its output, or behind its prompt where a template leaves
 reasoning out. That turn has an end of its own then, and the last one is of no use any more. But a prefix that several sequences
@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import Literal
 
 End = Literal["prompt", "output", "met", "shared"]
-"""Of what a prefix is the end. `met`: one sequence has gone on from there. `shared`: several have."""
+"""The kind of a prefix's end. `met`: one sequence has gone on from there. `shared`: several have."""
 MOST = 1 << 16
 """Ends that are kept."""
 DECAY = 0.9

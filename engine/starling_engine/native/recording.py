@@ -22,7 +22,7 @@ VIEWS = (
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default),
 )
 MAYBE_VIEWS = (aten.flatten.using_ints, aten.reshape.default, aten.to.dtype)
-"""They copy where that cannot be a view."""
+"""Operations that copy where that cannot be a view."""
 
 
 class NotRecordable(Exception):
