@@ -124,13 +124,13 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     """Returns the memory of recorded steps: they share that of the largest one, which keeps what each of its layers computes.
 
     That is norms, the output of each matrix, rotated queries, what they attend to, and a gate that is no part of its matrix. Of
-    experts it is logits and the choice in 8 bytes, pairs that are sorted, their products, and where each slot begins. Steps of a
-    model with a recurrent state are not recorded: 0.
+    experts it is logits and the choice in 8 bytes, pairs that are sorted, their products, and where each slot begins. Where some
+    layers have a recurrent state, each counts as if it attended, too.
     """
-    if model.has_state:
-        return 0
-    attention = (3 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    widths, moe = 3 * model.hidden_size + attention + 3 * model.intermediate_size, model.moe
+    gate = 2 * model.num_heads if model.traits.attention_gate else 0
+    attention = (3 * model.num_heads + gate + 2 * model.num_kv_heads) * model.head_dim
+    mixer, moe = _mixer_width(model, dtype_bytes), model.moe
+    widths = 3 * model.hidden_size + attention + mixer + 3 * model.intermediate_size
     logits = RECORDED_TOKENS * model.vocab_size * 4
     if moe is None:
         return RECORDED_TOKENS * model.num_layers * widths * dtype_bytes + logits
@@ -201,19 +201,10 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     gates are made of. So has a Mamba-2 mixer; without a norm, it has the gate in fp32. Where it stands beside attention, one of
     both is at work. Compressed attention has queries, while they are rotated in fp32, and outputs, and each token's row, and its
     indexer's queries. A Mamba mixer has inputs and gates, inputs convolved, step sizes, and its output, and what is made of inputs
-    beside that normalised. A gated short convolution has its input and two gates, the gated input, and the convolved one.
+    beside that normalised. A gated short convolution has its input and two gates, the gated input, and the convolved one before and
+    behind its gate.
     """
-    mixer = 0
-    if (delta := model.gated_delta) is not None:
-        mixer = 2 * delta.channels + 3 * delta.value_width + 2 * delta.value_heads
-        mixer += delta.key_width + 2 * delta.gate_rank if delta.gate_rank else 0
-    elif model.mamba is not None:
-        mixer = 6 * model.mamba.channels + 2 * sum(model.mamba.made)
-    elif (mamba := model.mamba2) is not None:
-        mixer = 2 * mamba.channels + 3 * mamba.width + mamba.heads
-        mixer += mamba.width * 4 // dtype_bytes if mamba.norm == "none" else 0
-    elif model.short_conv is not None:
-        mixer = 5 * model.short_conv.channels
+    mixer = _mixer_width(model, dtype_bytes)
     if model.mla:
         mla = model.mla
         head = mla.key_dim + max(8 * mla.rope_dim, mla.rope_dim + mla.key_dim + mla.value_dim)
@@ -229,6 +220,22 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
     copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0)
     wide = copies * heads * 4 // dtype_bytes
     return max((2 * heads + gates + wide) * model.head_dim, mixer)
+
+
+def _mixer_width(model: ModelConfig, dtype_bytes: int) -> int:
+    """Elements of one token inside a mixer with a recurrent state."""
+    width = 0
+    if (delta := model.gated_delta) is not None:
+        width = 2 * delta.channels + 3 * delta.value_width + 2 * delta.value_heads
+        width += delta.key_width + 2 * delta.gate_rank if delta.gate_rank else 0
+    elif model.mamba is not None:
+        width = 6 * model.mamba.channels + 2 * sum(model.mamba.made)
+    elif (mamba := model.mamba2) is not None:
+        width = 2 * mamba.channels + 3 * mamba.width + mamba.heads
+        width += mamba.width * 4 // dtype_bytes if mamba.norm == "none" else 0
+    elif model.short_conv is not None:
+        width = 6 * model.short_conv.channels
+    return width
 
 
 def _mlp_width(model: ModelConfig, dtype_bytes: int) -> int:

@@ -396,6 +396,14 @@ def test_silu_mul(tokens: int, width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_gates_multiply_strided_rows(dtype: torch.dtype) -> None:
+    x, gate = torch.randn(3, 2 * 50 + 1).to(dtype).split([50, 51], dim=1)
+    gate = gate[:, 1:]
+    assert torch.equal(ops.gate_mul(x, gate), x * gate)
+    assert_close(ops.gate_mul(x, gate, sigmoid=True), x * gate.sigmoid(), 8e-3 if dtype == BF16 else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("norm", [None, "of the rows' type", "wide"])
 @pytest.mark.parametrize("positions_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ class AttentionBackend(Protocol):
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Normalises and rotates, stores keys and values, attends.
 
-        qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] may be overwritten. kv [num_blocks, 2, num_kv_heads, block_size,
-        head_dim] is written at meta.slot_mapping; it has qkv's dtype. Where the backend was selected for another type of cache,
-        it has rows of that (`native/cache_rows.py`).
+        qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] may be overwritten; its rows may be strided. kv [num_blocks, 2,
+        num_kv_heads, block_size, head_dim] is written at meta.slot_mapping; it has qkv's dtype. Where the backend was selected
+        for another type of cache, it has rows of that (`native/cache_rows.py`).
 
         Returns [T, num_heads * head_dim] in qkv's dtype.
         """

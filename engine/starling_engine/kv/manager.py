@@ -15,6 +15,7 @@ from itertools import chain
 from starling_engine.kv.events import BlockSpan, EventLog
 from starling_engine.kv.hashing import HashChain
 from starling_engine.kv.pool import NULL_BLOCK, BlockPool, OutOfBlocks
+from starling_engine.kv.prefix_ends import End, PrefixEnds
 from starling_engine.kv.seen_blocks import SeenBlocks
 from starling_engine.kv.snapshots import SequenceState, SnapshotCache, SnapshotSpacing, prompt_stops
 from starling_engine.kv.spec import ChunkedLocalSpec, KVGroup, StateGroup, peak_blocks
@@ -55,7 +56,13 @@ class SequenceBlocks:
     found_snapshot: list[int] = field(default_factory=list)
     """Blocks of the snapshot at the end of the last search's prefix."""
     junction: int = 0
-    """Tokens of the prefix that the last search would have found, if there were snapshots everywhere."""
+    """Tokens of its prefix that other sequences have had, as the last search says."""
+    goes_on_from: End | None = None
+    """The kind of that prefix's end when the sequence started first; None where nobody had any of it."""
+    shared_ends: list[int] = field(default_factory=list)
+    """Lengths, in blocks, of its prefixes from which several sequences went on."""
+    prompt_tokens: int = 0
+    """Tokens at its first admission."""
     restores: list[BlockCopy] = field(default_factory=list)
     """Copies that make its state that of the snapshot; for the first step that it is in."""
 
@@ -116,6 +123,7 @@ class KVManager:
         self.pool = BlockPool(num_blocks, len(groups) + (state is not None), self.events)
         self._snapshots = SnapshotCache(self.pool, len(groups), self.state_blocks)
         self._seen = SeenBlocks()
+        self._ends = PrefixEnds()
         self._spacing = spacing
         unit = max(self.block_size, spacing.unit)
         self._output_spacing = -(-spacing.output // unit) * unit
@@ -127,6 +135,8 @@ class KVManager:
         self._attention_chunks = {group.spec.attention_chunk for group in groups if isinstance(group.spec, ChunkedLocalSpec)}
         self._search_order = sorted(range(len(groups)), key=lambda g: bool(groups[g].spec.window))
         """Groups in order of search, full attention first: without a hit there, windows need no search."""
+        self._notes_ends = self.prefix_caching and bool(self._windows or self.state_blocks)
+        """Says if prefixes are of no use without a window or a state at their end: these are kept where others will go on."""
 
     def new_sequence(self, root: bytes) -> SequenceBlocks:
         return SequenceBlocks([[] for _ in self.groups], HashChain(root, self.block_size), window_starts=[0] * len(self.groups))
@@ -171,9 +181,9 @@ class KVManager:
         sequence.chain.extend(tokens, len(tokens))
         hashes = sequence.chain.hashes[: (len(tokens) - 1) // self.block_size]
         length = agreed_length(self._search_order, len(hashes), lambda group, limit: self._hit_length(group, hashes, limit))
+        if self._notes_ends:
+            sequence.junction = self._seen.num_leading(hashes) * self.block_size
         if self.state_blocks:
-            known = length if self.groups else self._seen.num_leading(hashes)
-            sequence.junction = known * self.block_size
             length = self._cut_to_snapshot(sequence, hashes, length)
         found = CachedPrefix([self._hit_table(group, hashes[:length]) for group in range(len(self.groups))], length)
         sequence.last_search = (*searched, found)
@@ -224,6 +234,7 @@ class KVManager:
             return False
         for block in found:
             self.pool.share(block)
+        self._go_on(sequence, num_tokens)
         if self.state_blocks and external:
             self._start_external_state(sequence, found_tokens + external, num_tokens, with_snapshot=spare >= self.state_blocks)
         elif self.state_blocks:
@@ -235,6 +246,17 @@ class KVManager:
         sequence.reserved = rest
         self.reserved += rest
         return True
+
+    def _go_on(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+        """Notes where a sequence that starts goes on from, and has a junction only where several do. A resumed one has none."""
+        at = 0 if sequence.prompt_tokens else sequence.junction // self.block_size
+        sequence.junction = 0
+        sequence.prompt_tokens = sequence.prompt_tokens or num_tokens
+        if at:
+            names = sequence.chain.hashes[:at]
+            sequence.goes_on_from = self._ends.meet(names[-1])
+            sequence.shared_ends = self._ends.shared(names)
+            sequence.junction = at * self.block_size if at in sequence.shared_ends else 0
 
     def _start_state(self, sequence: SequenceBlocks, start: int, num_tokens: int) -> None:
         """Takes blocks for the state, to which those of the snapshot at `start` tokens are copied. Kernels begin with zeros at 0.
@@ -254,6 +276,8 @@ class KVManager:
         for copy in sequence.restores:
             self.pool.release(copy.source)
         sequence.state = SequenceState(blocks, self._prompt_stops(sequence, start, num_tokens))
+        if start:
+            sequence.state.found = sequence.chain.hashes[start // self.block_size - 1]
 
     def _start_external_state(self, sequence: SequenceBlocks, length: int, num_tokens: int, *, with_snapshot: bool) -> None:
         """Takes blocks for a state that comes from a tier, that of `length` tokens.
@@ -364,7 +388,30 @@ class KVManager:
                 new += [length] if length in state.stops else []
             for block in blocks:
                 self.pool.release(block)
+            self._spend_snapshots(sequence, length)
         return new
+
+    def _next_turn(self, sequence: SequenceBlocks) -> End | None:
+        """Returns where the next turn will go on: as this one did, or as nearly all do. None where that is not known."""
+        return sequence.goes_on_from if sequence.goes_on_from in {"prompt", "output"} else self._ends.usual
+
+    def _spend_snapshots(self, sequence: SequenceBlocks, length: int) -> None:
+        """Spends the snapshots that the next turn has no use of, now that there is one at `length`.
+
+        Who goes on behind an output wants the last snapshot alone; who goes on behind a prompt, that of the last prompt.
+        """
+        state, end = sequence.state, self._next_turn(sequence)
+        in_output = length not in state.stops
+        if in_output and end == "prompt":
+            self._snapshots.spend(state.named[length])
+        if in_output and end != "output":
+            return
+        earlier = [name for at, name in state.named.items() if at < length]
+        if state.found is not None and sequence.goes_on_from in {"prompt", "output"}:
+            earlier.append(state.found)
+        for name in earlier:
+            if not self._ends.is_shared(name):
+                self._snapshots.spend(name)
 
     def grow(self, sequence: SequenceBlocks, num_tokens: int) -> list[list[int]]:
         """Extends the tables to `num_tokens` tokens; returns the new blocks of each group. Raises OutOfBlocks."""
@@ -440,12 +487,23 @@ class KVManager:
             table, freed = sequence.tables[group], 0
             for index in range(sequence.window_starts[group], first):
                 if table[index] != NULL_BLOCK:
-                    self.pool.release(table[index])
+                    self.pool.release(table[index], spent=not self._is_kept(sequence, group, index))
                     freed += self.pool.is_free(table[index])
                     table[index] = NULL_BLOCK
             self._reserve_again(sequence, freed)
             sequence.window_starts[group] = max(first, sequence.window_starts[group])
         sequence.leaves_at = min(self.groups[group].spec.leaves_at(sequence.window_starts[group]) for group in self._windows)
+
+    def _is_kept(self, sequence: SequenceBlocks, group: int, index: int) -> bool:
+        """Returns whether others need a block that has left the sequence's window.
+
+        Those who share its beginning do, and the next turn, where that may go on behind the prompt. Templates may end a prompt
+        otherwise once it has an answer, so there is a block to spare.
+        """
+        spec, prompt = self.groups[group].spec, sequence.prompt_tokens // self.block_size
+        if self._next_turn(sequence) != "output" and spec.first_needed_block((prompt - 1) * self.block_size) <= index < prompt:
+            return True
+        return any(spec.first_needed_block(end * self.block_size) <= index < end for end in sequence.shared_ends)
 
     def _reserve_again(self, sequence: SequenceBlocks, freed: int) -> None:
         """Reserves blocks that left a window for the same sequence, while its known tokens still need some."""
@@ -480,7 +538,7 @@ class KVManager:
                     new = self.pool.cache_block(group, sequence.chain.hashes[index], table[index])
                     if new and self.events.is_open:
                         self.events.stored(group, self.span(sequence, tokens, index, 1))
-        if not self.groups:
+        if self._notes_ends:
             self._seen.add(sequence.chain.hashes[sequence.cached_blocks : full])
         sequence.cached_blocks = full
 
@@ -491,18 +549,35 @@ class KVManager:
         packed = array("I", tokens[first * self.block_size : end * self.block_size]) if self.events.published else ()
         return BlockSpan(hashes[first:end], parent, packed, sequence.salt)
 
-    def release(self, sequence: SequenceBlocks) -> None:
-        """Frees all blocks, the end of the sequence first, so that its beginning stays cached longest."""
+    def release(self, sequence: SequenceBlocks, *, resumes: bool = False) -> None:
+        """Frees all blocks, the end of the sequence first, so that its beginning stays cached longest, with its snapshots.
+
+        If it does not resume, and the next turn will go on behind its prompt, its output is spent.
+        """
+        if self._notes_ends and sequence.cached_blocks:
+            self._note_ends(sequence)
+        for name in (sequence.state.found, *sequence.state.named.values()):
+            if name is not None:
+                self._snapshots.touch(name)
         for block in (*sequence.state.blocks, *chain.from_iterable(sequence.state.copied.values())):
             self.pool.release(block)
         sequence.state = SequenceState()
         sequence.restores = []
+        spent_from = sys.maxsize
+        if not resumes and self._notes_ends and self._next_turn(sequence) == "prompt":
+            spent_from = sequence.prompt_tokens // self.block_size
         for table in sequence.tables:
-            for block in reversed(table):
-                if block != NULL_BLOCK:
-                    self.pool.release(block)
+            for index in range(len(table) - 1, -1, -1):
+                if table[index] != NULL_BLOCK:
+                    self.pool.release(table[index], spent=index >= spent_from)
             table.clear()
         self.reserved -= sequence.reserved
         sequence.reserved = sequence.cached_blocks = sequence.found_blocks = sequence.stored_chunks = sequence.known_tokens = 0
         sequence.window_starts = [0] * len(self.groups)
         sequence.leaves_at = 0
+
+    def _note_ends(self, sequence: SequenceBlocks) -> None:
+        hashes, prompt = sequence.chain.hashes, sequence.prompt_tokens // self.block_size
+        if 0 < prompt <= sequence.cached_blocks:
+            self._ends.note(hashes[prompt - 1], "prompt")
+        self._ends.note(hashes[sequence.cached_blocks - 1], "output")

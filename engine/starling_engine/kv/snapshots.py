@@ -37,12 +37,14 @@ class SequenceState:
     copied  snapshots that a planned step copies, or that come from a tier, by length: they are the sequence's until results of a
             step from there on are here; the former have no name before
     named   names of snapshots that the sequence added to the cache, by length
+    found   name of the one that it began with
     """
 
     blocks: list[int] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     copied: dict[int, list[int]] = field(default_factory=dict)
     named: dict[int, bytes] = field(default_factory=dict)
+    found: bytes | None = None
 
     @property
     def output_names(self) -> dict[int, bytes]:
@@ -110,6 +112,16 @@ class SnapshotCache:
             block = self._pool.find(self._group, each)
             if block is not None:
                 self._pool.evict_block(block)
+
+    def touch(self, name: bytes) -> None:
+        """Lets a snapshot that nobody uses be taken as late as what is released now, unless it is spent."""
+        for block in self.find(name) or ():
+            self._pool.touch(block)
+
+    def spend(self, name: bytes) -> None:
+        """Lets a snapshot that nobody uses be taken first."""
+        for block in self.find(name) or ():
+            self._pool.spend(block)
 
     def _names(self, name: bytes) -> Iterable[bytes]:
         yield name

@@ -23,6 +23,17 @@ def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Te
     return partial(activate_and_mul, "silu")
 
 
+Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""x, gate [T, C] -> [T, C]."""
+
+
+def gate_mul(dtype: torch.dtype, device: torch.device, *, sigmoid: bool = False) -> Gate:
+    """Returns a function for this dtype and device: x, gate [T, C] -> x * gate, or x * sigmoid(gate)."""
+    if elementwise_kernels(dtype, device) == "native":
+        return partial(ops.gate_mul, sigmoid=sigmoid)
+    return (lambda x, gate: x * gate.sigmoid()) if sigmoid else torch.mul
+
+
 def activate(name: str, x: torch.Tensor) -> torch.Tensor:
     """Returns the activation of x that a config calls `name`, in torch. Heads alone have the last four."""
     return _ACTIVATIONS[name](x)

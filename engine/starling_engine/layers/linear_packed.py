@@ -52,7 +52,7 @@ class NativeExactLinear(StackedMethod):
         if isinstance(self._packed, PackedWeight):
             return ops.linear(x, self._packed, self._bias, out_dtype or x.dtype)
         out = routing_ops.exact_linear(x, self._packed, self._shape.out_size, self._bias)
-        return out if out_dtype is torch.float32 else out.to(out_dtype or x.dtype)  # even a `to` without a copy is not recorded
+        return out.to(out_dtype or x.dtype)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("a router's rows are not looked up")

@@ -11,6 +11,7 @@ from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
+from starling_engine.layers.activation import gate_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.qk_norm import RotatedHeadNorm, WidthNorm
 from starling_engine.layers.rope import halves_of_pairs
@@ -70,6 +71,7 @@ class Attention:
             self._pairs = config.rotary_dims[layer.rope]
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
+        self._open = gate_mul(build.dtype, build.device, sigmoid=True)
 
     @property
     def rounding(self) -> RowRounding | None:
@@ -90,7 +92,7 @@ class Attention:
         """
         qkv, gate = self._qkv.forward_adapted(x, adapters), None
         if self._gate_size:
-            gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :].contiguous()
+            gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :]
         if self._width_norm is not None:
             self._width_norm.forward(qkv)
         if self._rotated_norm is not None:
@@ -100,7 +102,7 @@ class Attention:
             queries.mul_(_temperatures(self._temperature, meta.positions).to(qkv.dtype))
         out = self._attend(qkv, self.weights, kv, meta)
         out = _only(out, rows)
-        out = out if gate is None else out * _only(gate, rows).sigmoid()
+        out = out if gate is None else self._open(out, _only(gate, rows))
         return self._o.forward_adapted(out, None if adapters is None else _only(adapters, rows))
 
     def weight_slots(self) -> dict[str, WeightSlot]:

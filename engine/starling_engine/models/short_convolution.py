@@ -4,6 +4,7 @@ import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.recurrent_state import LayerState
+from starling_engine.layers.activation import gate_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.recurrent import recurrent_kernels
 from starling_engine.model_config.short_conv import ShortConvConfig
@@ -27,6 +28,7 @@ class GatedShortConvolution:
         self._conv = CausalConvolution(
             [f"{prefix}.{names.conv}"], [share], None, conv.kernel, kernels, build.device, bias=conv.bias, silu=False
         )
+        self._gated = gate_mul(build.dtype, build.device)
         self._o = build.linear(stacked([f"{prefix}.{names.out}"], [hidden], share, conv.bias))
 
     def forward(self, x: torch.Tensor, kv: LayerState, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -36,10 +38,10 @@ class GatedShortConvolution:
         """
         (inputs,) = kv
         in_gate, out_gate, values = self._in.forward(x).chunk(3, dim=1)
-        (out,) = self._conv.forward(in_gate * values, inputs, meta)
+        (out,) = self._conv.forward(self._gated(values, in_gate), inputs, meta)
         if rows is not None:
             out, out_gate = out[rows], out_gate[rows]
-        return self._o.forward(out.mul_(out_gate))
+        return self._o.forward(self._gated(out, out_gate))
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {**self._in.weight_slots(), **self._conv.weight_slots(), **self._o.weight_slots()}

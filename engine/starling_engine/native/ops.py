@@ -249,6 +249,26 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
+def gate_mul(x: Tensor, gate: Tensor, *, sigmoid: bool = False) -> Tensor:
+    """Multiplies x by the gate, or by its sigmoid: x, gate [T, C] (rows may be strided) -> [T, C]. fp32 or bf16."""
+    tokens, width = x.shape
+    assert _is_float(x) and x.dtype == gate.dtype and x.shape == gate.shape and x.stride(1) == gate.stride(1) == 1
+    out = torch.empty(tokens, width, dtype=x.dtype)
+    library().starling_gate_mul(
+        x.data_ptr(),
+        x.stride(0),
+        gate.data_ptr(),
+        gate.stride(0),
+        out.data_ptr(),
+        tokens,
+        width,
+        sigmoid,
+        x.dtype is torch.float32,
+        torch.get_num_threads(),
+    )
+    return out
+
+
 def qk_norm_rope_store(
     qkv: Tensor,
     positions: Tensor,
@@ -261,7 +281,7 @@ def qk_norm_rope_store(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """Splits qkv [T, (H + 2 KVH) D]; keys and values go to the cache, the queries come back [T, H, D].
+    """Splits qkv [T, (H + 2 KVH) D] (rows may be strided); keys and values go to the cache, the queries come back [T, H, D].
 
     Queries and keys are RMS-normalised per head where q_norm, k_norm [D] are given, of qkv's type or fp32. Then they are rotated
     by their position [T] (int32 or int64), element i with i + rotary / 2. cos_sin [max_positions, rotary] fp32 has the cosines,
@@ -276,7 +296,7 @@ def qk_norm_rope_store(
     _, _, kv_heads, block_size, _ = kv.shape
     dim = columns(kv)
     heads = width // dim - 2 * kv_heads
-    assert _is_cache_of(qkv, kv) and qkv.is_contiguous()
+    assert _is_cache_of(qkv, kv) and qkv.stride(1) == 1
     assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 256
     assert positions.dtype in (torch.int32, torch.int64) and slots.dtype == torch.int64
     assert positions.shape == slots.shape == (tokens,) and positions.is_contiguous() and slots.is_contiguous()
@@ -288,6 +308,7 @@ def qk_norm_rope_store(
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype)
     library().starling_qk_norm_rope_store(
         qkv.data_ptr(),
+        qkv.stride(0),
         tokens,
         heads,
         kv_heads,

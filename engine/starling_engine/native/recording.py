@@ -17,7 +17,12 @@ from starling_engine.native.bindings import SIGNATURES, library, loaded, standin
 from starling_engine.native.weight_memory import lines, shaped
 
 aten = torch.ops.aten
-VIEWS = (aten.view.default, aten.slice.Tensor, aten.detach.default, aten.alias.default, aten.select.int, aten.unsqueeze.default)
+VIEWS = (
+    *(aten.view.default, aten.slice.Tensor, aten.detach.default, aten.alias.default, aten.select.int, aten.unsqueeze.default),
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default),
+)
+MAYBE_VIEWS = (aten.flatten.using_ints, aten.reshape.default, aten.to.dtype)
+"""Operations that copy where that cannot be a view."""
 
 
 class NotRecordable(Exception):
@@ -113,6 +118,10 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             return self._scratch.empty(args[0].shape, kwargs.get("dtype") or args[0].dtype)
         if func in VIEWS:
             return func(*args, **kwargs)
+        if func in MAYBE_VIEWS:
+            found = func(*args, **kwargs)
+            if found.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr():
+                return found
         raise NotRecordable(str(func))
 
 

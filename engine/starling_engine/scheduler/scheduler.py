@@ -395,7 +395,7 @@ class Scheduler:
 
     def _preempt(self, request: RequestState) -> None:
         """Moves a request back to the queue; it will compute its tokens again, except for a prefix hit."""
-        self._leave_slot(request)
+        self._leave_slot(request, resumes=True)
         request.status = RequestStatus.WAITING
         request.planned = request.computed = request.pending = 0
         self.waiting.put_back(request)
@@ -411,10 +411,10 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
 
-    def _leave_slot(self, request: RequestState) -> None:
+    def _leave_slot(self, request: RequestState, *, resumes: bool = False) -> None:
         self.running.remove(request)
         self.offload.on_request_stopped(request)
-        self.kv.release(request.blocks)
+        self.kv.release(request.blocks, resumes=resumes)
         self._free_slots.append(request.slot)
         self._freed_slots.append(request.slot)
         request.slot = -1

@@ -64,3 +64,48 @@ def test_the_first_block_of_a_hash_stays_cached() -> None:
     pool.cache_block(0, b"a", one)
     pool.cache_block(0, b"a", two)
     assert pool.find(0, b"a") == one
+
+
+def cached(pool: BlockPool, count: int) -> list[int]:
+    """Takes blocks, and caches them by their own numbers."""
+    blocks = pool.take(count)
+    for block in blocks:
+        pool.cache_block(0, bytes([block]), block)
+    return blocks
+
+
+def test_spent_blocks_are_taken_before_others_that_are_cached() -> None:
+    pool = BlockPool(6)
+    blocks = cached(pool, 4)
+    for block in blocks:
+        pool.release(block, spent=block == blocks[2])
+    pool.spend(blocks[1])
+    pool.touch(blocks[1])
+    pool.touch(blocks[0])
+    pool.check_integrity([])
+    assert pool.take(5) == [5, blocks[2], blocks[1], blocks[3], blocks[0]], "blank, spent, and by their last use"
+    pool.spend(blocks[0])
+    assert pool.num_free == 0, "it is in use"
+
+
+def test_a_spent_block_that_is_found_is_none_any_more() -> None:
+    pool = BlockPool(3)
+    first, second = cached(pool, 2)
+    pool.release(first, spent=True)
+    pool.release(second)
+    pool.share(first)
+    pool.release(first)
+    assert pool.take(1) == [second]
+
+
+def test_a_block_that_was_computed_again_takes_the_place_of_a_free_one() -> None:
+    pool = BlockPool(4)
+    old, other, new = pool.take(3)
+    pool.cache_block(0, b"a", old)
+    pool.cache_block(0, b"b", other)
+    pool.release(old)
+    pool.release(other)
+    assert pool.cache_block(0, b"a", new) and pool.find(0, b"a") == new
+    pool.release(new)
+    pool.check_integrity([])
+    assert pool.take(2) == [old, other], "what was computed last stays longest"

@@ -1,5 +1,6 @@
 """Recorded steps of a host: the same numbers as without, for any mix of sizes; what cannot be recorded runs as it comes."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import torch
 from starling_engine import LLM, SamplingParams, native
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kv.layer_specs import kv_specs
-from starling_engine.kv.spec import group_layers
+from starling_engine.kv.layer_specs import kv_specs, state_specs
+from starling_engine.kv.spec import KVGroup, StateGroup, group_layers, slab_bytes
+from starling_engine.layers import linear_packed
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.ledger import RECORDED_TOKENS, recorded_bytes
-from starling_engine.model_config.config import load_model_config
+from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.native.cache_rows import cached
 from starling_engine.weights.checkpoint import stored_formats
@@ -36,6 +38,15 @@ BLOCK, WIDTH = 8, 6
 BF16 = torch.bfloat16
 
 
+def state_of(config: ModelConfig, groups: Sequence[KVGroup]) -> StateGroup | None:
+    """Returns the layers with a recurrent state, and the blocks of one."""
+    specs = state_specs(config)
+    if not specs:
+        return None
+    spec = next(iter(specs.values()))
+    return StateGroup(spec, tuple(specs), spec.columns(len(specs), slab_bytes(groups, spec, len(specs)))[-1], BLOCK)
+
+
 class Steps:
     """A model with two caches of equal numbers: one for recorded steps, one for those that run as they come."""
 
@@ -43,18 +54,23 @@ class Steps:
         config = model.config
         self.model = model
         self._groups = group_layers(kv_specs(config, BLOCK, str(cache).removeprefix("torch.")))
-        shape = (*self._groups[0].spec.layer_block_shape[:-1], config.head_dim)
-        self._blocks, self._cache = (RECORDED_TOKENS + 1) * WIDTH + 1, cache
-        self._kv = [cached(torch.randn(self._blocks, *shape), cache, 1.0).to(cache) for _ in range(config.num_layers)]
+        self._state = state_of(config, self._groups)
+        state_blocks = 0 if self._state is None else self._state.num_blocks
+        self._first = (RECORDED_TOKENS + 1) * WIDTH + 1
+        """The first block of states, which are behind those of keys and values."""
+        self._blocks, self._cache = self._first + (RECORDED_TOKENS + 1) * state_blocks, cache
         self.ticks = 0
-        self.eager, pages = self._pages(), self._pages()
-        self.recorded = RecordedSteps(self.model, pages, [WIDTH for _ in self._groups], recorded_bytes(config, 2))
-
-    def _pages(self) -> KVPages:
-        kv = allocate(self._groups, self._blocks, self._cache, torch.device("cpu"))
-        for layer, content in zip(kv.layers, self._kv, strict=True):
-            layer.copy_(content)
-        return KVPages(kv, self._groups, self._tick)
+        kv, other = (allocate(self._groups, self._blocks, cache, torch.device("cpu"), self._state) for _ in range(2))
+        for layer in kv.layers:
+            if isinstance(layer, torch.Tensor):
+                shape = (*layer.shape[:-1], config.head_dim)
+                layer.copy_(cached(torch.randn(*shape), cache, 1.0).to(cache))
+        kv.storage[self._first :].view(torch.float32).normal_()
+        other.storage.copy_(kv.storage)
+        self._storages = kv.storage, other.storage
+        self.eager, pages = (KVPages(each, self._groups, self._tick, self._state) for each in (kv, other))
+        widths = [WIDTH for _ in self._groups] + ([state_blocks] if state_blocks else [])
+        self.recorded = RecordedSteps(self.model, pages, widths, recorded_bytes(config, 2))
 
     def _tick(self) -> None:
         self.ticks += 1
@@ -72,6 +88,10 @@ class Steps:
             slots = table[row, positions // BLOCK].long() * BLOCK + positions % BLOCK
             width = -(-int(lengths.max()) // BLOCK)
             metadata.append(AttentionMetadata(positions, slots, start, lengths.int(), table[:, :width].contiguous(), max(counts)))
+        if self._state is not None:
+            tables = torch.arange(self._first, self._blocks).view(-1, self._state.num_blocks)
+            table = tables[torch.randperm(RECORDED_TOKENS + 1)[:rows]]
+            metadata.append(AttentionMetadata(positions, positions, start, lengths.int(), table.int(), max(counts)))
         return StepInputs(torch.randint(0, VOCAB, (tokens,)), metadata)
 
     def compare(self, counts: list[int]) -> bool:
@@ -81,6 +101,7 @@ class Steps:
         hidden = self.model.forward(inputs.ids, self.eager.context(inputs.metadata, None))
         if found is not None:
             assert torch.equal(found[0], hidden) and torch.equal(found[1], self.model.logits(hidden))
+            assert torch.equal(*self._storages)
         return found is not None
 
 
@@ -91,12 +112,16 @@ KINDS = [[1], [1] * 3, [4], [2, 1, 3], [4, 1, 1], [12, 1], [1, 12], [1] * 5]
 MODELS = [
     *(("qwen3", BF16), ("qwen3", torch.int8), ("qwen3", torch.uint8), ("ministral-mixed", BF16), ("llama-biases", BF16)),
     *(("qwen3-moe", BF16), ("mixtral", BF16), ("gpt-oss", BF16)),
+    *(("qwen3.5", BF16), ("lfm2", BF16), ("mamba2", BF16)),
 ]
 
 
 @pytest.mark.parametrize(("name", "cache"), MODELS)
-def test_numbers_are_those_of_the_same_steps_without(name: str, cache: torch.dtype, reference_of: ReferenceOf) -> None:
-    """Each size comes several times, and all share the memory that is planned."""
+def test_numbers_are_those_of_the_same_steps_without(
+    name: str, cache: torch.dtype, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size comes several times, and all share the memory that is planned. So do states end up the same."""
+    monkeypatch.setattr(linear_packed, "_in_bfloat16", lambda _: True)  # as they are in checkpoints of bfloat16
     with torch.inference_mode():
         steps = Steps(build(reference_of(name), NativeAttention(), BF16), cache)
         for counts in (*KINDS, *reversed(KINDS), *([1] * rows for rows in range(1, RECORDED_TOKENS + 1)), *KINDS):

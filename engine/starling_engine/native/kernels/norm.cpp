@@ -58,6 +58,18 @@ void silu_mul(const T* gate_up, T* out, int64_t tokens, int64_t width, int threa
   });
 }
 
+// x times the gate, or its sigmoid, which is rounded as the models' own code does.
+template <bool kSigmoid, typename T>
+void gate_mul(const T* x, int64_t x_stride, const T* gate, int64_t gate_stride, T* out, int64_t tokens, int64_t width, int threads) {
+  parallel_for(tokens, threads_for(tokens, tokens * width * 3 * sizeof(T), threads), [&](int64_t t) {
+    each_16(width, [&](int64_t i, Lanes lanes) {
+      const Floats opening = load16(gate + t * gate_stride + i, lanes);
+      const Floats open = kSigmoid ? rounded<T>(sigmoid(opening)) : opening;
+      store16(out + t * width + i, load16(x + t * x_stride + i, lanes) * open, lanes);
+    });
+  });
+}
+
 // Each head of `dim`, normalised, rounded to T before the weight and to W after it, and opened by the gate's silu; or opened first; or
 // opened by its sigmoid, and rounded at the end alone. The weights of a head begin `weight_step` behind those of the one before: 0
 // where all have the same.
@@ -122,6 +134,17 @@ void starling_silu_mul(const void* gate_up, void* out, int64_t tokens, int64_t w
   fp32 ? run(float{}) : run(bf16{});
 }
 
+// x, gate [tokens, width], in rows of their strides -> out: x * gate, or x * sigmoid(gate).
+void starling_gate_mul(const void* x, int64_t x_stride, const void* gate, int64_t gate_stride, void* out, int64_t tokens,
+                       int64_t width, int with_sigmoid, int fp32, int threads) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    const auto kernel = with_sigmoid ? gate_mul<true, T> : gate_mul<false, T>;
+    kernel(static_cast<const T*>(x), x_stride, static_cast<const T*>(gate), gate_stride, static_cast<T*>(out), tokens, width, threads);
+  };
+  fp32 ? run(float{}) : run(bf16{});
+}
+
 // x, gate [tokens, heads, dim], in rows of their strides -> out: x's heads normalised * weight * silu(gate), or the gate comes first, or
 // it is sigmoid(gate). `weight_step`: as in `gated_rms_norm`; `wide`: as above.
 void starling_gated_rms_norm(const void* x, int64_t x_stride, const void* gate, int64_t gate_stride, const void* weight,
@@ -144,4 +167,5 @@ void starling_gated_rms_norm(const void* x, int64_t x_stride, const void* gate, 
 
 STARLING_RECORDABLE(starling_rms_norm)
 STARLING_RECORDABLE(starling_silu_mul)
+STARLING_RECORDABLE(starling_gate_mul)
 STARLING_RECORDABLE(starling_gated_rms_norm)

@@ -20,7 +20,8 @@ void store_scaled(fp8* out, Floats v, float by, Lanes lanes) { store16(out, v * 
 // T, or float, where a row is rounded to T behind its weight alone.
 template <typename T, typename C, typename W>
 struct Heads {
-  const T* qkv;  // [tokens][(heads + 2 kv_heads) * dim]
+  const T* qkv;  // [tokens][(heads + 2 kv_heads) * dim], in rows of `stride`
+  int64_t stride;
   int64_t heads, kv_heads, dim;
   const float* cos_sin;  // [positions][rotary]: cosines, then sines
   int64_t rotary;
@@ -34,7 +35,7 @@ struct Heads {
   float keys_by, values_by;
 
   void run(int64_t token, int64_t position, int64_t slot) const {
-    const T* row = qkv + token * (heads + 2 * kv_heads) * dim;
+    const T* row = qkv + token * stride;
     const float* cosines = cos_sin + position * rotary;
     for (int64_t h = 0; h < heads; ++h) rotate(row + h * dim, q_norm, cosines, q + (token * heads + h) * dim, 1);
     if (slot < 0) return;
@@ -112,7 +113,7 @@ extern "C" {
 // `cache` is the kind of the cache; one of fp8 holds keys times keys_by and values times values_by. positions are int64 or int32.
 // block_stride is in elements of the cache. slots [tokens] are block * block_size + offset, or -1 to store nothing. `wide`: weights of
 // the norms are float.
-void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
+void starling_qk_norm_rope_store(const void* qkv, int64_t stride, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                                  const void* positions, int wide_positions, const float* cos_sin, int64_t rotary,
                                  const void* q_norm, const void* k_norm, float eps, void* kv, int64_t block_stride,
                                  int64_t block_size, const int64_t* slots, void* q, float keys_by, float values_by,
@@ -122,7 +123,7 @@ void starling_qk_norm_rope_store(const void* qkv, int64_t tokens, int64_t heads,
     using C = decltype(cached);
     const auto run = [&](auto weights) {
       using W = decltype(weights);
-      const Heads<T, C, W> work{static_cast<const T*>(qkv),    heads, kv_heads, dim, cos_sin, rotary,
+      const Heads<T, C, W> work{static_cast<const T*>(qkv),    stride, heads, kv_heads, dim, cos_sin, rotary,
                                 static_cast<const W*>(q_norm), static_cast<const W*>(k_norm), eps,
                                 static_cast<C*>(kv),           block_stride, block_size, static_cast<T*>(q), keys_by,
                                 values_by};

@@ -41,9 +41,12 @@ class RecordedSteps:
         self._possible = True
 
     def run(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns hidden states and logits of all tokens, valid until the next step; None where a step has to run as it comes."""
+        """Returns hidden states and logits of all tokens, valid until the next step; None where a step has to run as it comes.
+
+        So have steps with drafts of a model with a recurrent state: what they compute from is kept.
+        """
         tokens, rows = len(inputs.ids), len(inputs.metadata[0].context_lens)
-        if tokens > RECORDED_TOKENS or not self._possible:
+        if tokens > RECORDED_TOKENS or not self._possible or inputs.metadata[-1].replay is not None:
             return None
         embedded = self._model.embed(inputs.ids)
         if self._embedded is None:
