@@ -112,10 +112,13 @@ class ReasoningMarks(NamedTuple):
 
     def have_opened(self, prompt: Sequence[int], ends: frozenset[int]) -> bool:
         """Returns whether the last turn of a prompt has begun to reason. `ends` are the tokens that end a turn."""
-        for at in range(len(prompt), 0, -1):
+        stops = {self.opens[-1], self.ends[-1], *ends}  # a prompt may have a million tokens
+        for at, token in zip(range(len(prompt), 0, -1), reversed(prompt), strict=True):
+            if token not in stops:
+                continue
             if _are_before(prompt, at, self.opens):
                 return True
-            if prompt[at - 1] in ends or _are_before(prompt, at, self.ends):
+            if token in ends or _are_before(prompt, at, self.ends):
                 return False
         return False
 
@@ -136,4 +139,4 @@ class ReasoningMarks(NamedTuple):
 
 
 def _are_before(tokens: Sequence[int], at: int, mark: Sequence[int]) -> bool:
-    return tokens[at - 1] == mark[-1] and list(tokens[max(0, at - len(mark)) : at]) == list(mark)
+    return list(tokens[max(0, at - len(mark)) : at]) == list(mark)
