@@ -6,10 +6,11 @@ from typing import Any
 from starling_engine.errors import InvalidRequest
 from starling_engine.params import StructuredOutputsParams
 from starling_engine.structured_output.callers_grammar import enforced_lark
+from starling_engine.structured_output.constant_texts import ConstantTexts
 from starling_engine.structured_output.enforced_schema import enforced_schema, parsed
 from starling_engine.structured_output.expressions import check_expression
 from starling_engine.structured_output.grammar import Grammar, check_unicode, grammar_text
-from starling_engine.structured_output.lark import expression, literal
+from starling_engine.structured_output.lark import LarkRules, Part, RulePart, TextPart, expression, literal
 from starling_engine.structured_output.special_tokens import NO_MARKS, ReasoningMarks, SpecialTokens
 from starling_engine.structured_output.structural_tags import structural_grammars
 
@@ -69,10 +70,24 @@ def _regex(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> lis
     return [{"lark_grammar": f"start: {expression(wanted.regex)}"}]
 
 
-def _choice(wanted: StructuredOutputsParams, field: str, _: SpecialTokens) -> list[Grammar]:
+def _choice(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> list[Grammar]:
     if not wanted.choice:
         raise InvalidRequest("an empty list leaves no output at all", field)
-    return [{"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(literal, wanted.choice))}"}]
+    constants, rules = ConstantTexts(tokens), LarkRules()
+    words: list[str] = []
+    branches: list[list[Part]] = []
+    for at, text in enumerate(wanted.choice):
+        try:
+            parts = constants.parts(text)
+        except ValueError as error:
+            raise InvalidRequest(str(error), f"{field}[{at}]") from None
+        if any(isinstance(part, RulePart) for part in parts):
+            branches.append(parts)
+        else:
+            words.append(literal(text))
+    if words:  # as one terminal, which thousands of them may be
+        branches.append([TextPart(" | ".join(words))])
+    return [{"lark_grammar": rules.written([rules.one_of(branches)])}]
 
 
 def _grammar(wanted: StructuredOutputsParams, field: str, tokens: SpecialTokens) -> list[Grammar]:

@@ -3,11 +3,11 @@
 https://xgrammar.mlc.ai/docs/structural_tag/structural_tag_api.html
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from starling_engine.errors import InvalidRequest
+from starling_engine.structured_output.constant_texts import ConstantTexts
 from starling_engine.structured_output.enforced_schema import enforced_schema, parsed
 from starling_engine.structured_output.expressions import check_expression
 from starling_engine.structured_output.grammar import Grammar, fault_of
@@ -48,8 +48,7 @@ class _Writer:
         self._rules = LarkRules()
         self.called: list[Grammar] = []
         """Grammars that the rules call."""
-        shown = sorted(tokens.ids, key=len, reverse=True)
-        self._special = re.compile(f"({'|'.join(map(re.escape, shown))})") if shown else None
+        self._constants = ConstantTexts(tokens)
         self._formats: dict[str, Callable[[dict[str, Any], str, Follows], list[Part]]] = {
             "const_string": self._constant,
             "json_schema": self._schema,
@@ -225,15 +224,10 @@ class _Writer:
         return TextPart(text_without([word for word in (*excludes, follows) if word]))
 
     def _literal(self, text: str, path: str) -> list[Part]:
-        """A constant text. Special tokens in it are tokens: a model writes them so, and never spells them."""
-        parts: list[Part] = []
-        for piece in self._special.split(text) if self._special else [text]:
-            token = self._tokens.ids.get(piece)
-            if token in self._tokens.ends:
-                raise self._refusal(path, f"{piece} ends the output, and can stand nowhere in it")
-            if piece:
-                parts.append(TextPart(literal(piece)) if token is None else RulePart(f"<[{token}]>"))
-        return parts
+        try:
+            return self._constants.parts(text)
+        except ValueError as error:
+            raise self._refusal(path, str(error)) from None
 
     def _json(self, schema: Any, path: str, param: str) -> list[Part]:
         enforced = enforced_schema(parsed(schema, param), param, white_space=self._white_space, path=path)

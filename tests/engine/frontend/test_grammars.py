@@ -73,6 +73,7 @@ def tokenizer() -> llguidance.LLTokenizer:
         ({"json_object": True}, '{"return": [1, null]}', "[1]"),
         ({"regex": r"def [a-z_]+\(\):"}, "def run_all():", "def run_all:"),
         ({"choice": ["self.assertEqual", "Grüße 日本"]}, "Grüße 日本", "Grüße"),
+        ({"choice": ["<|im_start|>a<|endoftext|>b"]}, "<|im_start|>a<|endoftext|>b", "ab"),
         ({"grammar": 'root ::= "x" ("+" "x")*'}, "x+x", "x+"),
         ({"structural_tag": TAGS}, "so: <f>12</f>.", "so: <f>a</f>."),
     ],
@@ -85,6 +86,7 @@ async def test_each_form(wanted: dict[str, Any], right: str, wrong: str, shared:
 async def test_refusals_name_the_field_and_the_path(shared: GrammarCompiler) -> None:
     for wanted, field, words in [
         ({"json": {"items": {"maxLen": 1}}}, "json", "$.items.maxLen: "),
+        ({"choice": ["a<|im_end|>"]}, "choice[0]", "<|im_end|> ends the output"),
         ({"regex": "a(?=b)"}, "regex", "look-around, including look-ahead and look-behind, is not supported"),
         ({"grammar": "start: <|im_start|> <nope>"}, "grammar", "unknown special token"),
         ({"grammar": "start: <|endoftext|> | <|im_end|>"}, "grammar", "<|im_end|> ends the output"),

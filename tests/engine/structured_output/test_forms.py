@@ -78,7 +78,7 @@ def test_schemas_that_are_refused(schema: Any, words: str) -> None:
 
 
 def test_a_choice_is_one_of_the_texts() -> None:
-    odd = 'a\x00\x1f\x7f"\\/\b\f\n\r\t\u2028\uffff é😀 <think> </think> {} %json i'
+    odd = 'a\x00\x1f\x7f"\\/\b\f\n\r\t\u2028\uffff é😀 <thought> {} %json i'
     check({"choice": [odd, "ab", "abc", "i"]}, [odd, "ab", "abc", "i"], ["", "a", "abcd", "I", odd[:-1], [THINK], ["ab", CALL]])
     check({"choice": [""]}, [""], ["a"])
     check({"choice": ["yes", "", "yes"]}, ["yes", ""], ["ye"])
@@ -90,8 +90,17 @@ def test_choices_of_all_characters() -> None:
     check({"choice": texts}, list(texts), [text + "\x00" for text in texts])
 
 
+def test_special_tokens_in_a_choice_are_tokens() -> None:
+    accepted: list[Output] = ["ab", "abc", ["ab", CALL, "c"], [THINK], [CALL, CALL, "a", UNTHINK]]
+    refused: list[Output] = ["", "a", "ab<call>c", "<think>", ["ab", CALL], ["abc", CALL, "c"], [CALL, "a", UNTHINK]]
+    check({"choice": ["ab", "ab<call>c", "<think>", "abc", "<call><call>a</think>"]}, accepted, refused)
+    check({"choice": ["<think>a</think>b"]}, [[THINK, "a", UNTHINK, "b"]], ["<think>a</think>b", "b"])
+
+
 def test_choices_that_are_refused() -> None:
     assert "empty list" in str(refusal(choice=[]))
+    error = refusal(choice=["a", "b<end>c"])
+    assert "<end> ends the output" in str(error) and error.param == "structured_outputs.choice[1]"
     error = refusal(choice=["a", "\ud800"])
     assert "half of a surrogate pair" in str(error) and error.param == "structured_outputs.choice"
 
