@@ -25,6 +25,8 @@ MOST_PAID = 4096
 """Responses in the background of which an account knows what is paid: the last ones."""
 MOST_FLOWS = 1000
 """Flows whose tokens are known: the last ones. Clients name them as they like."""
+_FLOW = "flow"
+"""The name of each flow's share: their own may have as many bytes as a header."""
 _TOKEN, _TENANT, _PRIORITY = ROUTER_TOKEN.encode(), TENANT.encode(), PRIORITY.encode()
 
 
@@ -37,15 +39,16 @@ class Account:
         self.counters = counters
         self.output = 0
         self._paid = OrderedDict[str, int]()
-        self._flows = OrderedDict[bytes, FairShare]()
+        self._flows = OrderedDict[int, FairShare]()
 
     def share_of(self, scope: Scope) -> FairShare:
         """Returns what a request takes its turns with: a tenant's share, or where there are none that of the flow it names."""
         flow = None if self.tenant.name else flow_of(scope)
         if flow is None:
             return self.share
-        share = self._flows.setdefault(flow, FairShare(flow.decode("latin-1")))
-        self._flows.move_to_end(flow)
+        known = hash(flow)
+        share = self._flows.setdefault(known, FairShare(_FLOW))
+        self._flows.move_to_end(known)
         if len(self._flows) > MOST_FLOWS:
             self._flows.popitem(last=False)
         return share
