@@ -51,5 +51,8 @@ def _reason(error: str) -> str:
     """The line of the library's error that says why, without the grammar that it quotes."""
     if error.startswith("NoExtension"):
         return "no output is possible"
+    if "forced bytes" in error.partition("\n")[0]:
+        # The tokenizer makes the token of it, which no text of a grammar has.
+        return "a text that has to come spells a special token; a choice, a grammar or a tag can name it"
     lines = error.strip().splitlines()
     return next((line for line in reversed(lines) if line.startswith("error: ")), lines[0])[:300]

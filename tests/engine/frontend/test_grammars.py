@@ -87,6 +87,8 @@ async def test_refusals_name_the_field_and_the_path(shared: GrammarCompiler) -> 
     for wanted, field, words in [
         ({"json": {"items": {"maxLen": 1}}}, "json", "$.items.maxLen: "),
         ({"choice": ["a<|im_end|>"]}, "choice[0]", "<|im_end|> ends the output"),
+        ({"regex": r"a<\|im_start\|>"}, "regex", "spells a special token"),
+        ({"json": {"const": "<|im_start|>"}}, "json", "spells a special token"),
         ({"regex": "a(?=b)"}, "regex", "look-around, including look-ahead and look-behind, is not supported"),
         ({"grammar": "start: <|im_start|> <nope>"}, "grammar", "unknown special token"),
         ({"grammar": "start: <|endoftext|> | <|im_end|>"}, "grammar", "<|im_end|> ends the output"),
