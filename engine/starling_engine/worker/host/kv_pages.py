@@ -40,10 +40,12 @@ def within_attention_chunk(meta: AttentionMetadata, spec: KVSpec) -> AttentionMe
     starts = (meta.context_lens - 1).clamp(min=0) // chunk * chunk
     columns = starts[:, None] // spec.block_size + torch.arange(blocks, dtype=torch.int32, device=starts.device)
     tables = meta.block_tables.gather(1, columns.clamp(max=meta.block_tables.shape[1] - 1).long())
-    host = meta.host_lens
-    if host is not None:
-        host = host[0], [length - max(0, length - 1) // chunk * chunk for length in host[1]]
-    return replace(meta, context_lens=meta.context_lens - starts, block_tables=tables, shared_blocks=0, host_lens=host)
+    host, exact = (
+        None if lens is None else (lens[0], [length - max(0, length - 1) // chunk * chunk for length in lens[1]])
+        for lens in (meta.host_lens, meta.exact_lens)
+    )
+    changes = {"context_lens": meta.context_lens - starts, "block_tables": tables, "host_lens": host, "exact_lens": exact}
+    return replace(meta, shared_blocks=0, **changes)
 
 
 class KVPages:
