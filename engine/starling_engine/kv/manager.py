@@ -228,7 +228,7 @@ class KVManager:
         Returns False, with nothing taken, when fewer than `headroom` blocks would be left for others to grow into.
         """
         found = [block for table in tables for block in table if block != NULL_BLOCK]
-        rest = max(0, self.blocks_for(num_tokens) - self.state_blocks - len(found))
+        rest = self._blocks_to_take(tables, num_tokens)
         spare = self.num_available - sum(map(self.pool.is_free, found)) - rest - self.state_blocks - headroom
         if spare < 0:
             return False
@@ -246,6 +246,19 @@ class KVManager:
         sequence.reserved = rest
         self.reserved += rest
         return True
+
+    def _blocks_to_take(self, tables: list[list[int]], num_tokens: int) -> int:
+        """Returns how many blocks a sequence has at its peak beside those that were found.
+
+        A found block that leaves a window makes room for another one, but not while others hold it.
+        """
+        rest = 0
+        for group, table in zip(self.groups, tables, strict=True):
+            stays = not group.spec.window
+            counted = sum(block != NULL_BLOCK and (stays or self.pool.is_free(block)) for block in table)
+            missing = -(-num_tokens // self.block_size) - len(table)
+            rest += max(0, min(missing, peak_blocks([group], num_tokens, self._max_in_flight) - counted))
+        return rest
 
     def _go_on(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Notes where a sequence that starts goes on from, and has a junction only where several do. A resumed one has none."""

@@ -33,6 +33,27 @@ def test_an_admitted_prompt_gets_its_blocks_whatever_others_take(window: int, ch
     assert kv.reserved == 0
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_found_blocks_that_others_hold_make_no_room_when_they_leave_the_window(held: bool) -> None:
+    kv = KVManager(groups_of(8, 32), 80, max_in_flight=16)
+    tokens = list(range(240))
+    first = kv.new_sequence(b"root")
+    assert kv.admit(first, [[], []], 120)
+    kv.grow(first, 120)
+    kv.cache_blocks(first, tokens, 120)
+    kv.free_behind_window(first, 120)
+    if not held:
+        kv.release(first)
+    second = kv.new_sequence(b"root")
+    found = kv.find_prefix(second, tokens)
+    assert found.length == 15 and kv.admit(second, found.tables, 240)
+    for end in range(136, 241, 8):
+        kv.pool.take(kv.num_available)
+        kv.grow(second, end)
+        kv.free_behind_window(second, end)
+    assert second.num_blocks == 30
+
+
 def test_admission_leaves_a_block_for_each_group_of_others() -> None:
     groups = [KVGroup(FULL, (0,)), *(KVGroup(WindowSpec(8, 1, 8, 4, 64), (layer,)) for layer in range(1, 7))]
     engine = ToyEngine(groups=groups, num_blocks=64, prefix_caching=False)
