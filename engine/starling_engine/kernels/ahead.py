@@ -4,15 +4,12 @@ A step runs on torch's meta device, where tensors have shapes and no memory. Its
 what was noted is compiled into Triton's cache, where the engine finds it. Not for a process that uses a GPU itself.
 """
 
-import functools
 import importlib.util
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
-
-import torch
 
 from starling_engine.ipc.child import die_with_parent
 from starling_engine.platforms import triton_support
@@ -48,20 +45,6 @@ def pretend(target: GpuKind) -> None:
 
     driver.set_active(StandIn(target))
     triton_support.stand_in = target
-    _give_products_in_fp32()
-
-
-@functools.cache
-def _give_products_in_fp32() -> torch.library.Library:
-    """Lets torch's meta device have the product that a GPU has (see `kernels.matmul.linear_fp32`): torch gives it none."""
-
-    def product(x: torch.Tensor, _weight: torch.Tensor, _dtype: torch.dtype, *, out: torch.Tensor) -> torch.Tensor:
-        assert x.dtype != out.dtype == torch.float32
-        return out
-
-    library = torch.library.Library("aten", "IMPL", "Meta")
-    library.impl("mm.dtype_out", product)
-    return library  # what it has registered lives as long
 
 
 def note_launches(work: Callable[[], object]) -> list[Variant]:

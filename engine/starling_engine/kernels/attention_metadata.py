@@ -55,7 +55,7 @@ class AttentionMetadata:
     taken: torch.Tensor | None = None
     replay: "StateReplay | None" = None
     exact_lens: HostLens | None = None
-    _made: dict[Hashable, Any] = field(default_factory=dict)
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False)
 
     def lens(self) -> HostLens:
         """Returns query_start and context_lens on the host. Where it does not know them, the first call waits for the device."""

@@ -1,5 +1,6 @@
 """The runner for a device with its own queue gives the same results as the one on the host, for any step."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from starling_engine.kernels.attention_plan import QueryBlocks
 from starling_engine.kernels.kv_cache import KVCache
 from starling_engine.kv.spec import KVGroup, KVSpec, LatentSpec, StateGroup, StateSpec, WindowSpec
+from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder, ForwardContext
 from starling_engine.params import SamplingParams
 from starling_engine.platforms.interpreted import InlineQueue
@@ -19,7 +21,7 @@ from starling_engine.worker.device import device_runner
 from starling_engine.worker.device.device_positions import DevicePositions
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.device.device_tables import DeviceTables, NewBlocks
-from starling_engine.worker.device.graphs import Graphs, decode_sizes, draft_sizes, launched_tokens, mixed_sizes
+from starling_engine.worker.device.graphs import LARGEST, Graphs, decode_sizes, draft_sizes, launched_tokens, mixed_sizes
 from starling_engine.worker.device.step_buffer import StepShape
 from starling_engine.worker.device.step_writer import StepWriter
 from starling_engine.worker.host.batch import FlatBatch, InputBatch
@@ -278,6 +280,14 @@ def test_steps_are_recorded_as_long_as_launching_them_takes_longer(
     """Launching the 28 layers of 0.6B takes 4.2 ms, in which an H200 computes some 2,800 tokens."""
     found = launched_tokens(model_config(shape, toy=False), ranks, capability, 132)
     assert expected[0] <= found <= expected[1]
+
+
+def test_a_model_of_a_state_alone_is_recorded_as_any_other(tmp_path: Path) -> None:
+    """Its config has neither heads nor an MLP whose operations could be counted."""
+    fields = {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 64}
+    sizes = {"num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "vocab_size": 32768}
+    (tmp_path / "config.json").write_text(json.dumps(fields | sizes))
+    assert launched_tokens(load_model_config(tmp_path), 1, 90, 132) == LARGEST
 
 
 def test_padding_fits_tables_of_the_longest_sequence() -> None:

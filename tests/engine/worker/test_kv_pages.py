@@ -4,9 +4,10 @@ import random
 
 import pytest
 import torch
-from starling_engine.kv.spec import KVSpec, WindowSpec, group_layers
+from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kv.spec import ChunkedLocalSpec, KVSpec, WindowSpec, group_layers
 from starling_engine.step import BlockCopy, StepPlan
-from starling_engine.worker.host.kv_pages import KVPages, independent
+from starling_engine.worker.host.kv_pages import KVPages, independent, within_attention_chunk
 from starling_engine.worker.memory_plan import allocate
 
 NARROW, WIDE, WINDOW = KVSpec(8, 1, 8, 4), KVSpec(8, 5, 8, 4), WindowSpec(8, 1, 8, 4, 16)
@@ -69,3 +70,16 @@ def test_many_copies_do_what_one_after_the_other_does(monkeypatch: pytest.Monkey
     KVPages(cache, GROUPS, lambda: None).copy(StepPlan(0, 0, [], [], [], [], copies=copies))
     assert torch.equal(cache.storage, expected)
     assert sum(calls) == 30 and 1 < len(calls) < 30
+
+
+def test_within_an_attention_chunk_lengths_on_the_host_are_those_on_the_device() -> None:
+    """What the host knows of whole sequences is no length of a chunk, in which kernels see the tables of that chunk alone."""
+    lengths, tables = [9, 40, 64], torch.arange(24, dtype=torch.int32).view(3, 8)
+    start, context = torch.tensor([0, 1, 4, 5], dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
+    meta = AttentionMetadata(torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64), start, context, tables, 3)
+    meta.exact_lens = meta.host_lens = start.tolist(), lengths
+    assert meta.once("plan", lambda: "of whole sequences")
+    within = within_attention_chunk(meta, ChunkedLocalSpec(8, 1, 8, 4, 32))
+    assert within.lens() == within.host_lens == (start.tolist(), within.context_lens.tolist()) == (start.tolist(), [9, 8, 32])
+    assert within.block_tables.tolist() == [[0, 1, 2, 3], [12, 13, 14, 15], [20, 21, 22, 23]]
+    assert within.once("plan", lambda: "of a chunk") == "of a chunk" and meta.lens()[1] == lengths

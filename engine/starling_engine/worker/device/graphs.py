@@ -49,9 +49,10 @@ def launched_tokens(model: ModelConfig, ranks: int, capability: int, processors:
     """Returns up to how many tokens a step with prompts is launched in more time than it runs, at least LARGEST.
 
     So larger ones are recorded of small models. Not of those with experts, whose weights take as long to be read; nor of those with
-    latents, whose long prompts take a form that depends on their lengths. `ranks` share each layer.
+    latents, whose long prompts take a form that depends on their lengths; nor of those with a recurrent state, which may have no
+    products but its own. `ranks` share each layer.
     """
-    if model.moe is not None or model.mla is not None or capability < RATED_CAPABILITY:
+    if model.moe is not None or model.mla is not None or model.has_state or capability < RATED_CAPABILITY:
         return LARGEST
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     flops = 2 * model.hidden_size * (heads + 3 * model.intermediate_size) / ranks

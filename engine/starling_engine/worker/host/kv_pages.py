@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.attention_metadata import AttentionMetadata, HostLens
 from starling_engine.kernels.kv_cache import KVCache
 from starling_engine.kv.spec import ChunkedLocalSpec, KVGroup, KVSpec, RunSpec, StateGroup
 from starling_engine.models.decoder import ForwardContext
@@ -40,10 +40,13 @@ def within_attention_chunk(meta: AttentionMetadata, spec: KVSpec) -> AttentionMe
     starts = (meta.context_lens - 1).clamp(min=0) // chunk * chunk
     columns = starts[:, None] // spec.block_size + torch.arange(blocks, dtype=torch.int32, device=starts.device)
     tables = meta.block_tables.gather(1, columns.clamp(max=meta.block_tables.shape[1] - 1).long())
-    host = meta.host_lens
-    if host is not None:
-        host = host[0], [length - max(0, length - 1) // chunk * chunk for length in host[1]]
-    return replace(meta, context_lens=meta.context_lens - starts, block_tables=tables, shared_blocks=0, host_lens=host)
+    host, exact = (_lens_within(lens, chunk) for lens in (meta.host_lens, meta.exact_lens))
+    lengths = meta.context_lens - starts
+    return replace(meta, context_lens=lengths, block_tables=tables, shared_blocks=0, host_lens=host, exact_lens=exact)
+
+
+def _lens_within(lens: HostLens | None, chunk: int) -> HostLens | None:
+    return None if lens is None else (lens[0], [length - max(0, length - 1) // chunk * chunk for length in lens[1]])
 
 
 class KVPages:
