@@ -68,24 +68,27 @@ class Recording:
 
 
 def record(work: Callable[[], Any], scratch: Scratch) -> tuple[Recording, Any]:
-    """Runs the work and records what it calls. Returns the recording and what the work gave, which each replay writes again.
+    """Records what the work calls, and then makes the calls. Returns the recording and what each replay writes again.
 
-    Raises NotRecordable as soon as the work calls something else, and leaves it half done.
+    Raises NotRecordable as soon as the work calls something else. Nothing has been called then: a recurrent state takes each token
+    in once, so that work that is half done could not begin anew.
     """
     scratch.restart()
     recording = Recording()
     with standing_for(_Noting(recording)), _Allocations(scratch):
-        return recording, work()
+        found = work()
+    recording.replay()
+    return recording, found
 
 
 class _Noting:
-    """The library, whose functions note that they are called."""
+    """The library, whose functions note their arguments and do nothing."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        function, again = getattr(loaded(), name), getattr(loaded(), f"{name}_again", None)
+        again = getattr(loaded(), f"{name}_again", None)
         if again is None:
             raise NotRecordable(name)
         address = ctypes.cast(again, ctypes.c_void_p).value
@@ -93,7 +96,6 @@ class _Noting:
 
         def call(*arguments: float | None) -> None:
             self._recording.add(address, [_word(each, kind) for each, kind in zip(arguments, SIGNATURES[name], strict=True)])
-            function(*arguments)
 
         return call
 

@@ -67,7 +67,7 @@ class Steps:
                 layer.copy_(cached(torch.randn(*shape), cache, 1.0).to(cache))
         kv.storage[self._first :].view(torch.float32).normal_()
         other.storage.copy_(kv.storage)
-        self._storages = kv.storage, other.storage
+        self._storages, self._before = (kv.storage, other.storage), kv.storage.clone()
         self.eager, pages = (KVPages(each, self._groups, self._tick, self._state) for each in (kv, other))
         widths = [WIDTH for _ in self._groups] + ([state_blocks] if state_blocks else [])
         self.recorded = RecordedSteps(self.model, pages, widths, recorded_bytes(config, 2))
@@ -93,6 +93,11 @@ class Steps:
             table = tables[torch.randperm(RECORDED_TOKENS + 1)[:rows]]
             metadata.append(AttentionMetadata(positions, positions, start, lengths.int(), table.int(), max(counts)))
         return StepInputs(torch.randint(0, VOCAB, (tokens,)), metadata)
+
+    @property
+    def changed(self) -> bool:
+        """Says whether steps that were recorded, or could have been, have written to their cache."""
+        return not torch.equal(self._storages[1], self._before)
 
     def compare(self, counts: list[int]) -> bool:
         """Runs a step both ways; returns whether it was recorded, or could have been."""
@@ -155,6 +160,14 @@ def test_what_computes_in_torch_runs_as_it_comes(reference_of: ReferenceOf, capl
         steps = Steps(build(reference_of("qwen3"), NativeAttention(), torch.float32), torch.float32)
         assert not steps.compare([1]) and not steps.compare([1, 1])
     assert [record.message.split(":")[0] for record in caplog.records].count("steps of few tokens are not recorded") == 1
+
+
+def test_what_is_found_out_late_has_not_changed_a_state(reference_of: ReferenceOf) -> None:
+    """Jamba's first layer takes inputs into its state before it computes in torch; the step runs once more, as it comes."""
+    with torch.inference_mode():
+        steps = Steps(build(reference_of("jamba"), NativeAttention(), BF16))
+        assert not steps.compare([1, 1])
+        assert not steps.changed
 
 
 def test_an_engine_answers_the_same_with_them_and_without() -> None:
