@@ -415,7 +415,7 @@ class KVManager:
         """
         state, end = sequence.state, self._next_turn(sequence)
         in_output = length not in state.stops
-        if in_output and end == "prompt":
+        if in_output and end == "prompt" and length in state.named:  # it may be another sequence's
             self._snapshots.spend(state.named[length])
         if in_output and end != "output":
             return

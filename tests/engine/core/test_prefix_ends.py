@@ -79,3 +79,15 @@ def test_the_last_turn_of_conversations_stays_when_others_need_room(kind: str, *
     assert max(lost.values()) <= (12 if whole else 3) + 24, lost
     ask(engine, "new", system + tokens_of(20, 8))
     assert engine.cached["new"] == 40, "their beginning is there for one more"
+
+
+def test_equal_requests_at_once_have_one_snapshot() -> None:
+    """The second one's snapshot in the output is there already, and none to spend, though all go on behind prompts."""
+    engine = ToyEngine(state=state_of(3), num_blocks=300, max_model_len=256)
+    for name in "abc":
+        talk(engine, name, tokens_of(20, ord(name)), 9, whole=False)
+    prompt, wanted = tokens_of(20, 1), SamplingParams(max_tokens=30, ignore_eos=True)
+    for name in ("one", "other"):
+        engine.add(name, prompt, wanted)
+    engine.run()
+    assert engine.outputs["one"] == engine.outputs["other"] == expected_output(prompt, wanted, 0, 256)
