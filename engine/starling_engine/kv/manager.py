@@ -56,7 +56,7 @@ class SequenceBlocks:
     found_snapshot: list[int] = field(default_factory=list)
     """Blocks of the snapshot at the end of the last search's prefix."""
     junction: int = 0
-    """Tokens of its prefix that other sequences have had, as the last search says."""
+    """Tokens of its prefix that other sequences have had, as the last search says. While it runs, 0 unless several go on there."""
     goes_on_from: End | None = None
     """The kind of that prefix's end when the sequence started first; None where nobody had any of it."""
     shared_ends: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Names of blocks that sequences had, of a model that caches no keys and values: they tell where prompts part."""
+"""Names of blocks that sequences had, whether or not these are cached still: they tell where prompts part."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ MOST = 1 << 16
 
 
 class SeenBlocks:
-    """The last names that were seen. With keys and values, the pool knows them.
+    """The last names that were seen. The pool may have none of them: of a state alone, or behind a window.
 
     `version` grows with each new name: what was looked up holds while it stays the same.
     """

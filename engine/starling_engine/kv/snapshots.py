@@ -1,7 +1,7 @@
 """Snapshots of recurrent state: at which lengths of a sequence they are taken, and how they are found.
 
 A prefix can be used up to a length at which there is a snapshot. One costs as much to copy as the state's part of a decode step,
-and takes as many blocks as a state. So there are few of them: where a prompt ends, where an earlier lookup ended (the text that
+and takes as many blocks as a state. So there are few of them: where a prompt ends, where several sequences part (the text that
 prompts have in common), and spaced out over long prompts and outputs.
 """
 
@@ -55,7 +55,7 @@ class SequenceState:
 def prompt_stops(start: int, num_tokens: int, junction: int, block_size: int, spacing: SnapshotSpacing) -> list[int]:
     """Returns the lengths at which the prefill of tokens from `start` on stops for snapshots.
 
-    `junction` is the length of the prefix of which everything but a snapshot is cached. The last token is never part of a prefix.
+    `junction` is the length of a prefix from which several sequences go on. The last token is never part of a prefix.
     """
     unit = max(block_size, spacing.unit)
     end = (num_tokens - 1) // unit * unit
