@@ -1,13 +1,12 @@
 // The product of rows with a matrix in float8_e4m3fn, where groups of columns of a row share a scale. Numbers become bf16, which
-// holds them exactly: in registers where one tile has all rows, else a piece at a time that stays in the first-level cache while all
-// rows are multiplied by it.
+// holds them exactly, in the registers of the tile of the first rows. It also writes them for all other rows, a panel at a time,
+// which stays in the second-level cache while these are multiplied by it.
 //
 // The matrix is packed as bf16 is (see gemm_tile.h): blocks of 16 rows, and of these two consecutive k of each row side by side,
 // 32 bytes.
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "fp8.h"
 #include "linear.h"
