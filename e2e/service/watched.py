@@ -155,11 +155,11 @@ class HelperPod:
         wait_until(f"{self.name} is ready", lambda: condition(pod(), "Ready").get("status") == "True", 60, self.log)
 
     def log(self) -> str:
-        """What it has said so far; nothing while it does not run yet."""
+        """Returns what it has said so far; nothing while it does not run yet."""
         return self._kubectl("logs", self.name, check=False)
 
     def reaches(self, address: str, port: int) -> bool:
-        """Whether it gets a connection."""
+        """Says whether it gets a connection."""
         ask = f"import socket; print(socket.socket().connect_ex(({address!r}, {port})) == 0)"
         timed = f"import socket; socket.setdefaulttimeout(3); {ask}"
         return self._kubectl("exec", self.name, "--", "python", "-c", timed).strip() == "True"

@@ -18,7 +18,7 @@ _WITHOUT = next(found for found in isa.INSTRUCTION_SETS if found.name == "avx512
 TILES = replace(_WITHOUT, name="modelled amx", options=(*_WITHOUT.options, "-DSTARLING_TILE_MODEL"))
 """The kernels of AMX, whose tiles are memory (`kernels/tiles.h`)."""
 BETWEEN = EMULATED + "neon_dotprod"
-"""What it can neon_bf16 can, too, and what it cannot neon cannot, so that only a run with --whole takes it."""
+"""It stands between neon, which lacks the same, and neon_bf16, which has all of it: only a run with --whole takes it."""
 ROWS_BY_REGISTERS = 32
 """The most rows of x that are never multiplied by codes so."""
 

@@ -133,7 +133,7 @@ def test_window_blocks_are_freed_while_running() -> None:
 
 
 def test_prefix_hits_of_chunks_need_the_last_one_only() -> None:
-    """Of the earlier ones no block is left that others have not taken."""
+    """Others have taken all blocks of the earlier ones."""
     engine = ToyEngine(chunk=32, num_blocks=40)
     engine.add("a", prompt_of(64), params(2))
     engine.run()

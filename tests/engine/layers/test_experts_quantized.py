@@ -114,13 +114,10 @@ def test_ranks_with_a_part_of_each_expert_add_up() -> None:
     torch.testing.assert_close(added, whole, rtol=2e-2, atol=2e-2 * whole.abs().max().item())
 
 
-def test_a_copy_of_the_memory_is_the_same_expert() -> None:
-    source = matrices(SHAPE, *FORMATS["as Q4_K_M"])
-    layer, other = filled(SHAPE, source), filled(SHAPE, matrices(SHAPE, *FORMATS["as Q4_K_M"]))
-    assert layer.layout == other.layout
+def copied_parts(layer: Experts, other: Experts) -> int:
+    """Copies an expert's memory as EPLB does, as bytes, over what was there; returns the number of its parts."""
     other.drop(3)
     memory = other.reserve_memory(3)
-    assert len(memory) == 5  # codes, scales and minima; codes and scales
     for part, to in enumerate(memory):
         to.zero_()
         data = layer.read(3, part, 0, to.numel())
@@ -129,6 +126,14 @@ def test_a_copy_of_the_memory_is_the_same_expert() -> None:
     other.mark_loaded(3)
     x, ids, weights = torch.randn(2, 192).to(BF16), torch.full((2, 1), 3), torch.ones(2, 1)
     assert torch.equal(layer.forward(x, ids, weights), other.forward(x, ids, weights))
+    return len(memory)
+
+
+def test_a_copy_of_the_memory_is_the_same_expert() -> None:
+    source = matrices(SHAPE, *FORMATS["as Q4_K_M"])
+    layer, other = filled(SHAPE, source), filled(SHAPE, matrices(SHAPE, *FORMATS["as Q4_K_M"]))
+    assert layer.layout == other.layout
+    assert copied_parts(layer, other) == 5  # codes, scales and minima; codes and scales
     held = sum(each.nbytes for each in layer.method.memory(3))
     assert held == sum(slot.held_bytes(2) for slot in layer.reserve(3).values()) == layer.bytes_each
 
@@ -195,16 +200,8 @@ def test_columns_are_gathered(tokens: int, minima: bool) -> None:
 
 
 def test_a_copy_has_the_order_of_its_columns() -> None:
-    """EPLB moves an expert as bytes."""
     layer, other = (gathered_experts(SHAPE, ordered(SHAPE, minima=True, seed=seed)) for seed in range(2))
-    other.drop(3)
-    for part, to in enumerate(other.reserve_memory(3)):
-        data = layer.read(3, part, 0, to.numel())
-        assert data is not None
-        to.copy_(torch.from_numpy(data))
-    other.mark_loaded(3)
-    x, ids, weights = torch.randn(2, 192).to(BF16), torch.full((2, 1), 3), torch.ones(2, 1)
-    assert torch.equal(layer.forward(x, ids, weights), other.forward(x, ids, weights))
+    assert copied_parts(layer, other)
 
 
 def test_orders_that_experts_cannot_have_are_named() -> None:

@@ -283,7 +283,7 @@ def test_steps_are_recorded_as_long_as_launching_them_takes_longer(
 
 
 def test_a_model_of_a_state_alone_is_recorded_as_any_other(tmp_path: Path) -> None:
-    """Its config has neither heads nor an MLP whose operations could be counted."""
+    """The config has neither heads nor an MLP whose operations could be counted."""
     fields = {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 64}
     sizes = {"num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "vocab_size": 32768}
     (tmp_path / "config.json").write_text(json.dumps(fields | sizes))
