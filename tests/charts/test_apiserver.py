@@ -92,7 +92,7 @@ def answers(cluster: Kubectl, helm: Helm) -> dict[Right, bool]:
 
     # The server hears of bindings as others do, a moment later.
     deadline = time.monotonic() + WAIT_SECONDS
-    while not all((answers := ask())[right] for right in NEEDED) and time.monotonic() < deadline:
+    while not all(map((answers := ask()).get, NEEDED)) and time.monotonic() < deadline:
         time.sleep(0.2)
     return answers
 
