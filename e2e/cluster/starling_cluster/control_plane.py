@@ -87,6 +87,8 @@ def start_controllers(place: Place, kube: Path, made: Certificates, more: dict[s
         # A silent node is noticed after ten seconds, not fifty.
         "node-monitor-grace-period": "10s",
         "node-monitor-period": "1s",
+        # Autoscalers look after two seconds, not 15.
+        "horizontal-pod-autoscaler-sync-period": "2s",
         # By default they make 20 objects a second.
         "kube-api-qps": "100",
         "kube-api-burst": "200",
