@@ -293,6 +293,20 @@ STATE_ALONE: dict[str, Any] = {"state_size": 8, "bos_token_id": None, "eos_token
 CODESTRAL: dict[str, Any] = {**STATE_ALONE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
 WITHOUT_HEADS = dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"))
 """Edits of configs that have none of these fields."""
+MINISTRAL_ROPE = {
+    "type": "yarn",
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "max_position_embeddings": 2048,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
+"""Prompts have several lengths of training, with each of which the temperature of queries rises."""
 FAMILIES = {
     "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
@@ -320,6 +334,7 @@ FAMILIES = {
             "sliding_window_pattern": 2,
         },
     ),
+    "ministral3": Variant("ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL_ROPE}),
     "smollm3": Variant("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
     "smollm3-window": Variant(
         "smollm3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 12, "attention_bias": True}

@@ -11,7 +11,7 @@ from starling_engine.model_config.stored_names import stored_names
 _PREFIX = "model."
 """Beginning of the names that a checkpoint of a decoder with a head has, and one without, as AutoModel saves it, lacks."""
 _TEXT = "language_model."
-"""The same of the text part of a model that has more parts, in a model with a head behind `_PREFIX`."""
+"""The same of the text part of a model that has more parts: behind `_PREFIX`, or before it and before the head's name."""
 _EMBEDDING = "embed_tokens.weight"
 _ADAPTED = ".parametrizations.weight"
 """Part of names that torch gives to a matrix with a parametrization, and to the tensors of this."""
@@ -45,6 +45,8 @@ def model_names(stored: Iterable[str]) -> dict[str, str]:
     if _AUTHORS_EMBEDDING in stored:
         return {_of_authors(name): name for name in stored}
     added = _PREFIX if _EMBEDDING in stored else ""
+    if f"{_TEXT}{_PREFIX}{_EMBEDDING}" in stored:
+        return {name.removeprefix(_TEXT): name for name in stored}
     text = next((each for each in (f"{_PREFIX}{_TEXT}", _TEXT) if f"{each}{_EMBEDDING}" in stored), None)
     if text is not None:
         return {_PREFIX + _new_ending(name.removeprefix(text)) if name.startswith(text) else name: name for name in stored}

@@ -36,6 +36,7 @@ logger = logging.getLogger("starling.models")
 
 GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
+TIED = "tie_word_embeddings"
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
 MAX_WIDTH, MAX_LENGTH = 1 << 20, 1 << 24
 """More than any model has of elements in a hidden state or all heads, and of tokens in a sequence.
@@ -265,8 +266,12 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     definition = find_definition(config.texts("architectures"))
     if definition.nested and config.has(definition.nested):
         nested = config.child(definition.nested)
-        config = Fields({**config.values, **{name: nested.get(name) for name in nested.names()}}, nested.source)
+        # The head is the whole model's, and so is what is said of it.
+        of_text = {name: nested.get(name) for name in nested.names() if name != TIED or not config.has(TIED)}
+        config = Fields({**config.values, **of_text}, nested.source)
     config = config.renamed(definition.field_names)
+    if definition.defaults:
+        config = config.with_defaults(definition.defaults)
     causal = config.boolean("is_causal", definition.causal) and not config.boolean("use_bidirectional_attention", False)
     quantization = read_quantization(config)
     num_layers = definition.num_layers(config)
@@ -281,7 +286,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     ropes = heads.ropes
     max_position = _within_one_chunk(config, min((rope.max_position(length) for rope in ropes), default=length))
     traits, classifier = definition.traits(config), read_classifier(config, definition.head, definition.token_head)
-    tied = config.boolean("tie_word_embeddings", definition.tie_word_embeddings)
+    tied = config.boolean(TIED, definition.tie_word_embeddings)
     max_position -= traits.positions_from or 0
     has_state = any(layer.has_state for layer in layers)
     gated_delta = definition.gated_delta(config) if has_state else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.adapters import AdapterConfig, no_adapters
@@ -191,7 +192,7 @@ class ModelDefinition:
     name, `mlp_field` that of a plain MLP's width. `length_field` is that of the longest sequence, if it is there, in place of
     max_position_embeddings. `activation_names` are those that the family gives to activations of other names, `field_names` the
     family's names of the config's fields. `nested` is the field that holds the text model's fields, of a model that has more parts:
-    fields of a model without that field are the text model's.
+    fields of a model without that field are the text model's. `defaults` are values of fields that configs may leave out.
     """
 
     architecture: str
@@ -219,6 +220,7 @@ class ModelDefinition:
     length_field: str = LENGTH_FIELD
     mlp_field: str = "intermediate_size"
     nested: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     activation: str = "silu"
     activation_names: Mapping[str, str] = field(default_factory=dict)
     field_names: Mapping[str, str] = field(default_factory=dict)

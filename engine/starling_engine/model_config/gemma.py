@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from starling_engine.model_config.definition import ModelDefinition, TensorNames, patterned_windows
+from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition, TensorNames, patterned_windows
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig, with_windows
-from starling_engine.model_config.rope import RopeConfig, read_ropes
+from starling_engine.model_config.rope import LinearScaling, RopeConfig, read_ropes
 from starling_engine.model_config.traits import Traits
 
 DEFAULT_WINDOW, DEFAULT_SCALAR, DEFAULT_PATTERN = 4096, 256.0, 6
@@ -59,7 +59,12 @@ def _gemma3_layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
 
 
 def _gemma3_ropes(config: Fields, theta: float) -> tuple[RopeConfig, ...]:
-    return read_ropes(config, theta, LOCAL_THETA)
+    """Returns both rotary embeddings. The config's longest sequence is the one after scaling."""
+    full, sliding = read_ropes(config, theta, LOCAL_THETA)
+    if isinstance(full.scaling, LinearScaling) and config.has(LENGTH_FIELD):
+        before = int(config.integer(LENGTH_FIELD) / full.scaling.factor)
+        full = replace(full, scaling=replace(full.scaling, original_max_position=before))
+    return full, sliding
 
 
 GEMMA = ModelDefinition(

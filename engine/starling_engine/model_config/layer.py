@@ -20,10 +20,14 @@ Norms = Literal["before", "after", "both", "parallel", "parallel, each its own",
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries are multiplied by 1 + `scale` * ln(1 + floor((position + 1) / `step`)) (arXiv 2501.19399, section 2.2)."""
+    """Queries are multiplied by 1 + `scale` * ln(1 + floor((position + `first`) / `step`)) (arXiv 2501.19399, section 2.2).
+
+    first  the number that a sequence's first token counts as: 1 or 0
+    """
 
     step: int
     scale: float
+    first: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,6 @@ NAMES = TensorNames(
     expert_layout="columns",
     shared_experts="feed_forward.shared_expert",
 )
-PREFIX = "language_model."
-NESTED = replace(
-    NAMES,
-    embedding=f"{PREFIX}{NAMES.embedding}",
-    norm=f"{PREFIX}{NAMES.norm}",
-    lm_head=f"{PREFIX}{NAMES.lm_head}",
-    layer=f"{PREFIX}{NAMES.layer}",
-    left_out=("vision_model.", "multi_modal_projector."),
-)
 
 
 def _traits(config: Fields) -> Traits:
@@ -92,4 +83,3 @@ LLAMA4 = ModelDefinition(
     mlp_field="intermediate_size_mlp",
     names=NAMES,
 )
-LLAMA4_NESTED = replace(LLAMA4, architecture="Llama4ForConditionalGeneration", nested="text_config", names=NESTED)

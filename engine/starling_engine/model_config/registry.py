@@ -38,9 +38,9 @@ from starling_engine.model_config.jamba import JAMBA
 from starling_engine.model_config.kimi_linear import KIMI_LINEAR
 from starling_engine.model_config.lfm2 import LFM2, LFM2_MOE
 from starling_engine.model_config.llama import LLAMA
-from starling_engine.model_config.llama4 import LLAMA4, LLAMA4_NESTED
+from starling_engine.model_config.llama4 import LLAMA4
 from starling_engine.model_config.minimax_m2 import MINIMAX_M2
-from starling_engine.model_config.mistral import MINISTRAL, MISTRAL
+from starling_engine.model_config.mistral import MINISTRAL, MISTRAL, MISTRAL3
 from starling_engine.model_config.mixtral import MIXTRAL
 from starling_engine.model_config.modernbert import MODERNBERT
 from starling_engine.model_config.mpnet import MPNET
@@ -62,6 +62,7 @@ from starling_engine.model_config.smollm3 import SMOLLM3
 from starling_engine.model_config.stablelm import STABLELM
 from starling_engine.model_config.starcoder2 import STARCODER2
 from starling_engine.model_config.state_space import FALCON_MAMBA, MAMBA, MAMBA2
+from starling_engine.model_config.text_parts import GEMMA3_NESTED, KIMI_K2_5, LLAMA4_NESTED, MISTRAL3_NESTED, QWEN2_5_VL, QWEN3_VL
 
 _ALL = (
     *(
@@ -95,10 +96,11 @@ _ALL = (
         INTERNLM3,
         LLAMA,
     ),
-    *(LLAMA4, LLAMA4_NESTED, MINIMAX_M2, MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, OLMO_HYBRID, PHI, PHI3, QWEN2),
+    *(LLAMA4, MINIMAX_M2, MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, OLMO_HYBRID, PHI, PHI3, QWEN2),
     *(QWEN2_MOE, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3, STABLELM, STARCODER2),
     *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
     *(FALCON_MAMBA, MAMBA, MAMBA2),
+    *(GEMMA3_NESTED, KIMI_K2_5, LLAMA4_NESTED, MISTRAL3, MISTRAL3_NESTED, QWEN2_5_VL, QWEN3_VL),
     *(BERT, CAMEMBERT, DISTILBERT, EUROBERT, GTE, JINA_V3, JINA_V3_ADAPTED, MODERNBERT, MPNET, NOMIC_BERT, ROBERTA, XLM_ROBERTA),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}
@@ -107,6 +109,7 @@ OTHER_NAMES = {
     "BertForPreTraining": BERT.architecture,
     STANFORD: BERT.architecture,
     **dict.fromkeys(REWARDS, QWEN2.architecture),
+    "Kimi_K25ForConditionalGeneration": KIMI_K2_5.architecture,
     "Qwen3_5ForConditionalGeneration": QWEN3_5.architecture,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE.architecture,
     f"Qwen3_5Text{ENDING}": QWEN3_5.architecture,
@@ -152,7 +155,7 @@ def find_definition(architectures: list[str]) -> ModelDefinition:
 
 def _nearest(architectures: list[str], known_names: list[str]) -> str | None:
     """Returns the known name whose family is spelt most like one of those asked for; the rest of a name is alike in all."""
-    families = {_family(name): name for name in known_names}
+    families = {_family(name): name for name in reversed(known_names)}  # a text model is before one with images
     found = [match for name in architectures for match in difflib.get_close_matches(_family(name), families, n=1)]
     return families[found[0]] if found else None
 

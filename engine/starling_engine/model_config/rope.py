@@ -167,7 +167,7 @@ def _rope_fields(config: Fields) -> Fields:
 
 def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
     match kind:
-        case "default":
+        case "default" | "mrope":  # of text, positions in time, height and width are the same
             return None
         case "dynamic" if not fields.has("alpha"):
             return None  # it stretches sequences beyond max_position_embeddings alone, which is the longest one here

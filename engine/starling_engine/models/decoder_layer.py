@@ -166,7 +166,7 @@ def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeig
 
 def _temperatures(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
     """positions [T] -> what queries are multiplied by, [T, 1] fp32."""
-    steps = torch.floor((positions.float() + 1.0) / temperature.step)
+    steps = torch.floor((positions.float() + temperature.first) / temperature.step)
     return (torch.log1p(steps) * temperature.scale + 1.0)[:, None]
 
 

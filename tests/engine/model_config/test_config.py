@@ -727,7 +727,7 @@ def test_quantized_weights_are_computed_in_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("asked", "nearest"),
     [
-        (["Qwen2VLForConditionalGeneration"], "Qwen2ForCausalLM"),
+        (["Qwen2VLForConditionalGeneration"], "Qwen3VLForConditionalGeneration"),
         (["LlamaForQuestionAnswering"], "LlamaForCausalLM"),
         (["olmo3forcausallm"], "Olmo3ForCausalLM"),
         (["BloomForCausalLM"], None),
@@ -739,3 +739,14 @@ def test_the_nearest_architecture_is_found_by_its_familys_name(asked: list[str],
         parse(architectures=asked)
     assert nearest is None or f"; the nearest is {nearest}; supported: " in str(caught.value)
     assert nearest is not None or "the nearest" not in str(caught.value)
+
+
+def test_gemma_3_as_published_leaves_out_what_transformers_has_by_default() -> None:
+    """The config of gemma-3-4b-it, whose longest sequence is the one after scaling."""
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text = {**sizes, "model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    fields = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
+    config = parse_model_config(Fields(fields, "config.json"), Fields({}, ""))
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert config.max_position == 131072 and config.tie_word_embeddings and config.eos_token_ids == (1, 106)
+    assert config.windows[:6] == (1024,) * 5 + (0,)

@@ -54,7 +54,7 @@ def test_caps_are_the_authors_unless_they_are_null() -> None:
 
 def test_layers_that_slide_have_a_base_of_their_own() -> None:
     old = of("Gemma3ForCausalLM", rope_scaling={"rope_type": "linear", "factor": 8}, rope_theta=1e5, rope_local_base_freq=5e3)
-    assert old.ropes == (RopeConfig(theta=1e5, scaling=LinearScaling(factor=8.0)), RopeConfig(theta=5e3))
+    assert old.ropes == (RopeConfig(theta=1e5, scaling=LinearScaling(factor=8.0, original_max_position=256)), RopeConfig(theta=5e3))
     assert old.max_position == 2048, "the scaled length is written, for layers that slide have it too"
     assert of("Gemma3ForCausalLM").ropes == (RopeConfig(theta=1e6), RopeConfig(theta=1e4))
     nested: dict[str, Any] = {"rope_theta": 1e5, "rope_parameters": {"full_attention": {"rope_type": "default"}}}

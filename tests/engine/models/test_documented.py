@@ -11,8 +11,12 @@ from tests.engine.checkpoints import FAMILIES, VARIANTS
 from tests.engine.encoder_checkpoints import ENCODERS
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"
-ELSEWHERE = {"Llama4ForConditionalGeneration", "XLMRobertaLoRA"}
-"""Compared by tests of their own: a text part of a larger model, and the form of the authors."""
+TEXT_PARTS = {
+    *("Gemma3ForConditionalGeneration", "KimiK25ForConditionalGeneration", "Llama4ForConditionalGeneration"),
+    *("Mistral3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"),
+}
+ELSEWHERE = TEXT_PARTS | {"XLMRobertaLoRA"}
+"""Compared by tests of their own: text parts of larger models, and the form of the authors."""
 
 
 def documented() -> Iterator[tuple[str, str]]:

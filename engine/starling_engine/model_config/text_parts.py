@@ -1,0 +1,43 @@
+"""Text models inside models that read images, too, as their authors publish them. Images are refused, and their tensors not loaded.
+
+Such a config has the text model's fields in `text_config`. Positions of text in time, height and width are the same, so that the
+sections of a rotary embedding (`mrope_section`) do not matter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from starling_engine.model_config.deepseek import DEEPSEEK_V3
+from starling_engine.model_config.definition import ModelDefinition
+from starling_engine.model_config.gemma import GEMMA3
+from starling_engine.model_config.llama4 import LLAMA4
+from starling_engine.model_config.mistral import MISTRAL3
+from starling_engine.model_config.qwen2 import QWEN2
+from starling_engine.model_config.qwen3 import QWEN3
+
+GEMMA3_SIZES = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+}
+"""What the configs of Gemma 3 (4B to 27B) leave out where it is the default of transformers."""
+IMAGES = ("vision_tower.", "multi_modal_projector.")
+VISUAL = ("model.visual.", "visual.")
+
+
+def _text_part(
+    text: ModelDefinition, name: str, left_out: tuple[str, ...], defaults: Mapping[str, Any] | None = None
+) -> ModelDefinition:
+    """Returns the definition of a model with that text model, and with tensors that begin so besides."""
+    names = replace(text.names, left_out=(*text.names.left_out, *left_out))
+    return replace(text, architecture=f"{name}ForConditionalGeneration", nested="text_config", names=names, defaults=defaults or {})
+
+
+GEMMA3_NESTED = _text_part(GEMMA3, "Gemma3", IMAGES, GEMMA3_SIZES)
+KIMI_K2_5 = _text_part(DEEPSEEK_V3, "KimiK25", ("vision_tower.", "mm_projector.", "model.mm_projector."))
+LLAMA4_NESTED = _text_part(LLAMA4, "Llama4", ("vision_model.", "multi_modal_projector."))
+MISTRAL3_NESTED = _text_part(MISTRAL3, "Mistral3", IMAGES)
+QWEN2_5_VL = _text_part(QWEN2, "Qwen2_5_VL", VISUAL)
+QWEN3_VL = _text_part(QWEN3, "Qwen3VL", VISUAL)
