@@ -16,6 +16,7 @@ from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens, draw_sentinel, turn_markers
 from starling_engine.frontend.shown_tools import Message, ShownCalls, with_tools_and_calls
 from starling_engine.frontend.template import CompiledTemplate, compile_template
+from starling_engine.model_config.fields import Fields
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Ends in a space, which shows whether a template trims its messages."""
@@ -31,7 +32,11 @@ class ChatTemplates:
 
     @classmethod
     def load(cls, folder: Path, tokenizer_config: Mapping[str, Any]) -> "ChatTemplates":
-        """Reads the templates. Separate files take precedence over the tokenizer's config, as in transformers."""
+        """Reads the templates. Separate files take precedence over the tokenizer's config, as in transformers.
+
+        Where neither has one, it is that of a processor of images and text (chat_template.json). Raises ModelError where that file
+        is no such object.
+        """
         files = {path.stem: path for path in sorted((folder / "chat_templates").glob("*.jinja"))}
         if (single := folder / "chat_template.jinja").is_file():
             files["default"] = single
@@ -40,6 +45,8 @@ class ChatTemplates:
         configured = tokenizer_config.get("chat_template")
         if isinstance(configured, list):
             return cls({entry["name"]: entry["template"] for entry in configured})
+        if not configured and (of_processor := folder / "chat_template.json").is_file():
+            configured = Fields.read(of_processor).text("chat_template")
         return cls({"default": configured} if configured else {})
 
     def choose(self, template: str | None, with_tools: bool) -> CompiledTemplate:

@@ -307,6 +307,18 @@ def test_files_win_over_the_config(folders: dict[str, Path], tmp_path: Path) -> 
     assert ours.render_chat(TALK, template="rag", documents=[1]).text == "[1]"
 
 
+def test_the_template_of_a_processor_is_taken_where_there_is_no_other(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Models with images of 2025 have it in a file of its own, and none in the tokenizer's config."""
+    folder = _checkpoint(folders["byte_level"], tmp_path)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "processor"}))
+    assert Tokenizer.load(folder).render_chat(TALK).text == "processor"
+    (folder / "chat_template.json").write_text('{"chat_template": [1]}')
+    with pytest.raises(ModelError, match=r"chat_template\.json: chat_template must be a string"):
+        Tokenizer.load(folder)
+    (folder / "chat_template.jinja").write_text("file")
+    assert Tokenizer.load(folder).render_chat(TALK).text == "file"
+
+
 def test_no_template(folders: dict[str, Path], tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(_checkpoint(folders["byte_level"], tmp_path))
     assert not tokenizer.has_chat_template
