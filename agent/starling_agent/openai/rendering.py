@@ -100,5 +100,5 @@ def _reasoning_variables(endpoint: Prompting, body: ChatTemplateFields, kwargs: 
     found = {} if effort is None else known.effort.of(effort)
     if effort is not None and not found and (effort != "none" or known.reasoning is not None):
         raise InvalidRequest("this model's chat template has no levels of reasoning", "reasoning_effort")
-    told = {} if budget is None or effort == "none" else known.effort.of_budget(budget)
-    return {**found, **told, **kwargs}
+    limited = {} if budget is None or effort == "none" else known.effort.of_budget(budget)
+    return {**found, **limited, **kwargs}
