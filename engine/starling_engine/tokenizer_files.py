@@ -5,8 +5,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import msgspec
 import tokenizers
 
 from starling_engine.errors import ModelError
@@ -38,6 +39,33 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
     backend.no_truncation()
     backend.no_padding()
     return TokenizerFiles(backend, named, config)
+
+
+def read_tokenizer_json(path: Path) -> dict[str, Any]:
+    """Returns the tokenizer of `read_tokenizer` as JSON. A tokenizer.json with all special tokens is it, in a third of the time.
+
+    Raises ModelError when the files cannot be used.
+    """
+    file = path / "tokenizer.json"
+    if file.is_file():
+        config = _read_json(path / "tokenizer_config.json")
+        named, extra = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
+        content = _decoded(file)
+        added = content.get("added_tokens", [])
+        ids, special = {token["id"] for token in added}, {token["content"] for token in added if token["special"]}
+        has_all = ids.issuperset(map(int, config.get("added_tokens_decoder") or {})) and special.issuperset(
+            [*named.values(), *extra]
+        )
+        if has_all and "model" in content:
+            return {**content, "truncation": None, "padding": None}
+    return cast("dict[str, Any]", msgspec.json.decode(read_tokenizer(path).backend.to_str()))
+
+
+def _decoded(file: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
 
 
 def _load_backend(folder: Path) -> tokenizers.Tokenizer:

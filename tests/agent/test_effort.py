@@ -49,3 +49,8 @@ def test_a_level_has_the_names_and_words_of_the_template(templates, low, minimal
     assert [known.of(level) for level in ("low", "minimal", "none")] == [low, minimal, off]
     assert known.has_levels == ("reasoning_effort" in low or "thinking_effort" in low)
     assert known.has_levels or known.has_switch == bool(off)
+
+
+def test_a_budget_is_told_where_the_template_reads_it():
+    assert variables(SEED).of_budget(512) == {"thinking_budget": 512}
+    assert variables(EFFORT, SWITCH).of_budget(512) == {}

@@ -22,6 +22,13 @@ KIMI = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
     "{{ '<|open|>' + 'think' + '<|sep|>' }}"
 )
+GPT_OSS = (
+    "{% for m in messages %}<|start|>{{ m.role }}{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>{{ m.content }}<|end|>"
+    "{% endfor %}{% if thinking_budget is defined %}{{ thinking_budget }} tokens{% endif %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+"""Channels, with a variable that Seed-OSS has."""
+CHANNELS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>")
 
 
 def model_with_marks(folder: Path, template: str, *marks: str) -> str:
@@ -50,6 +57,13 @@ def kimi(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) ->
     model = model_with_marks(tmp_path_factory.mktemp("model") / "kimi", KIMI, "<|open|>", "<|close|>", "<|sep|>")
     flags = ("--served-model-name=kimi", "--kv-cache-memory-bytes=64MiB", "--accept-seconds=0", "--spec-method=ngram")
     return start_server(*flags, model=model)
+
+
+@pytest.fixture(scope="module")
+def channels(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
+    model = model_with_marks(tmp_path_factory.mktemp("model") / "channels", GPT_OSS, *CHANNELS)
+    flags = ("--served-model-name=channels", "--kv-cache-memory-bytes=64MiB", "--accept-seconds=0", "--tool-call-parser=openai")
+    return start_server(*flags, "--reasoning-parser=openai", model=model)
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +173,43 @@ def test_a_model_without_marks_has_no_budget_but_takes_anthropics_hint(http):
     thinking = {"type": "enabled", "budget_tokens": 5}
     answer = http.post("/v1/messages", json={"model": "pydoc", "max_tokens": 4, "messages": QUESTION, "thinking": thinking})
     assert answer.status_code == 200, answer.text
+
+
+GOES_ON: dict[str, Any] = {
+    "messages": [*QUESTION, {"role": "assistant", "content": "As JSON: "}],
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
+
+
+def test_a_message_goes_on_in_its_channel(channels):
+    """What would need another channel, which the message cannot begin, is refused."""
+    form = {"json": {"const": "<|end|>"}}
+    answer = channels.http.post("/v1/chat/completions", json={**GOES_ON, "structured_outputs": form}).json()
+    assert answer["choices"][0]["message"]["content"] == '"<|end|>"' and answer["choices"][0]["finish_reason"] == "stop"
+    tool = {"type": "function", "function": {"name": "f"}}
+    for fields, param in [
+        ({"structured_outputs": {**form, "reasoning": True}}, "structured_outputs.reasoning"),
+        ({"tools": [tool], "tool_choice": "required"}, "tool_choice"),
+    ]:
+        answer = channels.http.post("/v1/chat/completions", json={**GOES_ON, **fields})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_a_choice_writes_no_headers(channels):
+    """Without reasoning it is content, of which special tokens are not shown."""
+    form = {"choice": ["<|channel|>commentary<|message|>No."], "reasoning": False}
+    answer = channels.http.post("/v1/chat/completions", json={"messages": QUESTION, "structured_outputs": form}).json()
+    assert answer["choices"][0]["message"]["content"] == "commentaryNo."
+
+
+def test_the_template_is_told_the_budget(channels):
+    def shown(**fields: Any) -> str:
+        body = {"messages": QUESTION, "max_tokens": 1, "return_token_ids": True, **fields}
+        answer = channels.http.post("/v1/chat/completions", json=body).json()
+        return channels.http.post("/detokenize", json={"tokens": answer["prompt_token_ids"]}).json()["prompt"]
+
+    assert "7 tokens" in shown(thinking_token_budget=7) and "7 tokens" in shown(reasoning={"max_tokens": 7})
+    assert "tokens" not in shown()
+    assert ">0 tokens" in shown(thinking_token_budget=7, reasoning_effort="none")
+    assert "5 tokens" in shown(thinking_token_budget=7, chat_template_kwargs={"thinking_budget": 5})

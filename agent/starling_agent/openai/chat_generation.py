@@ -92,7 +92,7 @@ def _form(endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None) -> 
     """Returns the form that outputs have to have, if there is one: the request's own, or that of calls.
 
     Where the request does not say, a model that marks its reasoning may reason first: the answer's content has none of it.
-    Raises InvalidRequest for two forms.
+    Raises InvalidRequest for two forms, and for one that cannot follow the message that is to go on.
     """
     own, known = body.form(), endpoint.output_format
     calls = None
@@ -101,9 +101,12 @@ def _form(endpoint: Endpoint, body: ChatRequest, tools: OfferedTools | None) -> 
     if own is not None and calls is not None:
         raise InvalidRequest(f"{own.field} and tools each say which form the output has; give one of them", own.field)
     form = own or calls
+    goes_on = bool(body.continue_final_message) and known.writes_headers
+    if form is not None and goes_on and (form is calls or form.may_reason):
+        why = "the last message goes on in the part that it has begun, and this model writes others for reasoning and calls"
+        raise InvalidRequest(why, "tool_choice" if form is calls else "structured_outputs.reasoning")
     if form is None or form.may_reason is not None:
         return form
-    goes_on = bool(body.continue_final_message) and known.writes_headers
     return dataclasses.replace(form, may_reason=known.reasons_before(form) and body.reasoning_effort != "none" and not goes_on)
 
 

@@ -36,6 +36,10 @@ class EffortVariables:
         """Reasoning can be turned off."""
         return bool(self._switches) or self._mode is not None or "thinking_budget" in self._variables
 
+    def of_budget(self, tokens: int) -> Mapping[str, Any]:
+        """Returns the variables for a number of tokens, which Seed-OSS counts while it reasons."""
+        return {"thinking_budget": tokens} if "thinking_budget" in self._variables else {}
+
     def of(self, effort: str) -> Mapping[str, Any]:
         """Returns the variables for a level, which is `none` where the model shall not reason."""
         reasons = effort != "none"

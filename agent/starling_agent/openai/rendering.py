@@ -60,7 +60,7 @@ async def render(
             add_generation_prompt=body.opens_answer,
             continue_final_message=bool(body.continue_final_message),
             template=body.chat_template,
-            variables=kwargs | _reasoning_variables(endpoint, body, kwargs) | ({} if tools is None else {"tools": tools}),
+            variables=_reasoning_variables(endpoint, body, kwargs) | ({} if tools is None else {"tools": tools}),
             calls=endpoint.output_format.shown_calls,
         )
     except QueueFull as error:
@@ -92,11 +92,13 @@ async def render_alone(endpoint: Prompting, body: ChatTemplateFields, messages: 
 
 
 def _reasoning_variables(endpoint: Prompting, body: ChatTemplateFields, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the template's variables for `reasoning_effort`. Raises InvalidRequest for what the template has no variable for."""
-    effort, known = body.reasoning_effort, endpoint.output_format
-    if effort is None:
-        return {}
-    found = known.effort.of(effort)
-    if not found and (effort != "none" or known.reasoning is not None):
+    """Returns the template's variables for a level of reasoning and its budget; those that the request gives itself win.
+
+    Raises InvalidRequest for a level that the template has no variable for.
+    """
+    effort, budget, known = body.reasoning_effort, body.reasoning_budget, endpoint.output_format
+    found = {} if effort is None else known.effort.of(effort)
+    if effort is not None and not found and (effort != "none" or known.reasoning is not None):
         raise InvalidRequest("this model's chat template has no levels of reasoning", "reasoning_effort")
-    return {**found, **kwargs}
+    limited = {} if budget is None or effort == "none" else known.effort.of_budget(budget)
+    return {**found, **limited, **kwargs}

@@ -121,7 +121,10 @@ class ChatRenderer:
             raise InvalidRequest("continue_final_message needs add_generation_prompt=False", "continue_final_message")
         if not messages:
             raise InvalidRequest("at least one message is needed", "messages")
-        chosen = self.templates.choose(template, with_tools=variables.get("tools") is not None)
+        tools = variables.get("tools")
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+            raise InvalidRequest("must be a list of objects", "tools")
+        chosen = self.templates.choose(template, with_tools=tools is not None)
         given = {"tools": None, "documents": None, **self.named_tokens, **_plain(variables, "chat_template_kwargs")}
         given["messages"] = [_prepare(message, index, chosen) for index, message in enumerate(messages)]
         given["add_generation_prompt"] = add_generation_prompt
@@ -188,6 +191,8 @@ def _prepare(message: Message, index: int, template: CompiledTemplate) -> Messag
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"a message must be an object, got {type(message).__name__}", where)
     plain = {key: value for key, value in _plain(message, where).items() if value is not None}
+    if not isinstance(plain.get("role"), str):
+        raise InvalidRequest(f"must be a text, got {type(plain.get('role')).__name__}", f"{where}.role")
     if "content" in plain:
         plain["content"] = _content(plain["content"], f"{where}.content", template)
     reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)

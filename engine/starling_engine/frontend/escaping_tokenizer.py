@@ -1,28 +1,25 @@
 """A second tokenizer over the same model, whose control tokens have secret names."""
 
 import json
-import secrets
 from collections.abc import Mapping
 from typing import cast
 
 import tokenizers
 
 from starling_engine.frontend.control_tokens import ChatPrompt
-
-_SECRET_DIGITS = 20
+from starling_engine.secret_names import rename_in_model, secret_names
 
 
 class EscapingTokenizer:
     """Encodes chats in which messages spell control tokens: the template's tokens are renamed to their secret names first.
 
     Model, normalizer and the rest are shared with the other tokenizer. Tokens keep their rules, so merges and spaces at the edges
-    come out the same. Names are digits, which no normalizer changes.
+    come out the same.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, spellings: frozenset[str]) -> None:
         added = backend.get_added_tokens_decoder()
-        secret = "".join(secrets.choice("0123456789") for _ in range(_SECRET_DIGITS))
-        self._names = {token.content: f"{secret}{id_:09d}" for id_, token in added.items() if token.content in spellings}
+        self._names = secret_names({token.content: id_ for id_, token in added.items() if token.content in spellings})
         produced = [spelling for spelling in self._names if _makes_of_text(backend.model, spelling)]
         model = _renamed(backend, {spelling: self._names[spelling] for spelling in produced}) if produced else backend.model
         self._backend = _with_model(model, backend)
@@ -71,14 +68,7 @@ def _makes_of_text(model: tokenizers.models.Model, spelling: str) -> bool:
 def _renamed(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.models.Model:
     """Returns a copy of the model with other names for the tokens, so that no text becomes one of them."""
     state = json.loads(backend.to_str())
-    model, vocab = state["model"], state["model"]["vocab"]
-    if isinstance(vocab, dict):
-        model["vocab"] = {names.get(token, token): id_ for token, id_ in vocab.items()}
-    else:
-        model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
-    if "merges" in model:
-        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-        model["merges"] = [pair for pair in pairs if names.keys().isdisjoint([*pair, "".join(pair)])]
+    rename_in_model(state["model"], names)
     # Other sections could refer to the old names.
-    renamed = tokenizers.Tokenizer.from_str(json.dumps({"version": state["version"], "model": model, "added_tokens": []}))
+    renamed = tokenizers.Tokenizer.from_str(json.dumps({"version": state["version"], "model": state["model"], "added_tokens": []}))
     return cast("tokenizers.models.Model", renamed.model)

@@ -55,8 +55,9 @@ class _Refusal(ValueError):
 
 
 def enforced_lark(text: str, param: str, tokens: SpecialTokens, enforce: Enforce) -> str:
-    """Returns a caller's grammar as the library gets it. Raises `InvalidRequest`."""
-    return "".join(token.text for token in read_lark(text, param, tokens, enforce))
+    """Returns a caller's grammar as the library gets it, which knows special tokens by number. Raises `InvalidRequest`."""
+    read = read_lark(text, param, tokens, enforce)
+    return "".join(f"<[{tokens.ids[token.text]}]>" if token.kind == "special" else token.text for token in read)
 
 
 def read_lark(text: str, param: str, tokens: SpecialTokens, enforce: Enforce) -> list[LarkToken]:
@@ -157,7 +158,9 @@ class _Reader:
     def _check_special(self, token: str) -> None:
         if token.startswith("<["):
             raise _Refusal(f"{token}: tokens are possible by name, not by number")
-        if self._tokens.ids.get(token) in self._tokens.ends:
+        if token not in self._tokens.ids:
+            raise _Refusal(f"the tokenizer has no special token {token}")
+        if self._tokens.ids[token] in self._tokens.ends:
             raise _Refusal(f"{token} ends the output, and can stand nowhere in it")
 
     def _check_sign(self, sign: str) -> None:

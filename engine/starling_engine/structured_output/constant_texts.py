@@ -7,11 +7,7 @@ from starling_engine.structured_output.special_tokens import SpecialTokens
 
 
 class ConstantTexts:
-    """Writes constant texts.
-
-    Where a text is forced, the library asks the tokenizer for its tokens. That gives the special token for one that the grammar
-    has spelled, and then the grammar refuses it.
-    """
+    """Writes constant texts of tags and choices. Texts of the library's grammars have no special tokens: these are rules."""
 
     def __init__(self, tokens: SpecialTokens) -> None:
         self._tokens = tokens

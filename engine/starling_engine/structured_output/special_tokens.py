@@ -96,6 +96,7 @@ class ReasoningMarks(NamedTuple):
             return [token for piece in pieces for token in ((added[piece],) if piece in added else encode(piece))]
 
         def form(pieces: Sequence[str]) -> str:
+            # Words by number would be spelled in no other tokens, but the library takes back too few bytes of these behind drafts.
             return " ".join(f"<[{added[piece]}]>" if piece in added else literal(piece) for piece in pieces)
 
         firsts = [[encode(word)[0] for word in words] for words in pair.one_of]

@@ -52,7 +52,6 @@ def _reason(error: str) -> str:
     if error.startswith("NoExtension"):
         return "no output is possible"
     if "forced bytes" in error.partition("\n")[0]:
-        # The tokenizer makes the token of it, which no text of a grammar has.
-        return "a text that has to come spells a special token; a choice, a grammar or a tag can name it"
+        return "a text that has to come cannot be spelled with the tokenizer's tokens"
     lines = error.strip().splitlines()
     return next((line for line in reversed(lines) if line.startswith("error: ")), lines[0])[:300]

@@ -37,7 +37,11 @@ SCHEMA = {
     "additionalProperties": False,
 }
 SETTINGS: dict[str, Any] = {"eos_token_ids": (EOS,), "max_model_len": 400}
-GRAMMARS = [json_grammar(SCHEMA), llguidance.LLMatcher.grammar_from_regex(r"(def|class) [a-z_]{3,12}\(\):")]
+GRAMMARS = [
+    json_grammar(SCHEMA),
+    llguidance.LLMatcher.grammar_from_regex(r"(def|class) [a-z_]{3,12}\(\):"),
+    json_grammar({"enum": [f"{word} <|im_end|> and <|im_start|>user" for word in ("self", "return", "None")]}),
+]
 PROMPTS = [VOCABULARY.tokenize_str(text) for text in ("Return the current value of", "class Thread:\n    def run")]
 
 
@@ -104,7 +108,8 @@ def test_tokens_are_those_of_transformers_under_the_same_masks(
     assert {end for _, *end in found.values() for end in end} == {"stop", None}
     assert bool(stats.jump_forward_tokens_total) == speculative and not stats.spec_draft_tokens_total
     for name, (tokens, *_) in found.items():
-        if name[0] == "0":
+        assert not any(map(VOCABULARY.is_special_token, tokens[:-1]))
+        if name[0] in "02":
             json.loads(VOCABULARY.decode_str([token for token in tokens if token != EOS]))
 
 

@@ -250,6 +250,9 @@ def test_a_string_reaches_a_template_for_parts(pair: tuple[Tokenizer, Any]) -> N
     [
         ([], {}, "messages", "at least one"),
         (["hi"], {}, "messages[0]", "must be an object"),
+        ([TALK[0], {"content": "a"}], {}, "messages[1].role", "got NoneType"),
+        ([{"content": "a"}], {"template": PHI, "tools": TOOLS}, "messages[0].role", "got NoneType"),
+        (TALK, {"template": PHI, "tools": ["f"]}, "tools", "list of objects"),
         ([{"role": "user", "content": 3}], {}, "messages[0].content", "got int"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "messages[0].content[0]", "image_url"),
         ([TALK[0], TALK[0]], {"template": MISTRAL}, "messages", "roles must alternate"),
@@ -261,7 +264,7 @@ def test_a_string_reaches_a_template_for_parts(pair: tuple[Tokenizer, Any]) -> N
         (TALK, {"template": "{{ 1 / 0 }}"}, "messages", "zero"),
         (TALK, {"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
         (CALLS[:3], {"continue_final_message": True, "add_generation_prompt": False}, "messages[2].content", "text"),
-        (TALK, {"tools": [object()]}, "chat_template_kwargs", "holds a object"),
+        (TALK, {"tools": [{"function": object()}]}, "chat_template_kwargs", "holds a object"),
     ],
 )
 def test_says_what_it_cannot_render(

@@ -73,24 +73,36 @@ def tokenizer() -> llguidance.LLTokenizer:
         ({"json_object": True}, '{"return": [1, null]}', "[1]"),
         ({"regex": r"def [a-z_]+\(\):"}, "def run_all():", "def run_all:"),
         ({"choice": ["self.assertEqual", "Grüße 日本"]}, "Grüße 日本", "Grüße"),
-        ({"choice": ["<|im_start|>a<|endoftext|>b"]}, "<|im_start|>a<|endoftext|>b", "ab"),
+        (
+            {"choice": ["x<|im_start|>a<|endoftext|>b"]},
+            ["x", "<|im_start|>", "a", "<|endoftext|>", "b"],
+            "x<|im_start|>a<|endoftext|>b",
+        ),
+        ({"json": {"const": "<|im_end|>"}}, '"<|im_end|>"', ['"', "<|im_end|>", '"']),
         ({"grammar": 'root ::= "x" ("+" "x")*'}, "x+x", "x+"),
         ({"structural_tag": TAGS}, "so: <f>12</f>.", "so: <f>a</f>."),
     ],
 )
-async def test_each_form(wanted: dict[str, Any], right: str, wrong: str, shared: GrammarCompiler, tokenizer: Any) -> None:
+async def test_each_form(
+    wanted: dict[str, Any], right: str | list[str], wrong: str | list[str], shared: GrammarCompiler, tokenizer: Any
+) -> None:
+    """An output is a text, or a list in which special tokens are tokens."""
+
+    def tokens(output: str | list[str]) -> list[int]:
+        pieces = [output] if isinstance(output, str) else output
+        special = ADDED if isinstance(output, list) else {}
+        return [id_ for piece in pieces for id_ in ([special[piece]] if piece in special else tokenizer.tokenize_str(piece))]
+
     matcher = llguidance.LLMatcher(tokenizer, await grammar(shared, **wanted))
-    assert [_accepts(matcher, tokenizer.tokenize_str(text)) for text in (right, wrong)] == [True, False]
+    assert [_accepts(matcher, tokens(output)) for output in (right, wrong)] == [True, False]
 
 
 async def test_refusals_name_the_field_and_the_path(shared: GrammarCompiler) -> None:
     for wanted, field, words in [
         ({"json": {"items": {"maxLen": 1}}}, "json", "$.items.maxLen: "),
         ({"choice": ["a<|im_end|>"]}, "choice[0]", "<|im_end|> ends the output"),
-        ({"regex": r"a<\|im_start\|>"}, "regex", "spells a special token"),
-        ({"json": {"const": "<|im_start|>"}}, "json", "spells a special token"),
         ({"regex": "a(?=b)"}, "regex", "look-around, including look-ahead and look-behind, is not supported"),
-        ({"grammar": "start: <|im_start|> <nope>"}, "grammar", "unknown special token"),
+        ({"grammar": "start: <|im_start|> <nope>"}, "grammar", "the tokenizer has no special token <nope>"),
         ({"grammar": "start: <|endoftext|> | <|im_end|>"}, "grammar", "<|im_end|> ends the output"),
         ({"grammar": "start: a\na: b\nb: a"}, "grammar", "no output is possible"),
         ({"regex": "[a&&b]"}, "regex", "no output is possible"),

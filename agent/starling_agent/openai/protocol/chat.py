@@ -180,6 +180,11 @@ class ChatTemplateFields(RequestModel):
     def opens_answer(self) -> bool:
         return self.add_generation_prompt is not False
 
+    @property
+    def reasoning_budget(self) -> int | None:
+        """Tokens of reasoning that the request allows; None: it does not say, or has no field for them."""
+        return None
+
     def refuse_template_fields(self) -> None:
         """Raises InvalidRequest for a field that says how messages are rendered, where there are none."""
         for name in ChatTemplateFields.model_fields:
@@ -230,6 +235,10 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        return self.thinking_token_budget
 
     def num_logprobs(self) -> int | None:
         """Returns the number of candidates listed at each position; None: no log probabilities."""
