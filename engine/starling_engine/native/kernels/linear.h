@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "gemm_tile.h"
@@ -52,7 +51,7 @@ struct OperandRows {
 struct TilesOf {
   const bf16* packed;
   int64_t k;
-  std::pair<const bf16*, ptrdiff_t> operator()(int64_t block, int64_t, int64_t step, int64_t, bf16*) const {
+  ColumnTiles<bf16> operator()(int64_t block, int64_t, int64_t step, int64_t, bf16*) const {
     return {packed + block * k * kBlockCols + step * 512, k * kBlockCols};
   }
 };
@@ -73,8 +72,8 @@ struct PackedProduct {
       static thread_local Scratch scratch;
       scratch.reset(Scratch::padded<bf16>(TiledRows::size(m, k)));
       const TiledRows rows{scratch.take<bf16>(TiledRows::size(m, k)), m, k};
-      for (int64_t tile = 0; tile < rows.count(); ++tile) rows.copy(tile, x + row0 * x_stride, x_stride);
-      return multiply_by_tiles(rows, row0, n, blocks, TilesOf{packed, k}, finish);
+      for (int64_t tile = 0; tile < rows.count(); ++tile) rows.copy(tile, [&](int64_t i) { return x + (row0 + i) * x_stride; });
+      return multiply_by_tiles(Bf16TileProduct<TilesOf>{rows, {packed, k}}, row0, n, blocks, finish);
     }
 #endif
     const int64_t k_pairs = k / 2, block_size = k * kBlockCols;

@@ -6,7 +6,7 @@
 // bytes of x. Codes of less than 8 bits are cut in two fields, low and high, and each field of a group is a plane of lines of 64
 // bytes. A line has the fields of as many quads as fit in 8 bits: with 4 bits, line l has quad l in the low halves of its bytes, and
 // in the high ones the quad that is half of the group further.
-#include "quantized.h"
+#include "quantized_tiles.h"
 #include "replay.h"
 
 namespace starling {
@@ -203,28 +203,22 @@ void unpack_block(const QuantizedWeight& w, const uint8_t* codes, uint8_t* out) 
       for (int p = 0; p < kParts; ++p, out += kLanes * 4) store_words(out, quad<L>(codes, q, p, table));
 }
 
-#ifdef STARLING_BYTE_PAIRS
-// Codes in two planes or with a table are unpacked first: 1.2 times as fast from 64 rows on, with a table 1.1 (EPYC 7003, AVX2). Those
-// in 4 or 2 bits gain nothing.
-template <typename L>
-constexpr bool kUnpacks = L::kTable || L::kHigh > 0;
-#else
-template <typename L>
-constexpr bool kUnpacks = false;
-#endif
-
-template <typename L>
-constexpr QuantizedTiles tiles_of() {
-  if constexpr (kUnpacks<L>) return {kRunTile<L>, kRunTile<Unpacked<L>>, unpack_block<L>};
-  return {kRunTile<L>, nullptr, nullptr};
-}
-template <typename L>
-constexpr QuantizedTiles kTiles = tiles_of<L>();
-
 #ifdef STARLING_TILES
-// Lines of bf16 of a block: pairs of columns of 16 rows, numbers rounded to the nearest, from group `first` on.
+// Lines of bytes: 4 columns of 16 rows.
 template <typename L>
-void unpack_tiles(const QuantizedWeight& w, int64_t block, int64_t first, int64_t groups, bf16* out) {
+void unpack_bytes(const QuantizedWeight& w, int64_t block, int64_t first, int64_t count, int8_t* out) {
+  typedef uint8_t Bytes __attribute__((vector_size(64)));
+  const IReg table = L::kTable ? broadcast_bytes(w.table) : IReg{};
+  const Bytes zero = Bytes{} + static_cast<uint8_t>(w.zero);
+  const uint8_t* codes = w.codes + (block * w.columns.blocks() + first) * L::kBytes;
+  for (int64_t g = 0; g < count; ++g, codes += L::kBytes)
+#pragma GCC unroll 8
+    for (int q = 0; q < L::kQuads; ++q, out += 64) store_words(out, (IReg)((Bytes)quad<L>(codes, q, 0, table) - zero));
+}
+
+// Lines of bf16: pairs of columns of 16 rows.
+template <typename L>
+void unpack_bf16(const QuantizedWeight& w, int64_t block, int64_t first, int64_t count, bf16* out) {
   const Columns& columns = w.columns;
   const IReg table = L::kTable ? broadcast_bytes(w.table) : IReg{};
   const Reg zero = splat(static_cast<float>(w.zero));
@@ -232,7 +226,7 @@ void unpack_tiles(const QuantizedWeight& w, int64_t block, int64_t first, int64_
     const Reg code = __builtin_convertvector((IReg)((UReg)codes >> (8 * byte)) & 0xFF, Reg);
     return (IReg)rounded_to_bf16(multiply_add(code - zero, scale, minimum));
   };
-  for (int64_t g = first; g < first + groups; ++g) {
+  for (int64_t g = first; g < first + count; ++g) {
     const int64_t at = (block * columns.scales() + g / (columns.span * columns.share)) * kBlockCols;
     const uint8_t* codes = w.codes + (block * columns.blocks() + g) * L::kBytes;
     const Reg scale = load_half(w.scales + at), minimum = w.minima ? load_half(w.minima + at) : splat(0.0f);
@@ -246,6 +240,29 @@ void unpack_tiles(const QuantizedWeight& w, int64_t block, int64_t first, int64_
   }
 }
 #endif
+
+#ifdef STARLING_BYTE_PAIRS
+// Codes in two planes or with a table are unpacked first: 1.2 times as fast from 64 rows on, with a table 1.1 (EPYC 7003, AVX2). Those
+// in 4 or 2 bits gain nothing.
+template <typename L>
+constexpr bool kUnpacks = L::kTable || L::kHigh > 0;
+#else
+template <typename L>
+constexpr bool kUnpacks = false;
+#endif
+
+template <typename L>
+constexpr QuantizedTiles tiles_of() {
+  QuantizedTiles tiles{};
+  tiles.run = kRunTile<L>;
+  if constexpr (kUnpacks<L>) tiles.run_unpacked = kRunTile<Unpacked<L>>, tiles.unpack = unpack_block<L>;
+#ifdef STARLING_TILES
+  tiles.unpack_bytes = unpack_bytes<L>, tiles.unpack_bf16 = unpack_bf16<L>;
+#endif
+  return tiles;
+}
+template <typename L>
+constexpr QuantizedTiles kTiles = tiles_of<L>();
 
 // The field of column j of row i of a block.
 template <int WIDTH, int GROUP>
@@ -315,27 +332,6 @@ void with_layout(int bits, int64_t group, bool table, const F& f) {
 
 }  // namespace
 
-#ifdef STARLING_TILES
-namespace {
-
-// Many rows by tiles of bf16, into which codes are unpacked on the way. Rows of x stay as they are.
-template <typename Finish>
-void multiply_unpacked(const bf16* x, int64_t x_stride, int64_t m, const QuantizedWeight& w, const Finish& finish, int threads) {
-  const int64_t k = w.columns.k, each = kTileDepth / w.columns.block;
-  with_layout(w.bits, w.columns.block, w.table != nullptr, [&](auto layout) {
-    using L = decltype(layout);
-    const auto tiles_of = [&](int64_t block, int64_t here, int64_t step, int64_t steps, bf16* memory) {
-      for (int64_t b = 0; b < here; ++b)
-        unpack_tiles<L>(w, block + b, step * each, steps * each, memory + b * steps * 512);
-      return std::make_pair(const_cast<const bf16*>(memory), static_cast<ptrdiff_t>(steps * 512));
-    };
-    multiply_all_by_tiles<kMaxRows>(x, x_stride, m, w.n, k, tiles_of, finish, threads);
-  });
-}
-
-}  // namespace
-#endif
-
 int32_t QuantizedWeight::begin() const { return (bits == 8 || table) && kSignedBytes ? 0 : zero; }
 
 const QuantizedTiles& QuantizedWeight::tiles() const {
@@ -385,22 +381,24 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
   if (m == 0) return;
   const Columns columns{k, size, span, share};
   const QuantizedWeight weight{codes, scales, minima, table, n, columns, bits, zero};
-#ifdef STARLING_TILES
-  if (by_tiles(m, k, kFewRowsOfCodes)) {
-    const auto by = [&](auto type) {
-      const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
-      multiply_unpacked(x, x_stride, m, weight, store_sums, threads);
-    };
-    return out_fp32 ? by(float{}) : by(bf16{});
-  }
-#endif
-  Scratch& scratch = Scratch::mine();
-  scratch.reset(QuantizedRows::bytes(m, columns));
-  const QuantizedRows rows = QuantizedRows::in(scratch, m, columns);
-  parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
-               [&](int64_t row) { rows.quantize(row, x + row * x_stride, weight.begin()); });
+  const By by = multiplied_by(columns, m);
   const auto to = [&](auto type) {
     const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
+#ifdef STARLING_TILES
+    if (by == By::kBf16Tiles) {
+      const Bf16OfCodes tiles_of{weight, weight.tiles()};
+      return multiply_all_by_tiles<kMaxRows>(x, x_stride, m, n, k, tiles_of, store_sums, threads);
+    }
+#endif
+    Scratch& scratch = Scratch::mine();
+    scratch.reset(QuantizedRows::bytes(m, columns));
+    const QuantizedRows rows = QuantizedRows::in(scratch, m, columns).part(0, m);
+    parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
+                 [&](int64_t row) { rows.quantize(row, x + row * x_stride, weight.begin()); });
+#ifdef STARLING_TILES
+    if (by == By::kByteTiles)
+      return in_parallel(threads, [&](Part part) { multiply_bytes(rows, weight, part.of(weight.pairs()), store_sums); });
+#endif
     const QuantizedTiles& tiles = weight.tiles();
     parallel_for(weight.pairs(), threads_for(weight.pairs(), weight.bytes() * ceil_div(m, rows.step), threads),
                  [&](int64_t pair) { run_pair(rows, weight, tiles, pair, store_sums); });
