@@ -132,7 +132,7 @@ BY_128 = {name: replace(form, group=128) for name, form in KEPT.items() if form.
 
 @pytest.mark.parametrize("form", BY_128.values(), ids=BY_128)
 def test_in_groups_of_128_a_row_does_not_depend_on_others(form: Format) -> None:
-    """Sums are whole numbers and scaled in the same order by all instructions, tiles of AMX and products of matrices on arm64, too."""
+    """Sums are whole numbers, and scaled in the same order by instructions for many rows: tiles of AMX, matrices on arm64."""
     x, weight = torch.randn(549, 1152).to(BF16), matrix(50, 1152, form)
     packed = ops.pack_quantized(weight)
     actual = ops.quantized_linear(x, packed, out_dtype=FP32)
