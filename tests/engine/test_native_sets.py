@@ -96,7 +96,7 @@ CASES: dict[str, Callable[[], None]] = {
         f"{name}, by 128": partial(quantized.test_in_groups_of_128_a_row_does_not_depend_on_others, form)
         for name, form in quantized.BY_128.items()
     },
-    "experts in 8 bits": partial(quantized.test_experts, 112, [3, 0, 1, 530], quantized.KEPT["8 bits by 256, and minima"], gated=True),
+    "experts in 4 bits by 128": partial(quantized.test_experts, 112, [3, 0, 1, 530], quantized.KEPT["4 bits by 128"], gated=True),
     "sum of experts in 4 bits by 128": partial(quantized.test_a_sum_of_experts, [3, 0, 1, 70], quantized.KEPT["4 bits by 128"]),
     "gated in 4 bits of many rows": partial(quantized.test_a_gated_linear, 40, 112, 1152, quantized.KEPT["4 bits and minima"]),
     "gated in 4 bits": partial(quantized.test_a_gated_linear, 9, 112, 320, quantized.KEPT["4 bits and minima"]),

@@ -133,10 +133,10 @@ BY_128 = {name: replace(form, group=128) for name, form in KEPT.items() if form.
 @pytest.mark.parametrize("form", BY_128.values(), ids=BY_128)
 def test_in_groups_of_128_a_row_does_not_depend_on_others(form: Format) -> None:
     """Sums are whole numbers, and scaled in the same order by instructions for many rows: tiles of AMX, matrices on arm64."""
-    x, weight = torch.randn(549, 1152).to(BF16), matrix(50, 1152, form)
+    x, weight = torch.randn(69, 1152).to(BF16), matrix(50, 1152, form)
     packed = ops.pack_quantized(weight)
     actual = ops.quantized_linear(x, packed, out_dtype=FP32)
-    chosen = [0, 15, 16, 300, 511, 512, 548]
+    chosen = [0, 15, 16, 63, 68]
     alone = [ops.quantized_linear(x[row : row + 1], replace(packed), out_dtype=FP32) for row in chosen]
     assert torch.equal(actual[chosen], torch.cat(alone))
     expected = reference.quantized_linear(x[:33], weight, out_dtype=FP32)

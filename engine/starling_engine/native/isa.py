@@ -50,7 +50,9 @@ INSTRUCTION_SETS = (
     InstructionSet("avx512_bf16", "x86_64", frozenset(_BF16), (*_options(_BF16), _WIDE)),
     InstructionSet("avx512", "x86_64", frozenset(_AVX512), (*_options(_AVX512), _WIDE)),
     InstructionSet("avx2", "x86_64", frozenset(_AVX2), _options(_AVX2)),
-    InstructionSet("neon_bf16", "aarch64", frozenset({"asimd", "asimddp", "bf16"}), ("-march=armv8.2-a+dotprod+bf16",)),
+    InstructionSet(
+        "neon_bf16", "aarch64", frozenset({"asimd", "asimddp", "bf16", "i8mm"}), ("-march=armv8.2-a+dotprod+bf16+i8mm",)
+    ),
     InstructionSet("neon_dotprod", "aarch64", frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
     InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )
