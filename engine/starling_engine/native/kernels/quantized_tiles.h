@@ -62,17 +62,21 @@ struct ByteTileProduct {
   template <int ROWS, int BLOCKS>
   void add_scaled(const int32_t (&sums)[16 * ROWS][16 * BLOCKS], int64_t tile, int64_t block, int64_t group, float* c,
                   ptrdiff_t c_stride) const {
+    Reg scale[BLOCKS], minimum[BLOCKS];
+    for (int j = 0; j < BLOCKS; ++j) {
+      const int64_t at = ((block + j) * w.columns.scales() + group / w.columns.share) * kBlockCols;
+      scale[j] = load_half(w.scales + at), minimum[j] = w.minima ? load_half(w.minima + at) : splat(0.0f);
+    }
     for (int t = 0; t < ROWS; ++t) {
       const int64_t rows = rows_of(tile + t), side = (tile + t) * 16 * x.columns.groups() + group * rows;
+      for (int64_t i = 0; i < rows; ++i) {
+        const Reg row_scale = splat(x.scales[side + i]), row_sum = splat(x.sums[side + i]);
 #pragma GCC unroll 2
-      for (int j = 0; j < BLOCKS; ++j) {
-        const int64_t at = ((block + j) * w.columns.scales() + group / w.columns.share) * kBlockCols;
-        const Reg scale = load_half(w.scales + at), minimum = w.minima ? load_half(w.minima + at) : splat(0.0f);
-        for (int64_t i = 0; i < rows; ++i) {
+        for (int j = 0; j < BLOCKS; ++j) {
           float* to = c + (t * 16 + i) * c_stride + j * kBlockCols;
           const Reg sum = __builtin_convertvector(load_words(sums[t * 16 + i] + j * kBlockCols, kLanes), Reg);
-          const Reg total = multiply_add(sum, scale * splat(x.scales[side + i]), group == 0 ? splat(0.0f) : load(to));
-          store(to, w.minima ? multiply_add(minimum, splat(x.sums[side + i]), total) : total);
+          const Reg total = multiply_add(sum, scale[j] * row_scale, group == 0 ? splat(0.0f) : load(to));
+          store(to, w.minima ? multiply_add(minimum[j], row_sum, total) : total);
         }
       }
     }

@@ -1,4 +1,5 @@
-// Whether this CPU's tiles give what its registers do: asked when a library with tiles is loaded, before anything relies on them.
+// Whether this CPU's tiles give what its registers do: asked when a library with tiles is loaded, before anything relies on them. And
+// how fast they are, for benchmarks.
 #include "linear.h"
 
 using namespace starling;
@@ -72,8 +73,28 @@ bool bytes_work() {
   });
 }
 
+// The loop of a product, whose columns stay in the first-level cache.
+template <typename T>
+void multiply_in_cache(int64_t times) {
+  alignas(64) static thread_local char rows[2 * kTileBytes], columns[2 * kStepsAtOnce * kTileBytes];
+  TilesInUse in_use;
+  (void)in_use;
+  zero_sums<2, 2>();
+  for (int64_t i = 0; i < times; ++i)
+    add_products<T, 2, 2>({rows, 64, 0}, {rows + kTileBytes, 64, 0}, columns, kStepsAtOnce * kTileBytes, kStepsAtOnce);
+}
+
 }  // namespace
 #endif
+
+// Multiplies 32 rows by 32 columns of 1024 bytes, `times` times on each thread. Without tiles it does nothing.
+extern "C" void starling_multiply_in_cache(int64_t times, int bytes, int threads) {
+#ifdef STARLING_TILES
+  in_parallel(threads, [&](Part) { bytes ? multiply_in_cache<int8_t>(times) : multiply_in_cache<bf16>(times); });
+#else
+  (void)times, (void)bytes, (void)threads;
+#endif
+}
 
 // Without tiles, there is nothing to compare.
 extern "C" int starling_tiles_work() {
