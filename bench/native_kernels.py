@@ -1,6 +1,6 @@
 """Times the native CPU kernels against torch's own way, on the shapes of Qwen3-0.6B.
 
-    python bench/native_kernels.py [--seconds 0.5] [--threads 2] [--only linear,quantized,decode,prefill,rows,sample]
+    python bench/native_kernels.py [--seconds 0.5] [--threads 2] [--only linear,quantized,tiles,decode,prefill,rows,sample]
 
 Each number is the best of many runs, since a shared machine only ever makes them slower. GB/s counts the
 weights, or the keys and values, read once; GFLOP/s counts multiplications and additions, of the causal half
@@ -16,7 +16,8 @@ from functools import partial
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in the engine's processes: threads that spin would take the kernels' cores
 
 import torch
-from starling_engine.native import ops, quantized_ops
+from starling_engine.native import instruction_set_name, ops, quantized_ops
+from starling_engine.native.bindings import library
 from starling_engine.native.cache_rows import cached
 from starling_engine.native.group_quantized import FP8, INT4, INT8, Format, GroupQuantized
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
@@ -132,6 +133,26 @@ def bench_quantized(clock: Clock) -> Iterator[str]:
         yield f"{line} | {memory_bandwidth(clock)}"
 
 
+def bench_tiles(clock: Clock) -> Iterator[str]:
+    """With AMX: the GOP/s of its tiles in a loop in the first-level cache, and the share of them that layers reach."""
+    threads = torch.get_num_threads()
+    multiply, products = library().starling_multiply_in_cache, 1000
+    codes = {group: Format(8, group=group, zero=128) for group in (32, 128)}
+    for m in (64, 256, 1024) if instruction_set_name() == "amx" else ():
+        x = {k: torch.randn(m, k).to(BF16) for k in (1024, 2048, 3072)}
+        for kind, is_bytes in (("bf16", False), ("int8, groups of 32, to bf16", False), ("int8, groups of 128", True)):
+            in_cache = 2 * 32 * 32 * (1024 if is_bytes else 512) * products * threads / clock(multiply, products, is_bytes, threads)
+            group = 0 if kind == "bf16" else 128 if is_bytes else 32
+            for shape in LAYER_SHAPES:
+                if group:
+                    seconds = clock(quantized_ops.quantized_linear, x[shape[1]], pack_random(shape, codes[group]))
+                else:
+                    seconds = clock(ops.linear, x[shape[1]], ops.pack_linear(torch.randn(shape).to(BF16)))
+                rate = 2 * m * shape[0] * shape[1] / seconds
+                share = f"{rate / 1e9:.0f} of {in_cache / 1e9:.0f} GOP/s, a share of {rate / in_cache:.2f}"
+                yield f"tiles, {kind}, M={m} {shape}: {share}"
+
+
 def pack_random(shape: tuple[int, int], form: Format) -> quantized_ops.PackedQuantized:
     if form.floats:  # as a weight's lie, whose largest are 448: few are subnormal, and those take longer
         codes = (torch.randn(shape) * 100).to(torch.float8_e4m3fn).view(torch.uint8)
@@ -237,6 +258,7 @@ def bench_sample(clock: Clock) -> Iterator[str]:
 SECTIONS: dict[str, Callable[[Clock], Iterator[str]]] = {
     "linear": bench_linear,
     "quantized": bench_quantized,
+    "tiles": bench_tiles,
     "decode": bench_decode,
     "prefill": bench_prefill,
     "rows": bench_rows,

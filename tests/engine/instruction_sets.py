@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from starling_engine.native import bindings, build, instruction_set_name, isa
+from starling_engine.native.group_quantized import Format
 
 from tests.engine.emulated import SETS, emulating, has_emulator
 
@@ -30,9 +31,9 @@ def other_sets() -> list[str]:
     return here + modelled + [EMULATED + name for name in SETS]
 
 
-def unpacked_by_tiles(m: int, k: int) -> bool:
-    """Returns whether the set in use multiplies so many rows by codes of so many columns that become numbers first."""
-    return instruction_set_name() in ("amx", TILES.name) and m > ROWS_BY_REGISTERS and k % 32 == 0
+def unpacked_by_tiles(m: int, k: int, form: Format) -> bool:
+    """Returns whether the set in use multiplies so many rows by codes of so many columns that become numbers in bfloat16 first."""
+    return instruction_set_name() in ("amx", TILES.name) and m > ROWS_BY_REGISTERS and k % 32 == 0 and form.rounded < 128
 
 
 def every_set() -> list[Any]:

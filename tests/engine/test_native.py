@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from starling_engine.native import load, ops, reference, routing_ops
+from starling_engine.native import instruction_set_name, load, ops, reference, routing_ops
 from starling_engine.native.cache_rows import cached, uncached
 from starling_engine.native.reference import PackedExperts
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
@@ -98,6 +98,15 @@ def test_an_exact_linear(m: int, n: int, k: int, bias: bool) -> None:
 def test_linear_reads_strided_rows() -> None:
     x, packed = torch.randn(5, 200).to(BF16), ops.pack_linear(torch.randn(40, 64).to(BF16))
     assert torch.equal(ops.linear(x[:, 64:128], packed), ops.linear(x[:, 64:128].contiguous(), packed))
+
+
+def test_without_tiles_a_row_of_a_linear_does_not_depend_on_others() -> None:
+    if instruction_set_name() in ("amx", "modelled amx"):
+        pytest.skip("tiles add up in another order than registers")
+    x, packed = torch.randn(41, 4196).to(BF16), ops.pack_linear(torch.randn(20, 4196).to(BF16))
+    chosen = [0, 5, 6, 39, 40]
+    alone = [ops.linear(x[row : row + 1], packed, None, torch.float32) for row in chosen]
+    assert torch.equal(ops.linear(x, packed, None, torch.float32)[chosen], torch.cat(alone))
 
 
 PAIRS = [[1], [0, 1, 0], [3, 0, 1, 8, 40], [0, 600, 9], [0, 0]]

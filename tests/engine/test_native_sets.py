@@ -9,7 +9,7 @@ import torch
 from starling_engine.gguf.reader import BLOCK_TYPES
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_quantized import QuantizedExperts
-from starling_engine.native import load, recurrent_ops
+from starling_engine.native import build, load, recurrent_ops
 from starling_engine.native.group_quantized import INT8 as CODES
 from starling_engine.params import SamplingParams
 
@@ -17,7 +17,7 @@ from tests.engine import recurrent_steps as recurrent
 from tests.engine import test_native as kernels
 from tests.engine import test_native_cache_rows as cache_rows
 from tests.engine import test_quantized_ops as quantized
-from tests.engine.instruction_sets import BETWEEN, EMULATED, other_sets, using
+from tests.engine.instruction_sets import BETWEEN, EMULATED, TILES, other_sets, using
 from tests.engine.layers import test_experts_with_biases as with_biases
 
 pytestmark = [
@@ -30,6 +30,7 @@ BF16, FP32, FP8, INT8, INT4 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 SAMPLED = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
 CASES: dict[str, Callable[[], None]] = {
     **{f"linear of {m}": partial(kernels.test_linear, m, 100, 70, True, BF16) for m in (1, 2, 3, 5, 9, 130)},
+    "a row of many": kernels.test_without_tiles_a_row_of_a_linear_does_not_depend_on_others,
     "linear of many rows, columns and blocks": partial(kernels.test_linear, 530, 600, 1120, True, FP32),
     "gated linear of many rows": partial(kernels.test_a_gated_linear, 40, 112, 1088, True, BF16),
     "experts of whole tiles": partial(kernels.test_a_grouped_linear, 112, 64, [3, 0, 1, 600], True),
@@ -92,6 +93,12 @@ CASES: dict[str, Callable[[], None]] = {
         f"many rows of {name}": partial(quantized.test_a_linear, 40, 300, 1152, form, bias=True, out_dtype=FP32)
         for name, form in quantized.KEPT.items()
     },
+    **{
+        f"{name}, by 128": partial(quantized.test_in_groups_of_128_a_row_does_not_depend_on_others, form)
+        for name, form in quantized.BY_128.items()
+    },
+    "experts in 4 bits by 128": partial(quantized.test_experts, 112, [3, 0, 1, 530], quantized.KEPT["4 bits by 128"], gated=True),
+    "sum of experts in 4 bits by 128": partial(quantized.test_a_sum_of_experts, [3, 0, 1, 70], quantized.KEPT["4 bits by 128"]),
     "gated in 4 bits of many rows": partial(quantized.test_a_gated_linear, 40, 112, 1152, quantized.KEPT["4 bits and minima"]),
     "gated in 4 bits": partial(quantized.test_a_gated_linear, 9, 112, 320, quantized.KEPT["4 bits and minima"]),
     "experts in 4 bits": partial(quantized.test_experts, 112, [3, 0, 1, 70], quantized.KEPT["4 bits and minima"], gated=True),
@@ -117,6 +124,13 @@ def _run_of(name: str, case: str) -> Any:
 def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     with using(request.param):
         yield
+
+
+@pytest.mark.skipif(TILES.name not in other_sets(), reason="this CPU cannot run the model of tiles")
+def test_tiles_are_compared_with_registers_before_they_are_used() -> None:
+    with using(TILES.name):
+        library = build.load()
+        assert library is not None and library.starling_tiles_work() == 1
 
 
 @pytest.mark.usefixtures("_kernels")

@@ -98,8 +98,8 @@ def matrix(n: int, k: int, form: Format) -> GroupQuantized:
 
 
 def product(m: int, k: int, form: Format) -> Callable[..., torch.Tensor]:
-    """Returns the reference of m rows of k columns. Tiles take numbers, where registers take rows in 8 bits."""
-    return reference.unpacked_linear if unpacked_by_tiles(m, k) and not form.floats else reference.quantized_linear
+    """Returns the reference of m rows of k columns. Tiles of bfloat16 take numbers, where all else takes rows in 8 bits."""
+    return reference.unpacked_linear if unpacked_by_tiles(m, k, form) and not form.floats else reference.quantized_linear
 
 
 @pytest.mark.parametrize(("out_dtype", "bias"), [(BF16, False), (FP32, True)])
@@ -127,6 +127,22 @@ def test_rows_by_fp8_of_many_columns_do_not_depend_on_others(group: int) -> None
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5 * expected.abs().max().item())
 
 
+BY_128 = {name: replace(form, group=128) for name, form in KEPT.items() if form.group <= 32 and not form.floats}
+
+
+@pytest.mark.parametrize("form", BY_128.values(), ids=BY_128)
+def test_in_groups_of_128_a_row_does_not_depend_on_others(form: Format) -> None:
+    """Sums are whole numbers, and scaled in the same order by instructions for many rows: tiles of AMX, matrices on arm64."""
+    x, weight = torch.randn(69, 1152).to(BF16), matrix(50, 1152, form)
+    packed = ops.pack_quantized(weight)
+    actual = ops.quantized_linear(x, packed, out_dtype=FP32)
+    chosen = [0, 15, 16, 63, 68]
+    alone = [ops.quantized_linear(x[row : row + 1], replace(packed), out_dtype=FP32) for row in chosen]
+    assert torch.equal(actual[chosen], torch.cat(alone))
+    expected = reference.quantized_linear(x[:33], weight, out_dtype=FP32)
+    torch.testing.assert_close(actual[:33], expected, rtol=1e-5, atol=2e-5 * expected.abs().max().item())
+
+
 @every_format
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 32), (9, 112, 320), (2, 48, 64)])
 def test_a_gated_linear(m: int, n: int, k: int, form: Format) -> None:
@@ -144,10 +160,10 @@ def packed_experts(count: int, n: int, k: int, form: Format, *, gated: bool = Fa
     return packed
 
 
-def linear_by_few(x: torch.Tensor, experts: PackedQuantized, expert: int, out_dtype: torch.dtype = BF16) -> torch.Tensor:
-    """Multiplies few rows at a time, which are never multiplied by tiles; a row's product does not depend on others."""
-    few = x.split(ROWS_BY_REGISTERS)
-    return torch.cat([ops.quantized_linear(rows, experts.expert(expert), out_dtype=out_dtype) for rows in few])
+def linear_of_run(x: torch.Tensor, experts: PackedQuantized, expert: int, out_dtype: torch.dtype = BF16) -> torch.Tensor:
+    """Multiplies an expert's rows, few at a time unless there is another order of sums for many."""
+    at_once = len(x) if unpacked_by_tiles(*x.shape, experts.format) else ROWS_BY_REGISTERS
+    return torch.cat([ops.quantized_linear(rows, experts.expert(expert), out_dtype=out_dtype) for rows in x.split(at_once)])
 
 
 PAIRS = [[0, 0], [1], [3, 0, 1, 70], [0, 2, 0], [9, 9, 9, 9, 9, 9]]
@@ -162,7 +178,7 @@ def test_experts(n: int, counts: list[int], form: Format, *, gated: bool) -> Non
     packed = packed_experts(len(counts), n, k, form, gated=gated)
     x, tokens, starts = torch.randn(num_tokens, 2 * k).to(BF16)[:, k:], torch.randint(0, num_tokens, (pairs,)), _starts(counts)
     actual = ops.grouped_quantized_linear(x, tokens, starts, packed)
-    each = [linear_by_few(piece, packed, e) for e, piece in enumerate(x[tokens].split(counts))]
+    each = [linear_of_run(piece, packed, e) for e, piece in enumerate(x[tokens].split(counts))]
     assert torch.equal(actual, torch.cat(each)) and actual.shape == (pairs, packed.width)
 
 
@@ -175,7 +191,7 @@ def test_a_sum_of_experts(counts: list[int], form: Format) -> None:
     # A token goes to an expert once at most, and some go nowhere.
     tokens = torch.cat([torch.randperm(num_tokens)[:count] for count in counts])
     actual = ops.grouped_quantized_sum(x, tokens, weights, _starts(counts), packed, num_tokens)
-    each = [linear_by_few(piece, packed, e, FP32) for e, piece in enumerate(x.split(counts))]
+    each = [linear_of_run(piece, packed, e, FP32) for e, piece in enumerate(x.split(counts))]
     expected = torch.zeros(num_tokens, n).index_add_(0, tokens, torch.cat(each) * weights[:, None])
     torch.testing.assert_close(actual.float(), expected, rtol=1e-2, atol=1e-5 * expected.abs().max().item())
 

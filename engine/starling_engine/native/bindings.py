@@ -47,6 +47,7 @@ SIGNATURES = {
     "starling_paged_attention": "ppnpnppnnnnnfnfffppiii",
     "starling_sample": "pnn" + "p" * len(SAMPLING_COLUMNS) + "pppi",
     "starling_apply_token_bitmask": "pnnpnpni",
+    "starling_multiply_in_cache": "nii",
     "starling_replay": "pn",
     "starling_copy_chunk": "pnnnpnnnpi",
     "starling_exchange_bytes": "nn",

@@ -36,7 +36,7 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _BF16 = (*_AVX512, "avx512_bf16", "avx512_vnni")
 
 _WIDE = "-mprefer-vector-width=512"
-_TILES = ("-mamx-tile", "-mamx-bf16")
+_TILES = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
 
 def _options(cpu_flags: tuple[str, ...]) -> tuple[str, ...]:
@@ -44,13 +44,15 @@ def _options(cpu_flags: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"-m{flag.replace('_', '')}" for flag in cpu_flags)
 
 
-AMX = InstructionSet("amx", "x86_64", frozenset({*_BF16, "amx_tile", "amx_bf16"}), (*_options(_BF16), *_TILES, _WIDE))
+AMX = InstructionSet("amx", "x86_64", frozenset({*_BF16, "amx_tile", "amx_bf16", "amx_int8"}), (*_options(_BF16), *_TILES, _WIDE))
 INSTRUCTION_SETS = (
     AMX,
     InstructionSet("avx512_bf16", "x86_64", frozenset(_BF16), (*_options(_BF16), _WIDE)),
     InstructionSet("avx512", "x86_64", frozenset(_AVX512), (*_options(_AVX512), _WIDE)),
     InstructionSet("avx2", "x86_64", frozenset(_AVX2), _options(_AVX2)),
-    InstructionSet("neon_bf16", "aarch64", frozenset({"asimd", "asimddp", "bf16"}), ("-march=armv8.2-a+dotprod+bf16",)),
+    InstructionSet(
+        "neon_bf16", "aarch64", frozenset({"asimd", "asimddp", "bf16", "i8mm"}), ("-march=armv8.2-a+dotprod+bf16+i8mm",)
+    ),
     InstructionSet("neon_dotprod", "aarch64", frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
     InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )

@@ -1,10 +1,10 @@
 // Many query rows: bound by arithmetic. Keys and values are packed, a tile at a time, into the layout of the matrix
 // micro-kernel, and a few query rows at a time go through it while scores and weights stay in the first-level cache
-// (FlashAttention's order of work, https://arxiv.org/abs/2205.14135).
+// (FlashAttention's order of work, https://arxiv.org/abs/2205.14135). Tiles of AMX read that layout, too, and rows as they lie.
 #include <algorithm>
 
 #include "attention.h"
-#include "gemm_tile.h"
+#include "tiles.h"
 
 namespace starling {
 namespace {
@@ -15,9 +15,9 @@ struct KeyTile {
   T* keys;       // [size / 16][dim / kDepth lines]
   T* values;     // [dim / 16][size / kDepth lines]
 
-  // Packs the rows in both forms, with zeros past `count` up to a multiple of 16.
-  void pack(const T* const* rows, int64_t count, int64_t values_at, int64_t dim) {
-    for (int64_t i = 0; i < count; i += 16) {
+  // Packs the rows in both forms, with zeros past `count` up to a multiple of `whole`.
+  void pack(const T* const* rows, int64_t count, int64_t whole, int64_t values_at, int64_t dim) {
+    for (int64_t i = 0; i < ceil_div(count, whole) * whole; i += 16) {
       const int64_t here = std::min<int64_t>(16, count - i);
       pack_16_keys(rows + i, here, dim, keys + i * dim);
       pack_16_values(rows + i, here, values_at, dim, values + i / kDepth<T> * kLine<T>);
@@ -55,9 +55,30 @@ struct KeyTile {
   }
 };
 
-// c[rows][blocks * 16] = a b, or += a b, in tiles.
+#ifdef STARLING_TILES
+constexpr bool kHasTiles = true;
+// As `multiply`. What lies behind the last row, up to a multiple of 16, is multiplied, too.
+void multiply_by_tiles(const GemmTile<bf16>& tile, int64_t rows, int64_t blocks) {
+  const RowTile top{tile.a, tile.a_stride * 2, 64}, below{tile.a + 16 * tile.a_stride, tile.a_stride * 2, 64};
+  for (int64_t block = 0; block < blocks; block += 2) {
+    const bool two = block + 1 < blocks;
+    const auto run = rows > 16 ? (two ? run_tiles<2, 2> : run_tiles<2, 1>) : (two ? run_tiles<1, 2> : run_tiles<1, 1>);
+    run(top, below, tile.b + block * tile.b_stride, tile.b_stride, tile.lines / 16, tile.c + block * kBlockCols, tile.c_stride,
+        tile.accumulate);
+  }
+}
+#else
+constexpr bool kHasTiles = false;
+struct TilesInUse {};
+#endif
+
+// c[rows][blocks * 16] = a b, or += a b.
 template <typename T>
-void multiply(GemmTile<T> tile, int64_t rows, int64_t blocks) {
+void multiply(GemmTile<T> tile, int64_t rows, int64_t blocks, bool tiled) {
+#ifdef STARLING_TILES
+  if constexpr (std::is_same_v<T, bf16>)
+    if (tiled) return multiply_by_tiles(tile, rows, blocks);
+#endif
   const int64_t most = tile_blocks(rows);
   for (; blocks > 0; blocks -= most) {
     gemm_tile(tile, static_cast<int>(rows), static_cast<int>(std::min(blocks, most)), 0);
@@ -82,20 +103,24 @@ State attend_tile(const Attention<T, C>& a, const Task& task) {
   constexpr bool kPacked = !std::is_same_v<O, C>;
   constexpr int64_t kMaxKeys = 128;
   const int64_t tile_keys = dim <= 128 ? kMaxKeys : kMaxKeys / 2;
+  // Rows at a time, and keys that are multiplied by at once. Whatever the number of rows, so that a row's sums are the same.
+  const bool tiled = kHasTiles && std::is_same_v<O, bf16> && dim % 32 == 0;
+  const int64_t step = tiled ? 32 : kTileRows, whole = tiled ? 32 : 16, room = ceil_div(rows, step) * step;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(State::bytes(rows, dim) + Scratch::padded<O>(rows * dim) +
-                (kPacked ? 4 : 2) * Scratch::padded<O>(tile_keys * dim) +
-                Scratch::padded<float>(kTileRows * kMaxKeys) + Scratch::padded<O>(kTileRows * kMaxKeys));
-  const State state = State::fresh(scratch, rows, dim);
-  O* queries = scratch.take<O>(rows * dim);
+  scratch.reset(State::bytes(room, dim) + Scratch::padded<O>(room * dim) + (kPacked ? 4 : 2) * Scratch::padded<O>(tile_keys * dim) +
+                Scratch::padded<float>(step * kMaxKeys) + Scratch::padded<O>(step * kMaxKeys));
+  const State state = State::fresh(scratch, room, dim);
+  O* queries = scratch.take<O>(room * dim);
   KeyTile<O> tile{tile_keys, scratch.take<O>(tile_keys * dim), scratch.take<O>(tile_keys * dim)};
-  float* scores = scratch.take<float>(kTileRows * kMaxKeys);
-  O* weights = scratch.take<O>(kTileRows * kMaxKeys);
+  float* scores = scratch.take<float>(step * kMaxKeys);
+  O* weights = scratch.take<O>(step * kMaxKeys);
   O* unpacked = kPacked ? scratch.take<O>(2 * tile_keys * dim) : nullptr;
   const int64_t values_at = kPacked ? tile_keys * dim : values_after(a);
   gather_queries(a, task, queries);
 
   const Scoring score(a.scale, a.soft_cap);
+  const TilesInUse in_use{};
+  (void)in_use;
   const O* rows_of_keys[kMaxKeys];
   for (int64_t begin = task.key_begin; begin < task.key_end; begin += tile_keys) {
     const int64_t count = std::min(tile_keys, task.key_end - begin);
@@ -107,18 +132,18 @@ State attend_tile(const Attention<T, C>& a, const Task& task) {
         rows_of_keys[i] = key_row(a, task, begin + i);
       }
     }
-    tile.pack(rows_of_keys, count, values_at, dim);
-    for (int64_t row = 0; row < rows; row += kTileRows) {
-      const int64_t here = std::min<int64_t>(kTileRows, rows - row);
+    tile.pack(rows_of_keys, count, whole, values_at, dim);
+    for (int64_t row = 0; row < rows; row += step) {
+      const int64_t here = std::min(step, rows - row);
       // Keys of this tile that some of these rows see: causal at the top, windowed at the bottom.
       const int64_t first_position = task.position + row / group;
       const int64_t last_position = task.position + (row + here - 1) / group;
       const int64_t end = std::min(count, last_position + 1 - begin);
       if (end <= 0 || a.first_key(first_position) - begin >= count) continue;
-      const int64_t padded = (end + 15) / 16 * 16;
+      const int64_t padded = ceil_div(end, whole) * whole;
       multiply<O>({queries + row * dim, dim, tile.keys, tile.key_stride(dim), dim / kDepth<O>, scores, kMaxKeys, false,
                    nullptr},
-                  here, padded / 16);
+                  here, padded / 16, tiled);
       for (int64_t i = 0; i < here; ++i) {
         const int64_t r = row + i, position = task.position + r / group;
         const int64_t from = std::max<int64_t>(0, a.first_key(position) - begin);
@@ -130,7 +155,7 @@ State attend_tile(const Attention<T, C>& a, const Task& task) {
       }
       multiply<O>({weights, kMaxKeys, tile.values, tile.value_stride(), padded / kDepth<O>, state.sums + row * dim, dim,
                    true, nullptr},
-                  here, dim / kBlockCols);
+                  here, dim / kBlockCols, tiled);
     }
   }
   return state;

@@ -1,5 +1,6 @@
 #include "gemm_tile.h"
 
+#include <algorithm>
 #include <array>
 #include <type_traits>
 
@@ -133,7 +134,60 @@ template <typename T>
 constexpr std::array<ByBlocksAndAhead<T>, 8> kRun = {with_rows<T, 1>(), with_rows<T, 2>(), with_rows<T, 3>(), with_rows<T, 4>(),
                                                      with_rows<T, 5>(), with_rows<T, 6>(), with_rows<T, 7>(), with_rows<T, 8>()};
 
+#ifdef STARLING_MATRICES
+// An odd row is its own second one.
+template <int ROWS>
+void run_matrices(const MatrixTile& t) {
+  constexpr int kTwos = (ROWS + 1) / 2;
+  const auto second = [](int i) { return std::min(2 * i + 1, ROWS - 1); };
+  Reg acc[kTwos][2 * kParts];
+#pragma GCC unroll 3
+  for (int i = 0; i < kTwos; ++i)
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) {
+      const float *top = t.c + 2 * i * t.c_stride + p * kLanes, *below = t.c + second(i) * t.c_stride + p * kLanes;
+      const Reg a = t.accumulate ? load(top) : splat(0.0f), b = t.accumulate ? load(below) : splat(0.0f);
+      acc[i][2 * p] = sums_of_first(a, b), acc[i][2 * p + 1] = sums_of_second(a, b);
+    }
+  const bf16 *a = t.a, *b = t.b;
+  for (int64_t step = 0; step < t.steps; ++step, a += 4, b += 64) {
+    IReg rows[kTwos];
+#pragma GCC unroll 3
+    for (int i = 0; i < kTwos; ++i) rows[i] = two_rows(a + 2 * i * t.a_stride, a + second(i) * t.a_stride);
+#pragma GCC unroll 8
+    for (int j = 0; j < 2 * kParts; ++j) {
+      const IReg columns = load_words(b + j * 8, kLanes);
+#pragma GCC unroll 3
+      for (int i = 0; i < kTwos; ++i) acc[i][j] = starling::multiply_matrices(acc[i][j], rows[i], columns);
+    }
+  }
+#pragma GCC unroll 3
+  for (int i = 0; i < kTwos; ++i)
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) {
+      store(t.c + second(i) * t.c_stride + p * kLanes, sums_of_second(acc[i][2 * p], acc[i][2 * p + 1]));
+      store(t.c + 2 * i * t.c_stride + p * kLanes, sums_of_first(acc[i][2 * p], acc[i][2 * p + 1]));
+    }
+}
+#endif
+
 }  // namespace
+
+#ifdef STARLING_MATRICES
+void multiply_matrices(const MatrixTile& tile, int rows) {
+  constexpr void (*kRunMatrices[kMatrixRows])(const MatrixTile&) = {run_matrices<1>, run_matrices<2>, run_matrices<3>,
+                                                                    run_matrices<4>, run_matrices<5>, run_matrices<6>};
+  kRunMatrices[rows - 1](tile);
+}
+
+void pack_matrices(const bf16* lines, int64_t steps, bf16* out) {
+  for (int64_t step = 0; step < steps; ++step, lines += 2 * kLine<bf16>)
+    for (int p = 0; p < kParts; ++p, out += 16) {
+      const IReg first = load_words(lines + p * 8, kLanes), second = load_words(lines + kLine<bf16> + p * 8, kLanes);
+      store_words(out, first_columns(first, second)), store_words(out + 8, last_columns(first, second));
+    }
+}
+#endif
 
 template <typename T>
 void gemm_tile(const GemmTile<T>& tile, int rows, int blocks, int blocks_ahead) {

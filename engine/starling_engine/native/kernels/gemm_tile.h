@@ -55,4 +55,21 @@ struct GemmTile {
 template <typename T>
 void gemm_tile(const GemmTile<T>& tile, int rows, int blocks, int blocks_ahead);
 
+#ifdef STARLING_MATRICES
+// The same for many rows where two rows by two columns are one instruction: of up to kMatrixRows rows by one block, in whose lines two
+// columns have 4 k each in a register, as `pack_matrices` copies them from lines of bf16. The sums are those of gemm_tile, to the bit.
+constexpr int kMatrixRows = 6;
+struct MatrixTile {
+  const bf16* a;  // [rows][4 steps]
+  ptrdiff_t a_stride;
+  const bf16* b;  // [steps][16][4]
+  int64_t steps;
+  float* c;  // [rows][16]
+  ptrdiff_t c_stride;
+  bool accumulate;
+};
+void multiply_matrices(const MatrixTile& tile, int rows);
+void pack_matrices(const bf16* lines, int64_t steps, bf16* out);
+#endif
+
 }  // namespace starling

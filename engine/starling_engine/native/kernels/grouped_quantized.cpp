@@ -1,42 +1,56 @@
 // The experts of a mixture in 2 to 8 bits: as grouped_linear.cpp, with the products of quantized_linear.cpp.
 #include "expert_runs.h"
-#include "quantized.h"
+#include "quantized_tiles.h"
 #include "replay.h"
 
 namespace starling {
 namespace {
 
-// The rows of all pairs in 8 bits, each expert's run for itself: its tiles are as many rows as suit it.
-class QuantizedRuns {
+// The rows of all pairs, each expert's run for itself, in the form in which so many are multiplied. `row_of(pair)` is where x has a
+// pair's.
+template <typename RowOf>
+class RunsOfCodes {
  public:
-  QuantizedRuns(const ExpertRuns& runs, const QuantizedWeight& weight, Scratch& scratch)
-      : runs_(runs), all_(QuantizedRows::in(scratch, runs.pairs(), weight.columns)) {}
+  RunsOfCodes(const ExpertRuns& runs, const QuantizedWeight& weights, const RowOf& row_of, Scratch& scratch)
+      : runs_(runs), weights_(weights), row_of_(row_of), all_(QuantizedRows::in(scratch, runs.pairs(), weights.columns)) {}
 
-  static size_t bytes(const ExpertRuns& runs, const QuantizedWeight& weight) {
-    return QuantizedRows::bytes(runs.pairs(), weight.columns);
+  static size_t bytes(const ExpertRuns& runs, const QuantizedWeight& weights) {
+    return QuantizedRows::bytes(runs.pairs(), weights.columns);
   }
 
-  QuantizedRows of(int64_t e) const {
-    const int64_t at = runs_.starts[e];
-    return all_.part(at, runs_.rows(e));
-  }
-
-  // Quantizes the row of each pair: `row_of(pair)` is where it is.
-  template <typename RowOf>
-  void quantize(int32_t begin, int threads, const RowOf& row_of) const {
+  void quantize(int threads) const {
     const int worth = threads_for(runs_.pairs(), runs_.pairs() * all_.columns.k * sizeof(bf16), threads);
     in_parallel(worth, [&](Part part) {
       const Span mine = part.of(runs_.pairs());
       for (int64_t e = 0; e < runs_.count; ++e) {
+        if (by(e) == By::kBf16Tiles) continue;
         const QuantizedRows rows = of(e);
         const int64_t first = runs_.starts[e], end = std::min(mine.end, first + rows.m);
-        for (int64_t pair = std::max(mine.begin, first); pair < end; ++pair) rows.quantize(pair - first, row_of(pair), begin);
+        for (int64_t pair = std::max(mine.begin, first); pair < end; ++pair)
+          rows.quantize(pair - first, row_of_(pair), weights_.begin());
       }
     });
   }
 
+  // The run of an expert by some pairs of its blocks.
+  template <typename Finish>
+  void multiply(int64_t e, Span pairs, const Finish& finish) const {
+    const QuantizedWeight w = weights_.of(e);
+#ifdef STARLING_TILES
+    if (by(e) == By::kByteTiles) return multiply_bytes(of(e), w, pairs, finish);
+    const auto row_of = [&](int64_t i) { return row_of_(runs_.starts[e] + i); };
+    if (by(e) == By::kBf16Tiles) return multiply_bf16(runs_.rows(e), row_of, w, pairs, finish);
+#endif
+    for (int64_t pair = pairs.begin; pair < pairs.end; ++pair) run_pair(of(e), w, w.tiles(), pair, finish);
+  }
+
  private:
+  By by(int64_t e) const { return multiplied_by(weights_.columns, runs_.rows(e)); }
+  QuantizedRows of(int64_t e) const { return all_.part(runs_.starts[e], runs_.rows(e)); }
+
   const ExpertRuns& runs_;
+  const QuantizedWeight& weights_;
+  RowOf row_of_;
   QuantizedRows all_;
 };
 
@@ -56,15 +70,15 @@ void starling_grouped_quantized_linear(const bf16* x, int64_t x_stride, const in
   const ExpertRuns runs{tokens, starts, count};
   const QuantizedWeight weights{codes, scales, minima, table, n, {k, size, span, share}, bits, zero};
   Scratch& scratch = Scratch::mine();
-  scratch.reset(QuantizedRuns::bytes(runs, weights));
-  const QuantizedRuns rows(runs, weights, scratch);
-  rows.quantize(weights.begin(), threads, [&](int64_t pair) { return x + tokens[pair] * x_stride; });
-  const QuantizedTiles& tiles = weights.tiles();
+  const auto row_of = [=](int64_t pair) { return x + tokens[pair] * x_stride; };
+  scratch.reset(RunsOfCodes<decltype(row_of)>::bytes(runs, weights));
+  const RunsOfCodes rows(runs, weights, row_of, scratch);
+  rows.quantize(threads);
   const int64_t width = gated ? n / 2 : n;
   runs.each_span(weights.pairs(), weights.bytes(), threads, [&](int64_t e, Span mine) {
     const Gate gate{alpha, limit, offset};
     const StoreSums<bf16> store_sums{runs.bias_of(biases, e, n), n, gated != 0, out + starts[e] * width, width, gate};
-    for (int64_t pair = mine.begin; pair < mine.end; ++pair) run_pair(rows.of(e), weights.of(e), tiles, pair, store_sums);
+    rows.multiply(e, mine, store_sums);
   });
 }
 
@@ -78,11 +92,11 @@ void starling_grouped_quantized_sum(const bf16* x, const int64_t* tokens, const 
   const QuantizedWeight weights{codes, scales, minima, table, n, {k, size, span, share}, bits, zero};
   const int64_t stride = weights.blocks() * kBlockCols;
   Scratch& scratch = Scratch::mine();
-  scratch.reset(QuantizedRuns::bytes(runs, weights) + Scratch::padded<float>(num_tokens * stride));
-  const QuantizedRuns rows(runs, weights, scratch);
+  const auto row_of = [=](int64_t pair) { return x + pair * k; };
+  scratch.reset(RunsOfCodes<decltype(row_of)>::bytes(runs, weights) + Scratch::padded<float>(num_tokens * stride));
+  const RunsOfCodes rows(runs, weights, row_of, scratch);
   float* totals = scratch.take<float>(num_tokens * stride);
-  rows.quantize(weights.begin(), threads, [&](int64_t pair) { return x + pair * k; });
-  const QuantizedTiles& tiles = weights.tiles();
+  rows.quantize(threads);
   // A thread has columns of its own, of all experts, so that no two add to the same total.
   in_parallel(threads_for(weights.pairs(), runs.active() * weights.bytes(), threads), [&](Part part) {
     const Span mine = part.of(weights.pairs());
@@ -94,7 +108,7 @@ void starling_grouped_quantized_sum(const bf16* x, const int64_t* tokens, const 
       if (runs.rows(e) == 0) continue;
       add.first_row = starts[e];
       add.bias = runs.bias_of(biases, e, n);
-      for (int64_t pair = mine.begin; pair < mine.end; ++pair) run_pair(rows.of(e), weights.of(e), tiles, pair, add);
+      rows.multiply(e, mine, add);
     }
     for (int64_t t = 0; t < num_tokens; ++t)
       for (int64_t j = col; j < std::min(end, n); j += kBlockCols)

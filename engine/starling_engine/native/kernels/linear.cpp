@@ -72,34 +72,6 @@ void starling_embedding_packed(const int64_t* ids, int64_t tokens, const bf16* p
   });
 }
 
-// Whether tiles give the products that registers do. Without tiles, that is so.
-int starling_tiles_work() {
-#ifdef STARLING_TILES
-  constexpr int64_t kRows = 40, kDepth = 1056, kColumns = 48;
-  static bf16 x[kRows * kDepth], w[kColumns * kDepth];
-  alignas(64) static bf16 packed[kColumns * kDepth];
-  static float by_tile[kRows * kColumns], expected[kColumns];
-  // Small whole numbers: every order of sums is exact.
-  const auto fill = [](bf16* out, int64_t n, uint32_t seed) {
-    for (int64_t i = 0; i < n; ++i) {
-      seed = seed * 1664525u + 1013904223u;
-      const float number = static_cast<float>(static_cast<int>(seed >> 28) - 8);
-      uint32_t bits;
-      std::memcpy(&bits, &number, sizeof bits);
-      out[i].bits = static_cast<uint16_t>(bits >> 16);
-    }
-  };
-  fill(x, kRows * kDepth, 1), fill(w, kColumns * kDepth, 2);
-  starling_pack_linear(w, kColumns, kDepth, packed, 0, 1);
-  starling_linear(x, kDepth, kRows, packed, kColumns, kDepth, nullptr, 0, by_tile, 1, 1);
-  for (int64_t row = 0; row < kRows; ++row) {
-    starling_linear(x + row * kDepth, kDepth, 1, packed, kColumns, kDepth, nullptr, 0, expected, 1, 1);
-    if (std::memcmp(expected, by_tile + row * kColumns, sizeof expected) != 0) return 0;
-  }
-#endif
-  return 1;
-}
-
 }  // extern "C"
 
 STARLING_RECORDABLE(starling_linear)

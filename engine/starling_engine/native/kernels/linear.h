@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "gemm_tile.h"
@@ -19,6 +18,9 @@ constexpr int64_t kMaxKPairs = 2048;
 constexpr int64_t kMaxRows = 512;
 // Up to this many rows, lines are used as fast as they come, and the hardware's own prefetching is better.
 constexpr int64_t kHardwareRows = 2;
+
+// Rows from which on lines are copied for products of matrices.
+constexpr int64_t kRowsOfMatrices = 32;
 
 // The row of a matrix [n, k] that is row i of a packed block; it may lie past the last one.
 inline int64_t packed_row(int64_t block, int64_t i, int64_t n, bool gated) {
@@ -52,7 +54,7 @@ struct OperandRows {
 struct TilesOf {
   const bf16* packed;
   int64_t k;
-  std::pair<const bf16*, ptrdiff_t> operator()(int64_t block, int64_t, int64_t step, int64_t, bf16*) const {
+  ColumnTiles<bf16> operator()(int64_t block, int64_t, int64_t step, int64_t, bf16*) const {
     return {packed + block * k * kBlockCols + step * 512, k * kBlockCols};
   }
 };
@@ -73,9 +75,12 @@ struct PackedProduct {
       static thread_local Scratch scratch;
       scratch.reset(Scratch::padded<bf16>(TiledRows::size(m, k)));
       const TiledRows rows{scratch.take<bf16>(TiledRows::size(m, k)), m, k};
-      for (int64_t tile = 0; tile < rows.count(); ++tile) rows.copy(tile, x + row0 * x_stride, x_stride);
-      return multiply_by_tiles(rows, row0, n, blocks, TilesOf{packed, k}, finish);
+      for (int64_t tile = 0; tile < rows.count(); ++tile) rows.copy(tile, [&](int64_t i) { return x + (row0 + i) * x_stride; });
+      return multiply_by_tiles(Bf16TileProduct<TilesOf>{rows, {packed, k}}, row0, n, blocks, finish);
     }
+#endif
+#ifdef STARLING_MATRICES
+    if (m >= kRowsOfMatrices && k % 4 == 0) return run_matrices(blocks, row0, m, finish);
 #endif
     const int64_t k_pairs = k / 2, block_size = k * kBlockCols;
     const int64_t k_chunks = ceil_div(k_pairs, kMaxKPairs), k_step = ceil_div(k_pairs, k_chunks);
@@ -115,6 +120,38 @@ struct PackedProduct {
       }
     }
   }
+
+#ifdef STARLING_MATRICES
+  // The same for many rows: a panel's lines are copied for them first.
+  template <typename Finish>
+  void run_matrices(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
+    const int64_t lines = k / 2, step = std::min(lines, kMaxKPairs), block_size = k * kBlockCols, copied = step * kLine<bf16>;
+    const int64_t panel_blocks = std::max<int64_t>(1, kPanelBytes / (step * 64)), width = panel_blocks * kBlockCols;
+    const bool chunked = step < lines;
+    const size_t sums_size = (chunked ? m : kMatrixRows) * width;
+    static thread_local Scratch scratch;
+    scratch.reset(Scratch::padded<bf16>(panel_blocks * copied) + Scratch::padded<float>(sums_size));
+    bf16* matrices = scratch.take<bf16>(panel_blocks * copied);
+    float* sums = scratch.take<float>(sums_size);
+    for (int64_t panel = blocks.begin; panel < blocks.end; panel += panel_blocks) {
+      const int64_t here = std::min(panel_blocks, blocks.end - panel), col = panel * kBlockCols;
+      for (int64_t line = 0; line < lines; line += step) {
+        const int64_t steps = std::min(step, lines - line) / 2;
+        for (int64_t j = 0; j < here; ++j)
+          pack_matrices(packed + (panel + j) * block_size + line * kLine<bf16>, steps, matrices + j * copied);
+        for (int64_t row = 0; row < m; row += kMatrixRows) {
+          const int64_t rows_here = std::min<int64_t>(kMatrixRows, m - row);
+          const bf16* a = x + (row0 + row) * x_stride + line * 2;
+          float* c = sums + (chunked ? row * width : 0);
+          for (int64_t j = 0; j < here; ++j)
+            multiply_matrices({a, x_stride, matrices + j * copied, steps, c + j * kBlockCols, width, line > 0},
+                              static_cast<int>(rows_here));
+          if (line + step >= lines) finish(c, width, row0 + row, rows_here, col, std::min(here * kBlockCols, n - col));
+        }
+      }
+    }
+  }
+#endif
 };
 
 // What a gated matrix gives of the products of gate and up: silu(gate) * up, or, with a limit, the clamped form of experts of gpt-oss

@@ -22,7 +22,23 @@ struct Columns {
   int64_t blocks() const { return k / block; }
   int64_t groups() const { return k / (block * span); }
   int64_t scales() const { return groups() / share; }
+  // The same groups in other blocks.
+  Columns with_block(int64_t size) const { return {k, size, block * span / size, share}; }
 };
+
+// What multiplies so many rows.
+enum class By { kRegisters, kByteTiles, kBf16Tiles };
+#ifdef STARLING_TILES
+// Sums of bytes leave their tiles at the end of each group of x, to be scaled: that takes registers about as long as tiles take to
+// multiply 128 columns, meanwhile. A group of 32 fills half a tile, whose product takes as long as that of 32 columns of bf16, and
+// would be scaled on top. So codes with small groups become bf16, and rows of x stay as they are.
+inline By multiplied_by(const Columns& columns, int64_t rows) {
+  if (!by_tiles(rows, columns.k, kFewRowsOfCodes)) return By::kRegisters;
+  return columns.block * columns.span % (2 * kByteTileDepth) == 0 ? By::kByteTiles : By::kBf16Tiles;
+}
+#else
+constexpr By multiplied_by(const Columns&, int64_t) { return By::kRegisters; }
+#endif
 
 // Rows of x in 8 bits, in tiles of `step` rows: the blocks of all rows of a tile lie side by side, so that a tile's loop has one
 // address. A product with unsigned codes is too large by `zero` times the sum of the row's group, so that is taken from it.
@@ -35,19 +51,29 @@ struct QuantizedRows {
   int64_t m, step;
 
   static size_t bytes(int64_t m, const Columns& columns) {
-    return Scratch::padded<int8_t>(m * columns.k) + 3 * Scratch::padded<float>(m * columns.groups());
+    return Scratch::padded<int8_t>(room(m, columns)) + 3 * Scratch::padded<float>(m * columns.groups());
   }
+  // Memory for m rows, of which `part` makes rows.
   static QuantizedRows in(Scratch& scratch, int64_t m, const Columns& columns) {
     const int64_t n = m * columns.groups();
-    int8_t* codes = scratch.take<int8_t>(m * columns.k);
-    const QuantizedRows all{codes, scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), columns, m, 1};
-    return all.part(0, m);
+    int8_t* codes = scratch.take<int8_t>(room(m, columns));
+    return {codes, scratch.take<float>(n), scratch.take<int32_t>(n), scratch.take<float>(n), columns, m, 1};
   }
 
-  // Rows [from, from + rows) of the memory, as rows of their own.
+  // Rows [from, from + rows) of the memory, as rows of their own, in the form in which so many are multiplied.
   QuantizedRows part(int64_t from, int64_t rows) const {
-    const int64_t n = from * columns.groups(), tile = rows == 0 ? 1 : ceil_div(rows, ceil_div(rows, kQuantizedRows));
-    return {codes + from * columns.k, scales + n, begins + n, sums + n, columns, rows, tile};
+    QuantizedRows found = at(from, rows);
+    found.step = rows == 0 ? 1 : ceil_div(rows, ceil_div(rows, kQuantizedRows));
+#ifdef STARLING_TILES
+    if (multiplied_by(columns, rows) == By::kByteTiles) found.columns = columns.with_block(kByteTileDepth), found.step = 16;
+#endif
+    return found;
+  }
+
+  // The same, in this form; `from` is a multiple of `step`.
+  QuantizedRows at(int64_t from, int64_t rows) const {
+    const int64_t n = from * columns.groups();
+    return {codes + from * columns.k, scales + n, begins + n, sums + n, columns, rows, step};
   }
 
   void quantize(int64_t row, const bf16* x, int32_t zero) const {
@@ -76,6 +102,9 @@ struct QuantizedRows {
   }
 
  private:
+  // What tiles read past the last row is in the memory, too.
+  static size_t room(int64_t m, const Columns& columns) { return m * columns.k + 1024; }
+
   // Rounds 16 numbers within +-127, and returns them.
   static Floats store_codes(int8_t* out, Floats v) {
     typedef int8_t Codes __attribute__((vector_size(kLanes)));
@@ -98,6 +127,11 @@ struct QuantizedTiles {
   const RunTile* run;           // for 1 to kQuantizedRows rows
   const RunTile* run_unpacked;  // the same, by unpacked codes
   void (*unpack)(const QuantizedWeight&, const uint8_t* codes, uint8_t* out);  // of a block: one a byte; null: not worth it
+#ifdef STARLING_TILES
+  // `count` blocks of columns of a block, from `first` on, as tiles: numbers with a sign, and scaled ones rounded to the nearest.
+  void (*unpack_bytes)(const QuantizedWeight&, int64_t block, int64_t first, int64_t count, int8_t* out);
+  void (*unpack_bf16)(const QuantizedWeight&, int64_t block, int64_t first, int64_t count, bf16* out);
+#endif
 };
 
 struct QuantizedWeight {
@@ -125,7 +159,7 @@ struct QuantizedWeight {
 
   // What a sum of products with a row begins with, for each 1 that the row's codes add up to.
   int32_t begin() const;
-  const QuantizedTiles& tiles() const;
+  const QuantizedTiles& tiles() const;  // a constant
 };
 
 // Two blocks, which make 16 columns of a gated layer together, with all rows: they stay in the second-level cache.

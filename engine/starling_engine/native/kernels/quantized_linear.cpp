@@ -6,7 +6,7 @@
 // bytes of x. Codes of less than 8 bits are cut in two fields, low and high, and each field of a group is a plane of lines of 64
 // bytes. A line has the fields of as many quads as fit in 8 bits: with 4 bits, line l has quad l in the low halves of its bytes, and
 // in the high ones the quad that is half of the group further.
-#include "quantized.h"
+#include "quantized_tiles.h"
 #include "replay.h"
 
 namespace starling {
@@ -18,7 +18,7 @@ struct Layout {
   static constexpr int kBits = BITS, kGroup = GROUP, kQuads = GROUP / 4;
   static constexpr int kLow = BITS == 8 ? 8 : BITS >= 4 ? 4 : 2, kHigh = BITS - kLow;
   static constexpr int kLowBytes = GROUP * kBlockCols * kLow / 8, kBytes = GROUP * kBlockCols * BITS / 8;
-  static constexpr bool kTable = TABLE;
+  static constexpr bool kTable = TABLE, kMatrices = false;
   // Bits of what is multiplied.
   static constexpr int kProductBits = TABLE ? 8 : BITS;
   static_assert(kQuads * kLow % 8 == 0 && kQuads * kHigh % 8 == 0, "lines are whole");
@@ -29,9 +29,18 @@ template <typename L>
 struct Unpacked {
   static constexpr int kGroup = L::kGroup, kQuads = L::kQuads, kLow = 8, kHigh = 0;
   static constexpr int kLowBytes = kGroup * kBlockCols, kBytes = kLowBytes;
-  static constexpr bool kTable = false;
+  static constexpr bool kTable = false, kMatrices = false;
   static constexpr int kProductBits = L::kProductBits;
 };
+
+#ifdef STARLING_MATRICES
+// The same as numbers with a sign, for products of matrices: 8 of two columns in a register, and so 8 registers of 16 columns.
+template <int GROUP>
+struct Matrices {
+  static constexpr int kGroup = GROUP, kBytes = GROUP * kBlockCols;
+  static constexpr bool kTable = false, kMatrices = true;
+};
+#endif
 
 #ifdef STARLING_BYTE_PAIRS
 // Has a sum in its register before the next product is computed. GCC would compute all products of a block first, and keep them in
@@ -131,6 +140,71 @@ inline void add_block(const uint8_t* codes, const int8_t* a, IReg table, IReg (&
     for (int p = 0; p < kParts; ++p) sums[i][p] = sum[i][p].total();
 }
 
+#ifdef STARLING_MATRICES
+// Begins sums of two rows by two columns: of rows 2i and 2i + 1, with the first two columns of a part in sums[2i], the others next.
+// An odd row is its own second one.
+template <int ROWS>
+inline void begin_matrices(const int32_t* begins, IReg (&sums)[ROWS + ROWS % 2][kParts]) {
+  for (int i = 0; i < ROWS; i += 2) {
+    const int32_t first = begins[i], second = begins[std::min(i + 1, ROWS - 1)];
+    for (int p = 0; p < kParts; ++p) sums[i][p] = sums[i + 1][p] = IReg{first, first, second, second};
+  }
+}
+
+template <typename L, int ROWS>
+inline void add_matrices(const uint8_t* codes, const int8_t* a, IReg (&sums)[ROWS + ROWS % 2][kParts]) {
+#pragma GCC unroll 4
+  for (int k = 0; k < L::kGroup; k += 8) {
+    IReg rows[(ROWS + 1) / 2];
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; i += 2)
+      rows[i / 2] = two_rows(a + i * L::kGroup + k, a + std::min(i + 1, ROWS - 1) * L::kGroup + k);
+#pragma GCC unroll 8
+    for (int j = 0; j < 2 * kParts; ++j) {
+      const IReg columns = load_words(codes + (k * 2 * kParts + j * 8) * 2, kLanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < ROWS; i += 2) sums[i + j % 2][j / 2] = multiply_matrices(sums[i + j % 2][j / 2], rows[i / 2], columns);
+    }
+  }
+}
+
+// Makes them sums of a row each.
+template <int ROWS>
+inline void separate(IReg (&sums)[ROWS][kParts]) {
+  for (int i = 0; i < ROWS; i += 2)
+    for (int p = 0; p < kParts; ++p) {
+      const IReg a = sums[i][p], b = sums[i + 1][p];
+      sums[i][p] = sums_of_first(a, b), sums[i + 1][p] = sums_of_second(a, b);
+    }
+}
+#endif
+
+// The sums of a group of x, whose `span` blocks of columns begin at `codes` and `a`.
+template <typename L, int ROWS>
+inline void sum_group(const int32_t* begins, const uint8_t* codes, const int8_t* a, int64_t span, IReg table,
+                      IReg (&sums)[ROWS][kParts]) {
+#ifdef STARLING_MATRICES
+  if constexpr (L::kMatrices) {
+    IReg both[ROWS + ROWS % 2][kParts];
+    begin_matrices<ROWS>(begins, both);
+    for (int64_t s = 0; s < span; ++s, codes += L::kBytes, a += ROWS * L::kGroup) add_matrices<L, ROWS>(codes, a, both);
+    separate(both);
+    for (int i = 0; i < ROWS; ++i)
+      for (int p = 0; p < kParts; ++p) sums[i][p] = both[i][p];
+    return;
+  } else
+#endif
+  {
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) sums[i][p] = IReg{} + begins[i];
+    add_block<L, ROWS>(codes, a, table, sums);
+    codes += L::kBytes, a += ROWS * L::kGroup;
+    for (int64_t s = 1; s < span; ++s, codes += L::kBytes, a += ROWS * L::kGroup) add_block<L, ROWS>(codes, a, table, sums);
+  }
+}
+
 // c[rows][16] of the rows from `row` on and one block, whose codes are at `codes`.
 template <typename L, int ROWS>
 void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int64_t block, const uint8_t* codes, float* c,
@@ -149,13 +223,8 @@ void run_tile(const QuantizedRows& x, int64_t row, const QuantizedWeight& w, int
     for (int p = 0; p < kParts; ++p) total[i][p] = splat(0.0f);
   for (int64_t g = 0; g < groups; ++g, side += ROWS) {
     IReg sums[ROWS][kParts];
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) sums[i][p] = IReg{} + x.begins[side + i];
-    add_block<L, ROWS>(codes, a, table, sums);
-    codes += L::kBytes, a += ROWS * L::kGroup;
-    for (int64_t s = 1; s < span; ++s, codes += L::kBytes, a += ROWS * L::kGroup) add_block<L, ROWS>(codes, a, table, sums);
+    sum_group<L, ROWS>(x.begins + side, codes, a, span, table, sums);
+    codes += span * L::kBytes, a += span * ROWS * L::kGroup;
 #pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) {
       const Reg scale = load_half(scales + p * kLanes);
@@ -203,28 +272,22 @@ void unpack_block(const QuantizedWeight& w, const uint8_t* codes, uint8_t* out) 
       for (int p = 0; p < kParts; ++p, out += kLanes * 4) store_words(out, quad<L>(codes, q, p, table));
 }
 
-#ifdef STARLING_BYTE_PAIRS
-// Codes in two planes or with a table are unpacked first: 1.2 times as fast from 64 rows on, with a table 1.1 (EPYC 7003, AVX2). Those
-// in 4 or 2 bits gain nothing.
-template <typename L>
-constexpr bool kUnpacks = L::kTable || L::kHigh > 0;
-#else
-template <typename L>
-constexpr bool kUnpacks = false;
-#endif
-
-template <typename L>
-constexpr QuantizedTiles tiles_of() {
-  if constexpr (kUnpacks<L>) return {kRunTile<L>, kRunTile<Unpacked<L>>, unpack_block<L>};
-  return {kRunTile<L>, nullptr, nullptr};
-}
-template <typename L>
-constexpr QuantizedTiles kTiles = tiles_of<L>();
-
 #ifdef STARLING_TILES
-// Lines of bf16 of a block: pairs of columns of 16 rows, numbers rounded to the nearest, from group `first` on.
+// Lines of bytes: 4 columns of 16 rows.
 template <typename L>
-void unpack_tiles(const QuantizedWeight& w, int64_t block, int64_t first, int64_t groups, bf16* out) {
+void unpack_bytes(const QuantizedWeight& w, int64_t block, int64_t first, int64_t count, int8_t* out) {
+  typedef uint8_t Bytes __attribute__((vector_size(64)));
+  const IReg table = L::kTable ? broadcast_bytes(w.table) : IReg{};
+  const Bytes zero = Bytes{} + static_cast<uint8_t>(w.zero);
+  const uint8_t* codes = w.codes + (block * w.columns.blocks() + first) * L::kBytes;
+  for (int64_t g = 0; g < count; ++g, codes += L::kBytes)
+#pragma GCC unroll 8
+    for (int q = 0; q < L::kQuads; ++q, out += 64) store_words(out, (IReg)((Bytes)quad<L>(codes, q, 0, table) - zero));
+}
+
+// Lines of bf16: pairs of columns of 16 rows.
+template <typename L>
+void unpack_bf16(const QuantizedWeight& w, int64_t block, int64_t first, int64_t count, bf16* out) {
   const Columns& columns = w.columns;
   const IReg table = L::kTable ? broadcast_bytes(w.table) : IReg{};
   const Reg zero = splat(static_cast<float>(w.zero));
@@ -232,7 +295,7 @@ void unpack_tiles(const QuantizedWeight& w, int64_t block, int64_t first, int64_
     const Reg code = __builtin_convertvector((IReg)((UReg)codes >> (8 * byte)) & 0xFF, Reg);
     return (IReg)rounded_to_bf16(multiply_add(code - zero, scale, minimum));
   };
-  for (int64_t g = first; g < first + groups; ++g) {
+  for (int64_t g = first; g < first + count; ++g) {
     const int64_t at = (block * columns.scales() + g / (columns.span * columns.share)) * kBlockCols;
     const uint8_t* codes = w.codes + (block * columns.blocks() + g) * L::kBytes;
     const Reg scale = load_half(w.scales + at), minimum = w.minima ? load_half(w.minima + at) : splat(0.0f);
@@ -246,6 +309,48 @@ void unpack_tiles(const QuantizedWeight& w, int64_t block, int64_t first, int64_
   }
 }
 #endif
+
+#ifdef STARLING_MATRICES
+template <typename L>
+void unpack_matrices(const QuantizedWeight& w, const uint8_t* codes, uint8_t* out) {
+  const IReg table = L::kTable ? broadcast_bytes(w.table) : IReg{};
+  const int32_t sign = L::kProductBits == 8 ? static_cast<int32_t>(0x80808080) : 0;
+  for (int64_t g = 0; g < w.columns.blocks(); ++g, codes += L::kBytes)
+#pragma GCC unroll 4
+    for (int q = 0; q < L::kQuads; q += 2)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p, out += 32) {
+        const IReg a = quad<L>(codes, q, p, table) ^ sign, b = quad<L>(codes, q + 1, p, table) ^ sign;
+        store_words(out, first_columns(a, b)), store_words(out + 16, last_columns(a, b));
+      }
+}
+#endif
+
+#ifdef STARLING_BYTE_PAIRS
+// Codes in two planes or with a table are unpacked first: 1.2 times as fast from 64 rows on, with a table 1.1 (EPYC 7003, AVX2). Those
+// in 4 or 2 bits gain nothing.
+template <typename L>
+constexpr bool kUnpacks = L::kTable || L::kHigh > 0;
+#else
+template <typename L>
+constexpr bool kUnpacks = false;
+#endif
+
+template <typename L>
+constexpr QuantizedTiles tiles_of() {
+  QuantizedTiles tiles{};
+  tiles.run = kRunTile<L>;
+#ifdef STARLING_MATRICES
+  tiles.run_unpacked = kRunTile<Matrices<L::kGroup>>, tiles.unpack = unpack_matrices<L>;
+#endif
+  if constexpr (kUnpacks<L>) tiles.run_unpacked = kRunTile<Unpacked<L>>, tiles.unpack = unpack_block<L>;
+#ifdef STARLING_TILES
+  tiles.unpack_bytes = unpack_bytes<L>, tiles.unpack_bf16 = unpack_bf16<L>;
+#endif
+  return tiles;
+}
+template <typename L>
+constexpr QuantizedTiles kTiles = tiles_of<L>();
 
 // The field of column j of row i of a block.
 template <int WIDTH, int GROUP>
@@ -315,27 +420,6 @@ void with_layout(int bits, int64_t group, bool table, const F& f) {
 
 }  // namespace
 
-#ifdef STARLING_TILES
-namespace {
-
-// Many rows by tiles of bf16, into which codes are unpacked on the way. Rows of x stay as they are.
-template <typename Finish>
-void multiply_unpacked(const bf16* x, int64_t x_stride, int64_t m, const QuantizedWeight& w, const Finish& finish, int threads) {
-  const int64_t k = w.columns.k, each = kTileDepth / w.columns.block;
-  with_layout(w.bits, w.columns.block, w.table != nullptr, [&](auto layout) {
-    using L = decltype(layout);
-    const auto tiles_of = [&](int64_t block, int64_t here, int64_t step, int64_t steps, bf16* memory) {
-      for (int64_t b = 0; b < here; ++b)
-        unpack_tiles<L>(w, block + b, step * each, steps * each, memory + b * steps * 512);
-      return std::make_pair(const_cast<const bf16*>(memory), static_cast<ptrdiff_t>(steps * 512));
-    };
-    multiply_all_by_tiles<kMaxRows>(x, x_stride, m, w.n, k, tiles_of, finish, threads);
-  });
-}
-
-}  // namespace
-#endif
-
 int32_t QuantizedWeight::begin() const { return (bits == 8 || table) && kSignedBytes ? 0 : zero; }
 
 const QuantizedTiles& QuantizedWeight::tiles() const {
@@ -385,22 +469,24 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
   if (m == 0) return;
   const Columns columns{k, size, span, share};
   const QuantizedWeight weight{codes, scales, minima, table, n, columns, bits, zero};
-#ifdef STARLING_TILES
-  if (by_tiles(m, k, kFewRowsOfCodes)) {
-    const auto by = [&](auto type) {
-      const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
-      multiply_unpacked(x, x_stride, m, weight, store_sums, threads);
-    };
-    return out_fp32 ? by(float{}) : by(bf16{});
-  }
-#endif
-  Scratch& scratch = Scratch::mine();
-  scratch.reset(QuantizedRows::bytes(m, columns));
-  const QuantizedRows rows = QuantizedRows::in(scratch, m, columns);
-  parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
-               [&](int64_t row) { rows.quantize(row, x + row * x_stride, weight.begin()); });
+  [[maybe_unused]] const By by = multiplied_by(columns, m);
   const auto to = [&](auto type) {
     const StoreSums<decltype(type)> store_sums{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
+#ifdef STARLING_TILES
+    if (by == By::kBf16Tiles) {
+      const Bf16OfCodes tiles_of{weight, weight.tiles()};
+      return multiply_all_by_tiles<kMaxRows>(x, x_stride, m, n, k, tiles_of, store_sums, threads);
+    }
+#endif
+    Scratch& scratch = Scratch::mine();
+    scratch.reset(QuantizedRows::bytes(m, columns));
+    const QuantizedRows rows = QuantizedRows::in(scratch, m, columns).part(0, m);
+    parallel_for(m, threads_for(m, m * k * sizeof(bf16), threads),
+                 [&](int64_t row) { rows.quantize(row, x + row * x_stride, weight.begin()); });
+#ifdef STARLING_TILES
+    if (by == By::kByteTiles)
+      return in_parallel(threads, [&](Part part) { multiply_bytes(rows, weight, part.of(weight.pairs()), store_sums); });
+#endif
     const QuantizedTiles& tiles = weight.tiles();
     parallel_for(weight.pairs(), threads_for(weight.pairs(), weight.bytes() * ceil_div(m, rows.step), threads),
                  [&](int64_t pair) { run_pair(rows, weight, tiles, pair, store_sums); });

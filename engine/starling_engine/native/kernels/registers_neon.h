@@ -1,4 +1,5 @@
-// Registers of ARM's NEON: 4 floats. With bf16, a product of pairs is one instruction; with dotprod, one of 4 bytes.
+// Registers of ARM's NEON: 4 floats. With bf16, a product of pairs is one instruction; with dotprod, one of 4 bytes. Two rows by two
+// columns at once, of bf16 or of bytes (i8mm), are twice as many products.
 #pragma once
 
 #include <arm_neon.h>
@@ -54,6 +55,30 @@ inline Reg multiply_pairs(Reg sum, IReg a, IReg b) {
 inline uint16x4_t to_bf16(Reg v) { return vreinterpret_u16_bf16(vcvt_bf16_f32(v)); }
 inline void store(bf16* p, Reg v) { vst1_u16(&p->bits, to_bf16(v)); }
 inline Reg rounded_to_bf16(Reg v) { return vreinterpretq_f32_u32(vshll_n_u16(to_bf16(v), 16)); }
+#endif
+
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
+#define STARLING_MATRICES
+// A register of two rows or columns, 8 bytes of each; and the same of two columns, once they come in two registers of 4 columns.
+inline IReg two_rows(const void* first, const void* second) {
+  return vcombine_s32(vld1_s32(static_cast<const int32_t*>(first)), vld1_s32(static_cast<const int32_t*>(second)));
+}
+inline IReg first_columns(IReg a, IReg b) { return vzip1q_s32(a, b); }
+inline IReg last_columns(IReg a, IReg b) { return vzip2q_s32(a, b); }
+// Adds the products of two rows and two columns: to the sums of the first row, then of the second.
+inline IReg multiply_matrices(IReg sums, IReg rows, IReg columns) {
+  return vmmlaq_s32(sums, vreinterpretq_s8_s32(rows), vreinterpretq_s8_s32(columns));
+}
+inline Reg multiply_matrices(Reg sums, IReg rows, IReg columns) {
+  return vbfmmlaq_f32(sums, vreinterpretq_bf16_s32(rows), vreinterpretq_bf16_s32(columns));
+}
+// The sums of the first (second) row: of the columns of a, then of b.
+inline int64x2_t as_halves(IReg v) { return vreinterpretq_s64_s32(v); }
+inline int64x2_t as_halves(Reg v) { return vreinterpretq_s64_f32(v); }
+template <typename R>
+inline R sums_of_first(R a, R b) { return (R)vzip1q_s64(as_halves(a), as_halves(b)); }
+template <typename R>
+inline R sums_of_second(R a, R b) { return (R)vzip2q_s64(as_halves(a), as_halves(b)); }
 #endif
 
 inline IReg broadcast_bytes(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }

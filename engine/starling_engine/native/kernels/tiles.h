@@ -1,7 +1,8 @@
 // Products of many rows by tiles of AMX: of 16 rows of 64 bytes each, of which one instruction multiplies two.
 //
-// A packed matrix is made for it as it is: 16 lines of a column block, one behind the other, are a tile of 32 k and 16 columns. Rows
-// of x are copied once into tiles of 16 rows and 32 k. With STARLING_TILE_MODEL tiles are memory, so that tests run on other CPUs.
+// A packed matrix is made for it as it is: 16 lines of a column block, one behind the other, are a tile of 32 k and 16 columns, or of
+// 64 k where they are bytes. Rows of x are copied once into tiles of 16 rows. With STARLING_TILE_MODEL tiles are memory, so that tests
+// run on other CPUs.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,9 @@ namespace starling {
 
 #ifdef STARLING_TILES
 
-constexpr int64_t kTileDepth = 32;
+// k of a tile of bf16, and of one of bytes.
+constexpr int64_t kTileDepth = 32, kByteTileDepth = 64;
+constexpr int64_t kTileBytes = 1024;
 // More rows than these are multiplied by tiles. Of few, reading the matrix takes longer than multiplying, or unpacking its codes.
 constexpr int64_t kFewRows = kTileRows, kFewRowsOfCodes = 32;
 inline bool by_tiles(int64_t m, int64_t k, int64_t few = kFewRows) { return m > few && k % kTileDepth == 0; }
@@ -52,10 +55,24 @@ inline void model_multiply(int c, int a, int b) {
       std::memcpy(model_tile(c).rows[i] + j * 4, &sum, 4);
     }
 }
+inline void model_multiply_bytes(int c, int a, int b) {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 16; ++j) {
+      int32_t sum;
+      std::memcpy(&sum, model_tile(c).rows[i] + j * 4, 4);
+      for (int quad = 0; quad < 16; ++quad)
+        for (int byte = quad * 4; byte < quad * 4 + 4; ++byte)
+          sum += static_cast<int8_t>(model_tile(a).rows[i][byte]) * static_cast<int8_t>(model_tile(b).rows[quad][j * 4 + byte % 4]);
+      std::memcpy(model_tile(c).rows[i] + j * 4, &sum, 4);
+    }
+}
 #define TILE_LOAD(n, p, stride) model_load(n, p, stride)
 #define TILE_STORE(n, p, stride) model_store(n, p, stride)
 #define TILE_ZERO(n) std::memset(&model_tile(n), 0, sizeof(ModelTile))
-#define TILE_MULTIPLY(c, a, b) model_multiply(c, a, b)
+template <typename T, int C, int A, int B>
+void multiply_tiles() {
+  sizeof(T) == 1 ? model_multiply_bytes(C, A, B) : model_multiply(C, A, B);
+}
 struct TilesInUse {};
 #else
 // The compiler's own macros do not say that they read and write memory.
@@ -64,7 +81,14 @@ struct TilesInUse {};
 #define TILE_STORE(n, p, stride) \
   asm volatile("tilestored %%tmm" #n ", (%0,%1,1)" ::"r"(p), "r"(static_cast<ptrdiff_t>(stride)) : "memory")
 #define TILE_ZERO(n) asm volatile("tilezero %%tmm" #n ::: "memory")
-#define TILE_MULTIPLY(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+// Adds the product of tiles A and B, of bf16 or of bytes with a sign, to tile C.
+template <typename T, int C, int A, int B>
+void multiply_tiles() {
+  if constexpr (sizeof(T) == 1)
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B) : "memory");
+  else
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B) : "memory");
+}
 
 // While it lives, this thread has 8 tiles of 16 rows of 64 bytes. Others of its tiles, as oneDNN's, are configured at each of its
 // own products.
@@ -83,41 +107,66 @@ class TilesInUse {
 };
 #endif
 
-// c [16 ROWS][16 BLOCKS] = or += rows of x by column blocks, `steps` tiles deep. Tiles of x are 512 elements each, those of the next
-// 16 rows a_stride further; those of the next block are b_stride further.
+// 16 rows of x: lines of 64 bytes, `line` bytes apart. The same lines of the next k are `step` bytes further.
+struct RowTile {
+  const void* at;
+  ptrdiff_t line, step;
+};
+
 template <int ROWS, int BLOCKS>
-void run_tiles(const bf16* a, ptrdiff_t a_stride, const bf16* b, ptrdiff_t b_stride, int64_t steps, float* c, ptrdiff_t c_stride,
-               bool accumulate) {
-  const ptrdiff_t line = c_stride * sizeof(float);
-  float* below = c + 16 * c_stride;
+void zero_sums() {
   TILE_ZERO(0);
   if (BLOCKS > 1) TILE_ZERO(1);
   if (ROWS > 1) TILE_ZERO(2);
   if (ROWS > 1 && BLOCKS > 1) TILE_ZERO(3);
-  if (accumulate) {
-    TILE_LOAD(0, c, line);
-    if (BLOCKS > 1) TILE_LOAD(1, c + 16, line);
-    if (ROWS > 1) TILE_LOAD(2, below, line);
-    if (ROWS > 1 && BLOCKS > 1) TILE_LOAD(3, below + 16, line);
-  }
-  for (int64_t step = 0; step < steps; ++step, a += 512, b += 512) {
+}
+// Sums [16 ROWS][16 BLOCKS] of 4 bytes each, in rows `line` bytes apart.
+template <int ROWS, int BLOCKS>
+void load_sums(const void* sums, ptrdiff_t line) {
+  const char *top = static_cast<const char*>(sums), *below = top + 16 * line;
+  TILE_LOAD(0, top, line);
+  if (BLOCKS > 1) TILE_LOAD(1, top + 64, line);
+  if (ROWS > 1) TILE_LOAD(2, below, line);
+  if (ROWS > 1 && BLOCKS > 1) TILE_LOAD(3, below + 64, line);
+}
+template <int ROWS, int BLOCKS>
+void store_sums(void* sums, ptrdiff_t line) {
+  char *top = static_cast<char*>(sums), *below = top + 16 * line;
+  TILE_STORE(0, top, line);
+  if (BLOCKS > 1) TILE_STORE(1, top + 64, line);
+  if (ROWS > 1) TILE_STORE(2, below, line);
+  if (ROWS > 1 && BLOCKS > 1) TILE_STORE(3, below + 64, line);
+}
+
+// Adds the products of rows and column blocks of T, `steps` tiles deep, to the sums in tiles. Those of the next block are b_stride
+// bytes further.
+template <typename T, int ROWS, int BLOCKS>
+void add_products(RowTile top, RowTile below, const void* columns, ptrdiff_t b_stride, int64_t steps) {
+  const char *a = static_cast<const char*>(top.at), *c = static_cast<const char*>(below.at), *b = static_cast<const char*>(columns);
+  for (int64_t step = 0; step < steps; ++step, a += top.step, c += below.step, b += kTileBytes) {
     TILE_LOAD(6, b, 64);
-    TILE_LOAD(4, a, 64);
-    TILE_MULTIPLY(0, 4, 6);
+    TILE_LOAD(4, a, top.line);
+    multiply_tiles<T, 0, 4, 6>();
     if (BLOCKS > 1) {
       TILE_LOAD(7, b + b_stride, 64);
-      TILE_MULTIPLY(1, 4, 7);
+      multiply_tiles<T, 1, 4, 7>();
     }
     if (ROWS > 1) {
-      TILE_LOAD(5, a + a_stride, 64);
-      TILE_MULTIPLY(2, 5, 6);
-      if (BLOCKS > 1) TILE_MULTIPLY(3, 5, 7);
+      TILE_LOAD(5, c, below.line);
+      multiply_tiles<T, 2, 5, 6>();
+      if (BLOCKS > 1) multiply_tiles<T, 3, 5, 7>();
     }
   }
-  TILE_STORE(0, c, line);
-  if (BLOCKS > 1) TILE_STORE(1, c + 16, line);
-  if (ROWS > 1) TILE_STORE(2, below, line);
-  if (ROWS > 1 && BLOCKS > 1) TILE_STORE(3, below + 16, line);
+}
+
+// c [16 ROWS][16 BLOCKS] = or += rows of x by column blocks, in rows c_stride floats apart.
+template <int ROWS, int BLOCKS>
+void run_tiles(RowTile top, RowTile below, const bf16* b, ptrdiff_t b_stride, int64_t steps, float* c, ptrdiff_t c_stride,
+               bool accumulate) {
+  const ptrdiff_t line = c_stride * sizeof(float);
+  accumulate ? load_sums<ROWS, BLOCKS>(c, line) : zero_sums<ROWS, BLOCKS>();
+  add_products<bf16, ROWS, BLOCKS>(top, below, b, b_stride * sizeof(bf16), steps);
+  store_sums<ROWS, BLOCKS>(c, line);
 }
 
 // Two blocks of so many steps fill two thirds of a first-level cache of 48 KB, and are multiplied by all rows.
@@ -139,30 +188,57 @@ struct TiledRows {
   static int64_t size(int64_t m, int64_t k) { return ceil_div(m, 16) * 16 * k; }
   int64_t count() const { return ceil_div(m, 16); }
 
-  // Copies the rows of one tile; x is where row 0 is.
-  void copy(int64_t tile, const bf16* x, ptrdiff_t x_stride) const {
-    for (int64_t i = tile * 16; i < tile * 16 + 16; ++i)
-      for (int64_t step = 0; step < k / kTileDepth; ++step) {
-        bf16* to = tiles + tile * 16 * k + step * 512 + i % 16 * kTileDepth;
+  RowTile tile(int64_t i, int64_t step) const { return {tiles + i * 16 * k + step * 512, 64, kTileBytes}; }
+
+  // Copies the rows of one tile: row_of(i) is where row i is.
+  template <typename RowOf>
+  void copy(int64_t tile, const RowOf& row_of) const {
+    for (int64_t i = tile * 16; i < tile * 16 + 16; ++i) {
+      bf16* to = tiles + tile * 16 * k + i % 16 * kTileDepth;
+      for (int64_t step = 0; step < k / kTileDepth; ++step)
         if (i < m)
-          std::memcpy(to, x + i * x_stride + step * kTileDepth, 64);
+          std::memcpy(to + step * 512, row_of(i) + step * kTileDepth, 64);
         else
-          std::memset(to, 0, 64);
-      }
+          std::memset(to + step * 512, 0, 64);
+    }
   }
 };
 
-// Rows by the column blocks of one thread; `finish` as in PackedProduct::run_span, for rows from `row0` on.
-// `tiles_of(block, here, step, steps, memory)` returns `here` blocks as packed bf16 from tile `step` on, and what lies between them:
+// Column blocks in tiles; those of the next block are `stride` elements further.
+template <typename T>
+struct ColumnTiles {
+  const T* at;
+  ptrdiff_t stride;
+};
+
+// Rows in tiles of bf16, by a matrix of which `tiles_of(block, here, step, steps, memory)` returns `here` blocks from tile `step` on:
 // where they are, or in `memory`, which holds 2 * kStepsAtOnce tiles.
-template <typename TilesOf, typename Finish>
-void multiply_by_tiles(const TiledRows& rows, int64_t row0, int64_t n, Span blocks, const TilesOf& tiles_of, const Finish& finish) {
+template <typename TilesOf>
+struct Bf16TileProduct {
+  TiledRows rows;
+  TilesOf tiles_of;
+
+  int64_t m() const { return rows.m; }
+  int64_t steps() const { return rows.k / kTileDepth; }
+  ColumnTiles<bf16> columns(int64_t block, int64_t here, int64_t step, int64_t steps, void* memory) const {
+    return tiles_of(block, here, step, steps, static_cast<bf16*>(memory));
+  }
+  template <int ROWS, int BLOCKS>
+  void run(int64_t tile, int64_t, int64_t step, int64_t steps, ColumnTiles<bf16> b, float* c, ptrdiff_t c_stride) const {
+    const RowTile top = rows.tile(tile, step), below = ROWS > 1 ? rows.tile(tile + 1, step) : top;
+    run_tiles<ROWS, BLOCKS>(top, below, b.at, b.stride, steps, c, c_stride, step > 0);
+  }
+};
+
+// All rows of a product by the column blocks of one thread; `finish` as in PackedProduct::run_span, for rows from `row0` on.
+template <typename Product, typename Finish>
+void multiply_by_tiles(const Product& product, int64_t row0, int64_t n, Span blocks, const Finish& finish) {
   if (blocks.begin >= blocks.end) return;
-  const int64_t m = rows.m, row_tiles = rows.count(), steps = rows.k / kTileDepth, width = kBlocksAtOnce * kBlockCols;
-  const size_t sums_size = row_tiles * 16 * width, memory_size = 2 * kStepsAtOnce * 512;
+  const int64_t m = product.m(), row_tiles = ceil_div(m, 16), steps = product.steps(), width = kBlocksAtOnce * kBlockCols;
+  const size_t sums_size = row_tiles * 16 * width, memory_size = 2 * kStepsAtOnce * kTileBytes;
   Scratch& scratch = tile_scratch();
-  scratch.reset(Scratch::padded<bf16>(memory_size) + Scratch::padded<float>(sums_size));
-  bf16* memory = scratch.take<bf16>(memory_size);
+  scratch.reset(memory_size + Scratch::padded<float>(sums_size));
+  char* memory = scratch.take<char>(memory_size);
   float* sums = scratch.take<float>(sums_size);
   TilesInUse in_use;
   (void)in_use;
@@ -173,13 +249,13 @@ void multiply_by_tiles(const TiledRows& rows, int64_t row0, int64_t n, Span bloc
       const bool last = step + here == steps;
       for (int64_t block = panel; block < panel_end; block += 2) {
         const int64_t pair = std::min<int64_t>(2, panel_end - block), col = block * kBlockCols;
-        const auto [b, b_stride] = tiles_of(block, pair, step, here, memory);
+        const auto b = product.columns(block, pair, step, here, memory);
         for (int64_t tile = 0; tile < row_tiles; tile += 2) {
-          const bf16* a = rows.tiles + (tile * steps + step) * 512;
           float* c = sums + tile * 16 * width + (block - panel) * kBlockCols;
-          const auto run = tile + 1 < row_tiles ? (pair > 1 ? run_tiles<2, 2> : run_tiles<2, 1>)
-                                                : (pair > 1 ? run_tiles<1, 2> : run_tiles<1, 1>);
-          run(a, steps * 512, b, b_stride, here, c, width, step > 0);
+          const auto run = tile + 1 < row_tiles
+                               ? (pair > 1 ? &Product::template run<2, 2> : &Product::template run<2, 1>)
+                               : (pair > 1 ? &Product::template run<1, 2> : &Product::template run<1, 1>);
+          (product.*run)(tile, block, step, here, b, c, width);
           const int64_t rows_here = std::min<int64_t>(32, m - tile * 16);
           if (last) finish(c, width, row0 + tile * 16, rows_here, col, std::min(pair * kBlockCols, n - col));
         }
@@ -199,10 +275,12 @@ void multiply_all_by_tiles(const bf16* x, ptrdiff_t x_stride, int64_t m, int64_t
     const int64_t here = std::min(kMost, m - row);
     scratch.reset(Scratch::padded<bf16>(TiledRows::size(here, k)));
     const TiledRows rows{scratch.take<bf16>(TiledRows::size(here, k)), here, k};
-    parallel_for(rows.count(), threads, [&](int64_t tile) { rows.copy(tile, x + row * x_stride, x_stride); });
+    parallel_for(rows.count(), threads,
+                 [&](int64_t tile) { rows.copy(tile, [&](int64_t i) { return x + (row + i) * x_stride; }); });
     in_parallel(threads, [&](Part part) {
       const Span mine = part.of(ceil_div(blocks, 2));
-      multiply_by_tiles(rows, row, n, {mine.begin * 2, std::min(mine.end * 2, blocks)}, tiles_of, finish);
+      const Bf16TileProduct<TilesOf> product{rows, tiles_of};
+      multiply_by_tiles(product, row, n, {mine.begin * 2, std::min(mine.end * 2, blocks)}, finish);
     });
   }
 }
