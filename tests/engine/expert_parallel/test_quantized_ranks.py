@@ -1,6 +1,5 @@
 """Codes of each format in each layout: ranks with parts, stages, and experts that move, against one rank with all of them."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from starling_engine.topology.shard import Shard
 from starling_engine.weights.checkpoint import stored_formats
 from starling_engine.weights.loader import Checkpoint, load_weights
 
-from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
+from tests.engine.checkpoints import Variant, write_checkpoint
 from tests.engine.expert_parallel.test_peers import Away
 from tests.engine.expert_parallel.test_ranks import first_placement, wait
 from tests.engine.gguf_files import write_gguf
