@@ -2,8 +2,8 @@
 
     python bench/perplexity.py [MODEL]
 
-Without an argument it is the repository's own model. The texts are those that its training left out (models/heldout.py): documents of
-the running Python. Each is read alone. Writes results/perplexity_<instruction set>.md.
+Without an argument it is the repository's own model. The texts are those that its training left out (models/heldout.py), which is
+documentation of the running Python. Each is read alone. Writes results/perplexity_<instruction set>.md.
 """
 
 import math
