@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from starling_engine.errors import ModelError, UnsupportedModel
 
@@ -153,6 +153,6 @@ class Fields:
         return default if value is None else value
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Says if a field's value is a number that may be computed with."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
