@@ -28,7 +28,7 @@ from tests.engine.expert_parallel.test_ranks import first_placement, wait
 from tests.engine.gguf_files import write_gguf
 from tests.engine.paged_driver import PagedDriver
 from tests.engine.parallel.threads import Join, on_ranks, on_threads
-from tests.engine.quantized_checkpoints import TORCHAO, auto_round, bitsandbytes, compressed, fp8_blocks, model_opt, torchao
+from tests.engine.quantized_checkpoints import auto_round, bitsandbytes, compressed, fp8_blocks, model_opt
 from tests.engine.quantized_experts import DENSE, LATENT, SPARSE, write_dense, write_experts, write_in_order
 from tests.engine.weights.test_mxfp4_experts import write_pair
 from tests.engine.written import Written
@@ -63,8 +63,6 @@ SAMPLE = ("W4A16", "Q4_K")
 
 
 GATHERED = "gptq in another order"
-TORCH = {f"torchao {kind}": partial(torchao, kind) for kind in ("int4", "fp8")}
-"""Formats whose headers name modules, so that layers cannot become experts."""
 
 
 def kinds(*names: str) -> list[object]:
@@ -82,9 +80,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if kind == GATHERED:
             write_in_order(found["gptq"], folder / kind)
             return folder / kind
-        if kind in TORCH and not TORCHAO.exists():
-            pytest.skip("TorchAO is not here: see `make torchao`")
-        write_dense({**TOOLS, **TORCH}[kind], folder / kind)
+        write_dense(TOOLS[kind], folder / kind)
         return folder / kind / "dense"
 
     found = Written(write)
@@ -174,7 +170,7 @@ def parts(path: Path, split: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("split", ["two ranks", "two stages"])
-@pytest.mark.parametrize("kind", kinds(*TOOLS, *TORCH, *FILES, GATHERED))
+@pytest.mark.parametrize("kind", kinds(*TOOLS, *FILES, GATHERED))
 def test_ranks_have_parts_of_matrices(kind: str, split: str, dense: dict[str, Path]) -> None:
     expected = alone(dense[kind])
     for found in parts(dense[kind], split):
