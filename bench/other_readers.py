@@ -2,9 +2,9 @@
 
     python bench/other_readers.py [MODEL] [--vllm]
 
-Without a model it is the repository's own. Starling answers greedily. The others read prompt and answer at once: the table has the
-tokens that are their likeliest, too, and how far their log p is from Starling's, on average and at most. The first row has
-weights in bfloat16. Writes results/other_readers_<model>.md.
+Without a model it is the repository's own. Starling answers greedily, and the others read prompt and answer at once. The table has
+the tokens that are their likeliest, too, and how far their log p is from Starling's, on average and at most. The first row has
+weights in bfloat16. Writes results/other_readers_<model>_<instruction set>.md.
 """
 
 import argparse
