@@ -98,7 +98,7 @@ def read_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str], dict
 
 def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     pre = tokenizer_field(file, "pre")
-    if pre not in _SPLITS:
+    if not isinstance(pre, str) or pre not in _SPLITS:
         known = ", ".join(sorted(_SPLITS))
         raise UnsupportedModel(f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported; supported: {known}. Or {_INSTEAD}")
     merges = [tuple(merge.split(" ")) for merge in _texts(file, "merges")]
@@ -111,7 +111,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
 
 def _sentence_piece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     scores, types = tokenizer_field(file, "scores"), token_types(file)
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(isinstance(each, float) for each in scores):
         raise ModelError(f"{file.path}: tokenizer.ggml.scores does not hold a number for each token")
     normal = {token: id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ in (NORMAL, USER_DEFINED)}
     unknown = token_id(file, "unknown_token_id", len(tokens))

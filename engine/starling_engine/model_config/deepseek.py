@@ -14,7 +14,7 @@ from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_n
 from starling_engine.model_config.traits import Traits
 
 DEFAULT_KV_RANK, DEFAULT_NOPE_DIM, DEFAULT_ROPE_DIM, DEFAULT_VALUE_DIM = 512, 128, 64, 128
-MAX_INDEX_HEADS, MAX_INDEX_DIM, MAX_TOP = 4096, 1 << 16, 1 << 20
+MAX_INDEX_HEADS, MAX_INDEX_DIM, MAX_TOP, MAX_LATENT = 4096, 1 << 16, 1 << 20, 1 << 14
 """More than any model has; a config with more is damaged."""
 FEED_FORWARDS = ("dense", "sparse")
 INDEXED = "indexed_attention"
@@ -29,16 +29,16 @@ def read_latents(
     """
     if config.integer("num_key_value_heads", num_heads) != num_heads:
         raise config.error("num_key_value_heads", f"must be num_attention_heads ({num_heads}): latents serve all heads")
-    rope_dim = config.integer("qk_rope_head_dim", DEFAULT_ROPE_DIM)
+    rope_dim = config.integer("qk_rope_head_dim", DEFAULT_ROPE_DIM, high=MAX_LATENT)
     if rope_dim % 2:
         raise config.error("qk_rope_head_dim", "must be even to be rotated")
     return MlaShape(
         num_heads=num_heads,
-        q_rank=config.integer("q_lora_rank", 0, low=0),
-        kv_rank=config.integer("kv_lora_rank", DEFAULT_KV_RANK),
-        nope_dim=config.integer("qk_nope_head_dim", nope_dim),
+        q_rank=config.integer("q_lora_rank", 0, low=0, high=MAX_LATENT),
+        kv_rank=config.integer("kv_lora_rank", DEFAULT_KV_RANK, high=MAX_LATENT),
+        nope_dim=config.integer("qk_nope_head_dim", nope_dim, high=MAX_LATENT),
         rope_dim=rope_dim,
-        value_dim=config.integer("v_head_dim", value_dim),
+        value_dim=config.integer("v_head_dim", value_dim, high=MAX_LATENT),
         interleaved=interleaved,
     )
 
@@ -55,7 +55,7 @@ def with_indexer(config: Fields, shape: MlaShape, *, q_rank: int, heads: int, in
         interleaved=config.boolean("indexer_rope_interleave", interleaved),
     )
     # The indexer's queries are made of compressed ones.
-    return replace(shape, q_rank=config.integer("q_lora_rank", q_rank), index=index)
+    return replace(shape, q_rank=config.integer("q_lora_rank", q_rank, high=MAX_LATENT), index=index)
 
 
 def indexed_layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.compressed import CompressedShape
-from starling_engine.model_config.deepseek import MAX_INDEX_DIM, MAX_INDEX_HEADS, MAX_TOP
+from starling_engine.model_config.deepseek import MAX_INDEX_DIM, MAX_INDEX_HEADS, MAX_LATENT, MAX_TOP
 from starling_engine.model_config.definition import ModelDefinition, TensorNames
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig, Runs
@@ -65,7 +65,7 @@ def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
 def _shape(config: Fields, num_heads: int) -> CompressedShape:
     if config.integer("num_key_value_heads", 1) != 1:
         raise config.error("num_key_value_heads", "must be 1: one row serves all heads")
-    head_dim, groups = config.integer("head_dim", 512), config.integer("o_groups", 8)
+    head_dim, groups = config.integer("head_dim", 512, high=MAX_LATENT), config.integer("o_groups", 8)
     if num_heads % groups:
         raise config.error("o_groups", f"must divide num_attention_heads ({num_heads})")
     rope_dim, index_dim = int(head_dim * _rotated(config)), config.integer("index_head_dim", 128, high=MAX_INDEX_DIM)
@@ -81,9 +81,9 @@ def _shape(config: Fields, num_heads: int) -> CompressedShape:
         num_heads=num_heads,
         head_dim=head_dim,
         rope_dim=rope_dim,
-        q_rank=config.integer("q_lora_rank", 1024),
+        q_rank=config.integer("q_lora_rank", 1024, high=MAX_LATENT),
         groups=groups,
-        group_rank=config.integer("o_lora_rank", 1024),
+        group_rank=config.integer("o_lora_rank", 1024, high=MAX_LATENT),
         index=index,
     )
 
@@ -93,7 +93,7 @@ def _rotated(config: Fields) -> float:
     if config.has("partial_rotary_factor"):
         return config.number("partial_rotary_factor")
     if config.has("qk_rope_head_dim"):
-        return config.integer("qk_rope_head_dim") / config.integer("head_dim", 512)
+        return config.integer("qk_rope_head_dim") / config.integer("head_dim", 512, high=MAX_LATENT)
     return ROTATED
 
 

@@ -3,9 +3,12 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from starling_engine.errors import ModelError, UnsupportedModel
+
+LARGEST = 10**30
+"""No field has a larger number: "without end" is written so. Products and powers of such still are finite in float64."""
 
 
 class Fields:
@@ -68,14 +71,14 @@ class Fields:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.error(name, f"must be an integer of at least {low}")
-        if high is not None and value > high:
-            raise self.error(name, f"must be at most {high}")
+        if value > (most := LARGEST if high is None else high):
+            raise self.error(name, f"must be at most {most}")
         return value
 
     def number(self, name: str, default: float | None = None, low: float = 0.0) -> float:
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < float("inf"):
-            raise self.error(name, f"must be a number of at least {low:g}")
+        if not is_number(value) or value < low:
+            raise self.error(name, f"must be a number of at least {low:g}, and at most {LARGEST:g}")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -128,7 +131,7 @@ class Fields:
     def numbers(self, name: str) -> tuple[float, ...]:
         """Returns a list of numbers above 0. Raises where it is absent or empty, too."""
         value = self.values.get(name)
-        if not isinstance(value, list) or not value or not all(_is_positive(item) for item in value):
+        if not isinstance(value, list) or not value or not all(is_number(item) and item > 0 for item in value):
             raise self.error(name, "must be a list of numbers above 0")
         return tuple(float(item) for item in value)
 
@@ -150,5 +153,6 @@ class Fields:
         return default if value is None else value
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Says if a field's value is a number that may be computed with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

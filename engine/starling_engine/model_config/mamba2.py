@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from starling_engine.errors import UnsupportedModel
-from starling_engine.model_config.fields import Fields
+from starling_engine.model_config.fields import Fields, is_number
 from starling_engine.model_config.gated_delta import MAX_CHANNELS, MAX_HEADS, MAX_KERNEL
 from starling_engine.model_config.layer import Mixer
 
@@ -148,6 +148,6 @@ def _read_limits(config: Fields) -> tuple[float, float]:
 
 def _number(value: object) -> float:
     """Returns a number, NaN for what is none. transformers 5 writes what JSON has no number for as an object."""
-    if isinstance(value, dict):
-        value = {"Infinity": math.inf}.get(str(value.get("__float__")))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if value == math.inf or (isinstance(value, dict) and value.get("__float__") == "Infinity"):
+        return math.inf
+    return float(value) if is_number(value) else math.nan

@@ -2,19 +2,28 @@
 
 import asyncio
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from starling_engine import AsyncEngine
+from starling_engine import AsyncEngine, SamplingParams, native
 from starling_engine.delta import Stats
 from starling_engine.topology.placement import Placement
+from starling_engine.weights.checkpoint import stored_formats
+from starling_engine.weights.quantized.writer import SCHEMES, quantize_checkpoint
+from transformers import PreTrainedModel
 
-from tests.engine.checkpoints import VARIANTS, Reference, answer, write_checkpoint
+from tests.engine.checkpoints import VARIANTS, VOCAB, Reference, Variant, answer, write_checkpoint
 from tests.engine.elastic.groups import Traffic, group
+from tests.engine.real_engine import running
+from tests.engine.written import write_tokenizer
 
 HOT = 1.0
 """Bias that the router adds to the affinities, at most 1, of the experts that all tokens are to take."""
+NEAR = 0.3
+"""Nats between two tokens of which either may be taken: sums in bfloat16 are rounded in other places."""
 EPLB: dict[str, Any] = {"enable_eplb": True, "eplb_window_size": 48, "eplb_step_interval": 60}
 
 
@@ -22,12 +31,16 @@ EPLB: dict[str, Any] = {"enable_eplb": True, "eplb_window_size": 48, "eplb_step_
 def skewed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Every token takes experts 0 and 1 of every layer, which at first lie on one rank, and a third."""
     folder = tmp_path_factory.mktemp("skewed")
-    model = write_checkpoint(folder, VARIANTS["deepseek-v3"])
+    return answer(folder, write_skewed(folder, VARIANTS["deepseek-v3"]))
+
+
+def write_skewed(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    model = write_checkpoint(folder, variant, dtype)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.tensor([HOT, HOT, 0, 0, 0, 0, 0, 0]))
     model.save_pretrained(folder)
-    return answer(folder, model)
+    return model
 
 
 async def first_move(engine: AsyncEngine, stages: int = 1) -> Stats:
@@ -84,6 +97,40 @@ async def test_the_group_changes_its_size_meanwhile(skewed: Reference, caplog: p
                 await traffic.more(1)
         await traffic.stop()
     assert re.search(r"experts come from \w+ \(checkpoint \d+ MB/s, peers [1-9]", caplog.text), "both were tried"
+
+
+@pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+@pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC"])
+@pytest.mark.whole
+async def test_codes_move_too(scheme: str, tmp_path: Path) -> None:
+    """Two ranks whose experts move answer as one rank does; where they first differ, its two best tokens are a near tie."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 128}
+    variant = replace(VARIANTS["deepseek-v3"], changes={**VARIANTS["deepseek-v3"].changes, **sizes})
+    write_skewed(tmp_path / "plain", variant, torch.bfloat16)
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "codes", SCHEMES[scheme])
+    write_tokenizer(tmp_path / "codes")
+    assert {each.group for name, each in stored_formats(tmp_path / "codes").items() if ".experts." in name} == {128}
+    prompts = [[(at * (step + 3) + step) % VOCAB for at in range(24)] for step in range(6)]
+    args: dict[str, Any] = {"model": str(tmp_path / "codes"), "dtype": "bfloat16", "max_num_batched_tokens": 24}
+    async with running(**args) as one:
+        expected = [await answered(one, prompt, 0) for prompt in prompts]
+    async with running(**args, data_parallel_size=2, enable_expert_parallel=True, **EPLB, progress_timeout=10.0) as several:
+        turn = 0
+        while several.stats.eplb_rearrangements_total < 1 or turn < 4:
+            turn += 1
+            found = await asyncio.gather(*(answered(several, prompt, turn) for prompt in prompts))
+            for (tokens, _), (known, leads) in zip(found, expected, strict=True):
+                first = next((at for at, (a, b) in enumerate(zip(tokens, known, strict=True)) if a != b), None)
+                assert first is None or leads[first] < NEAR, (first, leads)
+        assert several.stats.eplb_experts_moved_total >= 2
+
+
+async def answered(engine: AsyncEngine, prompt: list[int], turn: int) -> tuple[list[int], list[float]]:
+    """Returns the greedy tokens, and by how many nats each leads the next best. Turns find nothing in one another's cache."""
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+    (output,) = (await engine.complete(prompt, params, cache_salt=f"{turn}")).outputs
+    best = [sorted((each.logprob for each in row.values()), reverse=True)[:2] for row in output.logprobs or []]
+    return output.token_ids, [first - second for first, second in best]
 
 
 def apart(placement: Placement, *experts: int) -> bool:

@@ -128,6 +128,7 @@ def test_layouts_that_cannot_be_are_named() -> None:
         ({"mlp_bias": True}, "mlp_bias: true is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"num_experts_per_tok": 300}, "num_experts_per_tok must be at most 256"),
+        ({"o_lora_rank": 1 << 64}, "o_lora_rank must be at most 16384"),
         ({"hc_mult": 0}, "hc_mult must be an integer of at least 1"),
         ({"compress_rates": {"heavily_compressed_attention": 1 << 20}}, "heavily_compressed_attention must be at most"),
     ],

@@ -19,7 +19,7 @@ from tests.engine.checkpoints import BASE, FAMILIES, VARIANTS
 from tests.engine.encoder_checkpoints import CLASSIFIERS, ENCODERS, SHAPE
 from tests.engine.workers import plain_worker
 
-VALUES: tuple[Any, ...] = (0, -1, 3, 10**9, 10**30, 1.5, "x", True, [], {}, float("nan"), None)
+VALUES: tuple[Any, ...] = (0, -1, 3, 10**9, 10**30, 10**400, 1e308, 5e-324, 1.5, "x", True, [], {}, float("nan"), None)
 NAMES = [*VARIANTS, *FAMILIES, *(f"{name} encoder" for name in ENCODERS), *(f"{name} classifier" for name in CLASSIFIERS)]
 
 

@@ -125,6 +125,7 @@ def test_short_contexts_are_attended_whole() -> None:
         (V32, {"index_n_heads": -1}, ["index_n_heads", "at least 1"]),
         (V32, {"index_head_dim": 32}, ["index_head_dim", "qk_rope_head_dim (64)", "32"]),
         (V32, {"q_lora_rank": 0}, ["q_lora_rank", "at least 1"]),
+        (V32, {"q_lora_rank": 1 << 31}, ["q_lora_rank", "at most 16384"]),
         (V32, {"rope_interleave": False}, ["rope_interleave: false", "supported: true"]),
         (V32, {"indexer_rope_interleave": "yes"}, ["indexer_rope_interleave", "true or false"]),
         (V32, {"layer_types": ["full_attention"] * 61}, ["layer_types", "full_attention", "indexed_attention"]),

@@ -66,6 +66,7 @@ def test_limits_of_step_sizes(written: Any, limits: tuple[float, float]) -> None
         ({"mamba_d_state": 1 << 21}, ["mamba_d_state", "at most"]),
         ({"time_step_limit": [2.0, 1.0]}, ["time_step_limit", "two numbers"]),
         ({"time_step_limit": ["0", 1.0]}, ["time_step_limit", "two numbers"]),
+        ({"time_step_limit": [0.0, 10**400]}, ["time_step_limit", "two numbers"]),
         ({"hidden_act": "gelu"}, ["hidden_act 'gelu'", "silu"]),
         ({"layer_types": ["moe"] * 4}, ["'moe'", "mamba, linear_attention, attention, full_attention"]),
         ({"position_embedding_type": "learned"}, ["position_embedding_type 'learned'", "nope, rope"]),

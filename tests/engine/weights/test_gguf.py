@@ -13,6 +13,7 @@ from starling_engine.gguf.config import read_pooling
 from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.reader import BLOCK_TYPES, OTHER_TYPES, GgufFile
 from starling_engine.gguf.rope import LONG_FACTORS, SHORT_FACTORS, read_scaling
+from starling_engine.gguf.tokenizer import read_gguf_tokenizer
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.rope import LinearScaling, YarnScaling
 from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
@@ -218,6 +219,37 @@ def test_other_experts_than_the_config_has_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(data.replace(count, count[:-4] + struct.pack("<I", 3)))
     with pytest.raises(WeightError, match=r"blk\.0\.ffn_\w+_exps\.weight \[4, .*\] has 4 experts \(expected 3\)"):
         open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_more_layers_than_tensors_are_named(tmp_path: Path) -> None:
+    data = file_of("qwen3", tmp_path)
+    count = text("qwen3.block_count") + struct.pack("<II", 4, 3)
+    assert count in data
+    (tmp_path / "model.gguf").write_bytes(data.replace(count, count[:-4] + struct.pack("<I", 9999)))
+    with pytest.raises(WeightError, match=r"model\.gguf says that it has 9999 layers, and has \d+ tensors"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+TOKENS = [entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))]
+BPE = [entry("tokenizer.ggml.model", 8, text("gpt2")), *TOKENS]
+PIECES = [entry("tokenizer.ggml.model", 8, text("llama")), *TOKENS]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([*BPE, entry("tokenizer.ggml.pre", 9, struct.pack("<IQ", 4, 0))], r"tokenizer\.ggml\.pre \[\] is not supported"),
+        (
+            [*PIECES, entry("tokenizer.ggml.scores", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))],
+            r"tokenizer\.ggml\.scores does not hold a number for each token",
+        ),
+    ],
+    ids=["a list as a rule", "texts as scores"],
+)
+def test_a_vocabulary_of_other_types_is_named(entries: list[bytes], message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
+    with pytest.raises(ModelError, match=message):
+        read_gguf_tokenizer(GgufFile(tmp_path / "model.gguf"))
 
 
 def test_a_file_that_changed_is_not_read(tmp_path: Path) -> None:
