@@ -71,6 +71,7 @@ def cases(*, toy: bool) -> list[Check]:
         *(_store(heads, tokens, cache, step) for cache, step in ((INT8, ROUNDED), (INT4, 0.15))),
         _norm(tokens, hidden),
         _gate(tokens, inner),
+        *(_few_rows(rows, hidden, inner, half) for rows in ((3,) if toy else (1, 16))),
         *(_sample(tokens, vocab, filtered=filtered) for filtered in (False, True)),
         _adjust(tokens, vocab),
         _mask(tokens, vocab),
@@ -169,6 +170,30 @@ def _gate(tokens: int, inner: int) -> Check:
         return lambda: silu_mul(gate_up), lambda: reference.silu_mul(gate_up)
 
     return Check(f"SiLU and product, {tokens} x {inner}", pair)
+
+
+def _few_rows(rows: int, hidden: int, inner: int, dtype: torch.dtype) -> Check:
+    """An MLP: its norm, gates, ups and downs, and the sum with what came in, in two launches."""
+
+    def pair(device: torch.device) -> tuple[Result, Result]:
+        from starling_engine.kernels.few_rows import few_rows_linear
+        from starling_engine.kernels.fused_rows import RowNorm
+
+        x, weight = (torch.randn(size, dtype=dtype, device=device) for size in ((rows, hidden), (hidden,)))
+        gate_up, down = (torch.randn(size, dtype=dtype, device=device) for size in ((2 * inner, hidden), (hidden, inner)))
+        gate_up, down = gate_up * hidden**-0.5, down * inner**-0.5
+
+        def fused() -> Tensor:
+            inside = few_rows_linear(x, gate_up, norm=RowNorm(weight, 1e-6), gated=True)
+            return few_rows_linear(inside, down, add_to=x.clone())
+
+        def written_out() -> Tensor:
+            gate, up = F.linear(F.rms_norm(x.float(), (hidden,), weight.float(), 1e-6), gate_up.float()).chunk(2, 1)
+            return x + F.linear(F.silu(gate) * up, down.float())
+
+        return fused, written_out
+
+    return Check(f"products with norm, gate and sum, {rows} x {hidden} x {inner}", pair)
 
 
 def _sample(rows: int, vocab: int, *, filtered: bool) -> Check:

@@ -3,12 +3,15 @@
 Another kind of attention or MLP is another class with the same `forward` and `weight_slots`.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.compressed import CompressedAttention
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import gate_mul
@@ -90,7 +93,21 @@ class Attention:
 
         `adapters` are those of all tokens, as in `Linear.forward_adapted`.
         """
-        qkv, gate = self._qkv.forward_adapted(x, adapters), None
+        out = self._attended(self._qkv.forward_adapted(x, adapters), kv, meta, rows)
+        return self._o.forward_adapted(out, None if adapters is None else _only(adapters, rows))
+
+    @property
+    def fused_rows(self) -> int:
+        """The most rows for `forward_fused`; 0 where there is none."""
+        return min(self._qkv.fused_rows, self._o.fused_rows)
+
+    def forward_fused(self, x: torch.Tensor, norm: RowNorm, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """Adds `forward` of x's norm to x [T, hidden_size], in place, and returns it."""
+        return self._o.forward_fused(self._attended(self._qkv.forward_fused(x, norm), kv, meta, None), add_to=x)
+
+    def _attended(self, qkv: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
+        """Returns the heads' results, of the tokens `rows` or of all, as the output's matrix takes them."""
+        gate = None
         if self._gate_size:
             gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :]
         if self._width_norm is not None:
@@ -102,8 +119,7 @@ class Attention:
             queries.mul_(_temperatures(self._temperature, meta.positions).to(qkv.dtype))
         out = self._attend(qkv, self.weights, kv, meta)
         out = _only(out, rows)
-        out = out if gate is None else self._open(out, _only(gate, rows))
-        return self._o.forward_adapted(out, None if adapters is None else _only(adapters, rows))
+        return out if gate is None else self._open(out, _only(gate, rows))
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {**self._qkv.weight_slots(), **self._o.weight_slots()}
@@ -179,6 +195,25 @@ Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba | Mamba2 | GatedShortConv
 Mixing = Attention | LatentAttention | Recurrent
 
 
+@dataclass(frozen=True, slots=True)
+class FusedParts:
+    """A layer for a few rows of the residual stream: norms, gates and sums are parts of the products beside them."""
+
+    attention_norm: RowNorm
+    attention: Attention
+    mlp_norm: RowNorm
+    mlp: Mlp
+
+    @property
+    def rows(self) -> int:
+        """The most rows; 0: it is for none."""
+        return min(self.attention.fused_rows, self.mlp.fused_rows)
+
+    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """Takes the stream x [T, hidden_size] through the layer, in place, and returns it."""
+        return self.mlp.forward_fused(self.attention.forward_fused(x, self.attention_norm, kv, meta), self.mlp_norm)
+
+
 def _recurrent_mixer(build: BuildContext, prefix: str, layer: LayerConfig) -> Recurrent:
     config = build.config
     match layer.mixer:
@@ -246,6 +281,7 @@ class DecoderLayer:
         is_alone = self.beside is None and (self._mlp is None or self._mlp_border is not None)
         self._reads_norm = self.attention if isinstance(self.attention, Attention) and is_alone else None
         """Attention, where nothing else reads the first norm's result, which may be rounded for it then."""
+        self._fused = self._fused_parts()
 
     def forward(
         self,
@@ -259,9 +295,12 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(x, residual), both [T, hidden_size] -> the same of the next layer, whose first norm adds them up.
 
-        Without a residual x is the whole stream. With `rows` [R] only those tokens come out, [R, hidden_size]. `state` is as in
-        `ForwardContext`, `adapters` as in `Linear.forward_adapted`.
+        Without a residual x is the whole stream. Both may be overwritten. With `rows` [R] only those tokens come out,
+        [R, hidden_size]. `state` is as in `ForwardContext`, `adapters` as in `Linear.forward_adapted`.
         """
+        if self._fused is not None and residual is None and rows is None and adapters is None and len(x) <= self._fused.rows:
+            assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
+            return self._fused.forward(x, kv, meta), None
         first, border = self._attention_border, self._mlp_border
         if first is None:
             assert border is not None, "a layer has a mixer or a feed-forward part"
@@ -282,6 +321,15 @@ class DecoderLayer:
             return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
         normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
         return border.close(border.leave(self._feed_forward(normed, meta, rows, adapters)), residual)
+
+    def _fused_parts(self) -> "FusedParts | None":
+        """Returns the layer for a few rows; None where it has other parts, or some that take launches of their own."""
+        borders = (self._attention_border, self._mlp_border)
+        norms = [norm for each in borders if each is not None and (norm := each.norm_alone) is not None]
+        if self._reads_norm is None or not isinstance(self._mlp, Mlp) or len(norms) < len(borders):
+            return None
+        parts = FusedParts(norms[0], self._reads_norm, norms[1], self._mlp)
+        return parts if parts.rows else None
 
     def _mix(
         self,

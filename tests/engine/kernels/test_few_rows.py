@@ -1,0 +1,135 @@
+"""Products of few rows with the norm, the gate and the residual in them: beside torch's, in a layer, and as they compile."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from starling_engine.kernels.fused_rows import MOST_ROWS, RowNorm, fused_rows
+from starling_engine.layers.linear import Linear, stacked
+from starling_engine.layers.linear_dense import DenseLinear
+from starling_engine.platforms.triton_support import H200, INTERPRETED
+from torch.nn import functional as F
+
+from tests.engine.checkpoints import PROMPT, VARIANTS, make_reference
+from tests.engine.kernels.compiled import IN_FLIGHT, compiled
+from tests.engine.kernels.guarded import Watch
+from tests.engine.models.test_decoder import TOLERANCE, build
+from tests.engine.paged_driver import PagedDriver
+
+BF16, FP32 = torch.bfloat16, torch.float32
+EPS = 1e-5
+SHAPES = [(1, 48, 64, FP32), (3, 35, 1000, BF16), (MOST_ROWS, 33, 512, FP32), (9, 16, 96, BF16)]
+
+
+def some(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(sum(size))).to(device, dtype)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Sums in bf16 are rounded twice: x times the norm's weight, and in the end."""
+    tolerance = 1e-5 if found.dtype == FP32 else 1e-2
+    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("rows", "width", "depth", "dtype"), SHAPES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_gated_product_of_the_norm(
+    rows: int, width: int, depth: int, dtype: torch.dtype, wide: bool, device: torch.device, watch: Watch
+) -> None:
+    """Neither columns nor depth are whole tiles. Wide weights of the norm are of fp32. The matrix is read once."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    x, bias = 30 * some(rows, depth, dtype=dtype, device=device), some(2 * width, dtype=dtype, device=device)
+    weight = some(2 * width, depth, dtype=dtype, device=device) / 16
+    norm = RowNorm(some(depth, dtype=FP32 if wide else dtype, device=device), EPS)
+    normal = F.rms_norm(x.float(), (depth,), norm.weight.float(), EPS)
+    expected = F.linear(normal, weight.float(), bias.float())
+    gate, up = expected.chunk(2, 1)
+    same(few_rows_linear(x, weight, bias, norm), expected)
+    with watch.counted() as launches:
+        same(few_rows_linear(x, weight, bias, norm, gated=True), F.silu(gate) * up)
+    for each in launches:
+        # A program whose columns are not all there reads the last one again.
+        assert each.reads["weight"].view(2, width, depth)[:, :-1].eq(1).all()
+
+
+@pytest.mark.parametrize(("rows", "width", "depth", "dtype"), SHAPES)
+def test_the_product_is_added_in_place(rows: int, width: int, depth: int, dtype: torch.dtype, device: torch.device) -> None:
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    x, weight = some(rows, depth, dtype=dtype, device=device), some(width, depth, dtype=dtype, device=device) / 16
+    stream = some(rows, width, dtype=dtype, device=device)
+    expected = stream.float() + F.linear(x.float(), weight.float())
+    found = few_rows_linear(x, weight, add_to=stream)
+    assert found is stream
+    same(found, expected)
+
+
+def test_a_row_gives_the_same_in_every_place(device: torch.device) -> None:
+    """A request's tokens do not depend on where in a step its row is, nor on the rows beside it."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    x, weight = some(1, 300, dtype=BF16, device=device).expand(5, -1).contiguous(), some(40, 300, dtype=BF16, device=device)
+    x[1] = 1000
+    found = few_rows_linear(x, weight, norm=RowNorm(torch.ones(300, dtype=BF16, device=device), EPS))
+    assert all(torch.equal(found[at], found[0]) for at in (2, 3, 4)) and not torch.equal(found[1], found[0])
+
+
+def test_layers_have_it_where_triton_runs_and_ranks_and_adapters_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+
+    def most(dtype: torch.dtype = BF16) -> int:
+        return Linear(stacked(["o"], [8], 8), DenseLinear(), dtype, device).fused_rows
+
+    monkeypatch.delenv(INTERPRETED, raising=False)
+    assert most() == 0
+    monkeypatch.setenv(INTERPRETED, "1")
+    assert most() == fused_rows(BF16, device) == MOST_ROWS
+    assert most(torch.float16) == 0, "x times the norm's weight may be too large"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU, and the kernels are compiled here")
+def test_a_model_with_it_answers_as_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
+    """A prompt of more rows than it is for, and the last token of it as decodes are: four products a layer, which have biases."""
+    from starling_engine.attention.triton_paged import TritonAttention
+
+    monkeypatch.setenv(INTERPRETED, "1")
+    reference = make_reference(tmp_path, VARIANTS["qwen3-tied"])
+    model = build(reference, TritonAttention())
+    driver = PagedDriver(model, FP32, block_size=16)
+    (first,) = driver.run([(0, reference.prompt[:-1])])
+    with watch.counted() as launches:
+        (last,) = driver.run([(0, reference.prompt[-1:])])
+    assert [each.kernel for each in launches].count("_few_rows") == 4 * len(model.layers)
+    torch.testing.assert_close(torch.cat([first, last]), reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
+
+
+def launch(rows: int, width: int, depth: int, *, first: bool, gated: bool = False) -> None:
+    """Multiplies as the first matrix of a part does, behind a norm, or as the last, whose product is added to the stream."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=BF16, device="meta")
+
+    norm = RowNorm(empty(depth), EPS) if first else None
+    weight = empty(2 * width if gated else width, depth)
+    few_rows_linear(empty(rows, depth), weight, None, norm, gated=gated, add_to=None if first else empty(rows, width))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "depth", "first", "gated"),
+    [(1, 6144, 4096, True, False), (1, 14336, 4096, True, True), (1, 4096, 4096, False, False), (16, 4096, 14336, False, False)],
+    ids=["qkv", "gate and up", "o", "down, 16 rows"],
+)
+def test_the_matrix_is_asked_for_far_ahead(rows: int, width: int, depth: int, first: bool, gated: bool) -> None:
+    """Of Llama-3-8B. Nothing waits for memory in the loop but what was copied ahead, and half of that or more is the matrix's."""
+    from starling_engine.kernels.few_rows import few_rows_tile
+
+    (kernel,) = compiled(launch, rows, width, depth, first=first, gated=gated)
+    columns = 2 * width if gated else width
+    tile = few_rows_tile(rows, columns, H200.processors, normed=first)
+    programs = -(-columns // tile.columns)
+    of_matrix = tile.columns / (tile.columns + MOST_ROWS) * kernel.in_flight / kernel.blocks
+    assert min(programs / H200.processors, kernel.blocks) * of_matrix >= IN_FLIGHT
+    assert kernel.stack == 0 and kernel.products == {"HMMA"}
+    assert not any(each.startswith("LDG.") for each in kernel.instructions) or not first
