@@ -231,8 +231,9 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
         return Launch(name, _latents(args, rows) if "q_latent" in args else _expanded(args))
     if name in ("_gate_up", "_down"):
         return Launch(name, _experts(args), share=0.49 if prompt else 0.8)
-    if name == "_few_rows":
-        return Launch(name, Cost(_bytes(*args.values()), 2 * len(args["x"]) * args["weight"].numel()), share=_FEW_ROWS)
+    if name in ("_few_rows", "_few_rows_heads"):
+        read = (each for key, each in args.items() if key not in _PARTLY_READ)
+        return Launch(name, Cost(_bytes(*read), 2 * len(args["x"]) * args["weight"].numel()), share=_FEW_ROWS)
     if name == "_accept":
         return Launch(name, Cost(_bytes(args["values"], args["tokens"], args["out"])))
     flops = 2 * len(args["x"]) * args["WIDTH"] * args["DEPTH"] if name in ("_linear", "_scaled_linear") else 0

@@ -33,6 +33,51 @@ def few_rows_tile(rows: int, columns: int, processors: int, *, normed: bool) -> 
     return ProgramTile(own, 256, 4, 4 if triton.cdiv(columns, own) >= processors else 6)
 
 
+@triton.jit
+def products(
+    x,
+    norm,
+    weight,
+    bias,
+    column,
+    rows,
+    eps,
+    DEPTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE_DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Returns the products [ROWS, COLUMNS] fp32 of x [rows, DEPTH], or its norm, with the matrix's rows `column`; adds the bias."""
+    row = tl.arange(0, ROWS)
+    x_at = x + row[:, None] * DEPTH
+    weight_at = weight + column.to(tl.int64)[None, :] * DEPTH
+    sums = tl.zeros([ROWS, column.shape[0]], tl.float32)
+    squares = tl.zeros([ROWS, TILE_DEPTH], tl.float32)
+    UNEVEN: tl.constexpr = DEPTH % TILE_DEPTH > 0
+    for first in range(0, DEPTH, TILE_DEPTH):
+        at = first + tl.arange(0, TILE_DEPTH)
+        values = load_tile(x_at + at[None, :], row < rows, at < DEPTH, True, UNEVEN)
+        if norm is not None:
+            wide = values.to(tl.float32)
+            squares += wide * wide
+            weights = load_tile(norm + at[None, :], row < rows, at < DEPTH, False, UNEVEN)
+            values = (wide * weights.to(tl.float32)).to(values.dtype)
+        matrix = load_tile(weight_at + at[:, None], at < DEPTH, column >= 0, UNEVEN, False)
+        sums = tl.dot(values, matrix, sums, input_precision=PRECISION)
+    if norm is not None:
+        sums *= tl.div_rn(1.0, tl.sqrt_rn(tl.sum(squares, 1) / DEPTH + eps))[:, None]
+    if bias is not None:
+        sums += tl.load(bias + column).to(tl.float32)[None, :]
+    return sums
+
+
+@triton.jit
+def halves(sums):
+    """Splits [ROWS, COLUMNS] into its first columns and its last."""
+    HALF: tl.constexpr = sums.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(sums, [sums.shape[0], 2, HALF]), [0, 2, 1]))
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _few_rows(
     x,
@@ -61,27 +106,9 @@ def _few_rows(
     first_column = tl.program_id(0) * OWN
     # Columns past the end read the last one: cheaper than a mask, and never stored.
     column = tl.minimum(first_column + place % OWN, WIDTH - 1) + place // OWN * WIDTH
-    x_at = x + row[:, None] * DEPTH
-    weight_at = weight + column.to(tl.int64)[None, :] * DEPTH
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    squares = tl.zeros([ROWS, TILE_DEPTH], tl.float32)
-    UNEVEN: tl.constexpr = DEPTH % TILE_DEPTH > 0
-    for first in range(0, DEPTH, TILE_DEPTH):
-        at = first + tl.arange(0, TILE_DEPTH)
-        values = load_tile(x_at + at[None, :], row < rows, at < DEPTH, True, UNEVEN)
-        if norm is not None:
-            wide = values.to(tl.float32)
-            squares += wide * wide
-            weights = load_tile(norm + at[None, :], row < rows, at < DEPTH, False, UNEVEN)
-            values = (wide * weights.to(tl.float32)).to(values.dtype)
-        matrix = load_tile(weight_at + at[:, None], at < DEPTH, place < COLUMNS, UNEVEN, False)
-        sums = tl.dot(values, matrix, sums, input_precision=PRECISION)
-    if norm is not None:
-        sums *= tl.div_rn(1.0, tl.sqrt_rn(tl.sum(squares, 1) / DEPTH + eps))[:, None]
-    if bias is not None:
-        sums += tl.load(bias + column).to(tl.float32)[None, :]
+    sums = products(x, norm, weight, bias, column, rows, eps, DEPTH, ROWS, TILE_DEPTH, PRECISION)
     if GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(sums, [ROWS, 2, OWN]), [0, 2, 1]))
+        gate, up = halves(sums)
         sums = gate / (1.0 + tl.exp(-gate)) * up
     own = first_column + tl.arange(0, OWN)
     out_at = out + row[:, None] * WIDTH + own[None, :]

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from starling_engine.kernels.fused_rows import MOST_ROWS, RowNorm, fused_rows
+from starling_engine.kernels.fused_rows import MOST_ROWS, HeadStore, RowNorm, fused_rows
 from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.linear_dense import DenseLinear
 from starling_engine.platforms.triton_support import H200, INTERPRETED
 from torch.nn import functional as F
 
-from tests.engine.checkpoints import PROMPT, VARIANTS, make_reference
+from tests.engine.checkpoints import PROMPT, VARIANTS, Variant, make_reference
 from tests.engine.kernels.compiled import IN_FLIGHT, compiled
 from tests.engine.kernels.guarded import Watch
 from tests.engine.models.test_decoder import TOLERANCE, build
 from tests.engine.paged_driver import PagedDriver
 
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 EPS = 1e-5
 SHAPES = [(1, 48, 64, FP32), (3, 35, 1000, BF16), (MOST_ROWS, 33, 512, FP32), (9, 16, 96, BF16)]
 
@@ -89,18 +89,23 @@ def test_layers_have_it_where_triton_runs_and_ranks_and_adapters_add_nothing(mon
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU, and the kernels are compiled here")
-def test_a_model_with_it_answers_as_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
-    """A prompt of more rows than it is for, and the last token of it as decodes are: four products a layer, which have biases."""
+@pytest.mark.parametrize(("variant", "heads"), [(VARIANTS["qwen3-tied"], 0), (Variant("llama", {"head_dim": 32}), 1)], ids=str)
+def test_a_model_with_it_answers_as_transformers(
+    variant: Variant, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    """A prompt of more rows than it is for, and the last token of it as decodes are. Heads have norms, or store themselves."""
     from starling_engine.attention.triton_paged import TritonAttention
 
     monkeypatch.setenv(INTERPRETED, "1")
-    reference = make_reference(tmp_path, VARIANTS["qwen3-tied"])
+    reference = make_reference(tmp_path, variant)
     model = build(reference, TritonAttention())
     driver = PagedDriver(model, FP32, block_size=16)
     (first,) = driver.run([(0, reference.prompt[:-1])])
     with watch.counted() as launches:
         (last,) = driver.run([(0, reference.prompt[-1:])])
-    assert [each.kernel for each in launches].count("_few_rows") == 4 * len(model.layers)
+    kernels = [each.kernel for each in launches]
+    assert kernels.count("_few_rows") == (4 - heads) * len(model.layers)
+    assert kernels.count("_few_rows_heads") == heads * len(model.layers)
     torch.testing.assert_close(torch.cat([first, last]), reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
 
 
@@ -133,3 +138,49 @@ def test_the_matrix_is_asked_for_far_ahead(rows: int, width: int, depth: int, fi
     assert min(programs / H200.processors, kernel.blocks) * of_matrix >= IN_FLIGHT
     assert kernel.stack == 0 and kernel.products == {"HMMA"}
     assert not any(each.startswith("LDG.") for each in kernel.instructions) or not first
+
+
+def launch_heads(cache: torch.dtype) -> None:
+    """Makes the queries, keys and values of Llama-3-8B for one row."""
+    from starling_engine.kernels.few_rows_heads import few_rows_heads
+
+    def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    at, cos_sin = (empty(1, dtype=torch.int64) for _ in range(2)), empty(8192, 128, dtype=FP32)
+    store = HeadStore(*at, cos_sin, empty(64, 2, 8, 16, 128, dtype=cache))
+    few_rows_heads(empty(1, 4096), empty(6144, 4096), None, RowNorm(empty(4096), EPS), store)
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8])
+def test_heads_are_stored_without_a_launch_of_their_own(cache: torch.dtype) -> None:
+    """192 programs of Llama-3-8B, of which an SM holds two at once, keep memory as busy as those that store a product."""
+    (kernel,) = compiled(launch_heads, cache)
+    assert 192 / H200.processors * kernel.in_flight / kernel.blocks * 2 / 3 >= IN_FLIGHT and kernel.blocks >= 2
+    assert kernel.stack == 0 and kernel.products == {"HMMA"}
+
+
+@pytest.mark.parametrize(("dim", "cache", "dtype"), [(32, FP32, FP32), (64, BF16, BF16), (64, FP8, BF16)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_heads_are_those_that_two_launches_store(
+    dim: int, cache: torch.dtype, dtype: torch.dtype, bias: bool, device: torch.device
+) -> None:
+    """To the bit. One row has no slot, as padding has none."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+    from starling_engine.kernels.few_rows_heads import few_rows_heads
+    from starling_engine.kernels.store import qk_norm_rope_store
+
+    width = (4 + 2 * 2) * dim
+    x, weight = some(5, 96, dtype=dtype, device=device), some(width, 96, dtype=dtype, device=device) / 4
+    norm, added = RowNorm(some(96, dtype=dtype, device=device), EPS), some(width, dtype=dtype, device=device) if bias else None
+    positions, slots = (torch.tensor(each, device=device) for each in ([3, 9, 0, 7, 30], [5, -1, 17, 40, 2]))
+    turns = some(40, dim // 2, dtype=FP32, device=device)
+    cos_sin = torch.cat((turns.cos(), turns.sin()), 1)
+    once, twice = (torch.zeros(4, 2, 2, 16, dim, dtype=cache, device=device) for _ in range(2))
+    scales = {"key_scale": 0.5, "value_scale": 2.0} if cache == FP8 else {}
+    store = HeadStore(positions, slots, cos_sin, once, **scales)
+    assert store.takes(dim) and not store.takes(2 * dim)
+    q = few_rows_heads(x, weight, added, norm, store)
+    qkv = few_rows_linear(x, weight, added, norm)
+    expected = qk_norm_rope_store(qkv, positions, cos_sin, None, None, EPS, twice, slots, **scales)
+    assert torch.equal(q, expected) and torch.equal(once.view(torch.uint8), twice.view(torch.uint8)) and once.float().any()
