@@ -27,10 +27,11 @@ def few_rows_tile(rows: int, columns: int, processors: int, *, normed: bool) -> 
     """Returns the tile of a program for a matrix of so many columns, on so many SMs. Nothing here was timed on a GPU.
 
     Each program multiplies the rows by the norm's weight, so that there are fewer of those. Where there are less programs than SMs,
-    each asks for more at once.
+    each asks for more at once. A block takes 80 KiB of shared memory at most: an Ada has 99.
     """
-    own = 32 if normed or rows > NARROW_ROWS else 16
-    return ProgramTile(own, 256, 4, 4 if triton.cdiv(columns, own) >= processors else 6)
+    if normed or rows > NARROW_ROWS:
+        return ProgramTile(32, 256, 4, 4)
+    return ProgramTile(16, 256, 4, 4 if triton.cdiv(columns, 16) >= processors else 6)
 
 
 @triton.jit

@@ -31,7 +31,7 @@ HEAD_COLUMNS = 32
 
 @dataclass(frozen=True, slots=True)
 class HeadStore:
-    """Where queries, keys and values of rows [T] go: arguments of `qk_norm_rope_store`, of heads that have no norms."""
+    """Places for queries, keys and values of rows [T]: arguments of `qk_norm_rope_store`, of heads that have no norms."""
 
     positions: torch.Tensor
     slot_mapping: torch.Tensor

@@ -195,6 +195,9 @@ class Linear:
         if adapters is not None:
             assert not shape.gated, "a gate's product has no room for what adapters add to it"
             self._adapters = LowRankMatrix(adapters, shape.names, shape.fused, shape.outs, shape.ins, dtype, device)
+        alone = ranks is None and adapters is None
+        self.fused_rows = self._fuses.fused_rows() if alone and self._fuses is not None else 0
+        """The most rows for `forward_fused`; 0 where there is none: ranks sum before the residual is added, and so do adapters."""
 
     @property
     def rounding(self) -> RowRounding | None:
@@ -205,12 +208,6 @@ class Linear:
     def gates_rounded(self) -> bool:
         """Says whether there is `forward_gated`."""
         return self._rounds is not None and self._rounds.rounds_gates()
-
-    @property
-    def fused_rows(self) -> int:
-        """The most rows for `forward_fused`; 0 where there is none: ranks sum before the residual is added, and so do adapters."""
-        alone = self._ranks is None and self._adapters is None
-        return self._fuses.fused_rows() if alone and self._fuses is not None else 0
 
     def forward_fused(self, x: torch.Tensor, norm: RowNorm | None = None, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """Does as `forward` with the norm of x, in one launch. With `add_to` [T, out_size] adds to that, and returns it."""

@@ -207,17 +207,13 @@ Mixing = Attention | LatentAttention | Recurrent
 
 @dataclass(frozen=True, slots=True)
 class FusedParts:
-    """A layer for a few rows of the residual stream: norms, gates and sums are parts of the products beside them."""
+    """A layer for at most `rows` of the residual stream: norms, gates and sums are parts of the products beside them."""
 
+    rows: int
     attention_norm: RowNorm
     attention: Attention
     mlp_norm: RowNorm
     mlp: Mlp
-
-    @property
-    def rows(self) -> int:
-        """The most rows; 0: it is for none."""
-        return min(self.attention.fused_rows, self.mlp.fused_rows)
 
     def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Takes the stream x [T, hidden_size] through the layer, in place, and returns it."""
@@ -338,8 +334,8 @@ class DecoderLayer:
         norms = [norm for each in borders if each is not None and (norm := each.norm_alone) is not None]
         if self._reads_norm is None or not isinstance(self._mlp, Mlp) or len(norms) < len(borders):
             return None
-        parts = FusedParts(norms[0], self._reads_norm, norms[1], self._mlp)
-        return parts if parts.rows else None
+        rows = min(self._reads_norm.fused_rows, self._mlp.fused_rows)
+        return FusedParts(rows, norms[0], self._reads_norm, norms[1], self._mlp) if rows else None
 
     def _mix(
         self,
