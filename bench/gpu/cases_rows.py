@@ -1,10 +1,11 @@
-"""The kernels that go row by row, all bound by memory: norms, the MLP's gate, sampling, penalties, masks."""
+"""The kernels that go row by row, all bound by memory: norms, the MLP's gate, products of few rows, sampling, penalties, masks."""
 
 from collections.abc import Iterator
 
 import torch
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
 from starling_engine.params import SamplingParams
+from torch.nn import functional as F
 
 from bench.gpu.case import Case
 from bench.gpu.clock import Call
@@ -24,6 +25,10 @@ def cases(*, toy: bool) -> Iterator[Case]:
     for tokens in (3,) if toy else (64, 8192):
         yield _norm(tokens, hidden)
         yield _gate(tokens, inner)
+    shapes = ((96, 64, True),) if toy else ((6144, 4096, False), (28672, 4096, True), (4096, 4096, False), (4096, 14336, False))
+    for rows in (3,) if toy else (1, 8, 16):
+        for n, k, gated in shapes:
+            yield _product(rows, n, k, gated=gated)
     for rows in (2,) if toy else (1, 64):
         for name, (params, filtered) in SAMPLED.items():
             yield _sample(rows, vocab, name, params, filtered=filtered)
@@ -50,6 +55,26 @@ def _gate(tokens: int, inner: int) -> Case:
         return lambda: silu_mul(gate_up)
 
     return Case(what=f"SiLU and product, {tokens} x {inner}", make=make, cost=Cost(2.0 * 3 * tokens * inner))
+
+
+def _product(rows: int, n: int, k: int, *, gated: bool) -> Case:
+    """Reads rows and the matrix once. cuBLAS multiplies alone, without the norm before it."""
+
+    def make(device: torch.device) -> Call:
+        from starling_engine.kernels.few_rows import few_rows_linear
+        from starling_engine.kernels.fused_rows import RowNorm
+
+        x, weight = torch.randn(rows, k, dtype=BF16, device=device), torch.randn(n, k, dtype=BF16, device=device)
+        norm = RowNorm(torch.ones(k, dtype=BF16, device=device), 1e-6)
+        return lambda: few_rows_linear(x, weight, norm=norm, gated=gated)
+
+    def plain(device: torch.device) -> Call:
+        x, weight = torch.randn(rows, k, dtype=BF16, device=device), torch.randn(n, k, dtype=BF16, device=device)
+        return lambda: F.linear(x, weight)
+
+    cost = Cost(2.0 * (n * k + rows * (n + k)), 2.0 * rows * n * k)
+    what = f"norm and product{', gated' if gated else ''}, {rows} x {n} x {k}"
+    return Case(what=what, make=make, cost=cost, rivals={"cuBLAS without the norm": plain})
 
 
 def _sample(rows: int, vocab: int, name: str, params: SamplingParams, *, filtered: bool) -> Case:

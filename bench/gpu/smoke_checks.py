@@ -71,6 +71,8 @@ def cases(*, toy: bool) -> list[Check]:
         *(_store(heads, tokens, cache, step) for cache, step in ((INT8, ROUNDED), (INT4, 0.15))),
         _norm(tokens, hidden),
         _gate(tokens, inner),
+        *(_few_rows(rows, hidden, inner, half) for rows in ((3,) if toy else (1, 16))),
+        *(_stored_heads(heads, rows, hidden, half) for rows in ((3,) if toy else (1, 16))),
         *(_sample(tokens, vocab, filtered=filtered) for filtered in (False, True)),
         _adjust(tokens, vocab),
         _mask(tokens, vocab),
@@ -169,6 +171,59 @@ def _gate(tokens: int, inner: int) -> Check:
         return lambda: silu_mul(gate_up), lambda: reference.silu_mul(gate_up)
 
     return Check(f"SiLU and product, {tokens} x {inner}", pair)
+
+
+def _few_rows(rows: int, hidden: int, inner: int, dtype: torch.dtype) -> Check:
+    """An MLP: its norm, gates, ups and downs, and the sum with what came in, in two launches."""
+
+    def pair(device: torch.device) -> tuple[Result, Result]:
+        from starling_engine.kernels.few_rows import few_rows_linear
+        from starling_engine.kernels.fused_rows import RowNorm
+
+        x, weight = (torch.randn(size, dtype=dtype, device=device) for size in ((rows, hidden), (hidden,)))
+        gate_up, down = (torch.randn(size, dtype=dtype, device=device) for size in ((2 * inner, hidden), (hidden, inner)))
+        gate_up, down = gate_up * hidden**-0.5, down * inner**-0.5
+
+        def fused() -> Tensor:
+            inside = few_rows_linear(x, gate_up, norm=RowNorm(weight, 1e-6), gated=True)
+            return few_rows_linear(inside, down, add_to=x.clone())
+
+        def written_out() -> Tensor:
+            gate, up = F.linear(F.rms_norm(x.float(), (hidden,), weight.float(), 1e-6), gate_up.float()).chunk(2, 1)
+            return x + F.linear(F.silu(gate) * up, down.float())
+
+        return fused, written_out
+
+    return Check(f"products with norm, gate and sum, {rows} x {hidden} x {inner}", pair)
+
+
+def _stored_heads(heads: Heads, rows: int, hidden: int, dtype: torch.dtype) -> Check:
+    """Queries, keys and values of rows in one launch, beside the product, and then the launch that rotates and stores."""
+
+    def pair(device: torch.device) -> tuple[Result, Result]:
+        from starling_engine.kernels.few_rows_heads import few_rows_heads
+        from starling_engine.kernels.fused_rows import HeadStore, RowNorm
+
+        width = (heads.queries + 2 * heads.keys) * heads.dim
+        x, norm = (torch.randn(size, dtype=dtype, device=device) for size in ((rows, hidden), (hidden,)))
+        weight, at = torch.randn(width, hidden, dtype=dtype, device=device) * hidden**-0.5, torch.arange(rows, device=device)
+        turns = torch.rand(rows, heads.dim // 2, device=device) * 6
+        places = torch.cat((turns.cos(), turns.sin()), 1)
+
+        def stored(op: Callable[[Tensor], Tensor]) -> Tensor:
+            kv = torch.zeros(rows // BLOCK + 1, 2, heads.keys, BLOCK, heads.dim, dtype=dtype, device=device)
+            return torch.cat((op(kv).flatten(), kv.flatten()))
+
+        def once(kv: Tensor) -> Tensor:
+            return few_rows_heads(x, weight, None, RowNorm(norm, 1e-6), HeadStore(at, at, places, kv))
+
+        def twice(kv: Tensor) -> Tensor:
+            product = F.linear(F.rms_norm(x.float(), (hidden,), norm.float(), 1e-6), weight.float()).to(dtype)
+            return reference.qk_norm_rope_store(product, at, places, None, None, 1e-6, kv, at)
+
+        return lambda: stored(once), lambda: stored(twice)
+
+    return Check(f"product, rotation and store of {rows} tokens", pair)
 
 
 def _sample(rows: int, vocab: int, *, filtered: bool) -> Check:

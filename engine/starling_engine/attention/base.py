@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -59,4 +59,13 @@ class AttentionBackend(Protocol):
 
         Returns [T, num_heads * head_dim] in qkv's dtype.
         """
+        ...
+
+
+@runtime_checkable
+class AttendsToStored(Protocol):
+    """A backend that can leave the first part of `forward` to another."""
+
+    def attend(self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """Does the rest of `forward`: q [T, num_heads, head_dim] is rotated, and the step's keys and values are in kv."""
         ...

@@ -24,10 +24,22 @@ class TritonAttention:
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
-        scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
         q = qk_norm_rope_store(
-            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping, **scales
+            qkv,
+            meta.positions,
+            layer.cos_sin,
+            layer.q_norm,
+            layer.k_norm,
+            layer.norm_eps,
+            kv,
+            meta.slot_mapping,
+            key_scale=layer.key_scale,
+            value_scale=layer.value_scale,
         )
+        return self.attend(q, layer, kv, meta)
+
+    def attend(self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """See `AttendsToStored`."""
         call = AttentionCall(
             q=q,
             kv=kv,
@@ -39,7 +51,8 @@ class TritonAttention:
             soft_cap=layer.soft_cap,
             sinks=layer.sinks,
             query_blocks=meta.query_blocks,
-            **scales,
+            key_scale=layer.key_scale,
+            value_scale=layer.value_scale,
         )
         shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]
         if cascade_pays(call.shape, shared, sms(q.device)):

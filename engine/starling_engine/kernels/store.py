@@ -37,7 +37,7 @@ def _weights(q_norm, k_norm, at, real, is_key):
 
 
 @triton.jit
-def _put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
+def put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
     """Stores rows x at the elements `at`: queries to q_out, keys and values to kv_out, both pointers [heads].
 
     Rows of codes are stored whole, by `_whole_rows`.
@@ -126,9 +126,9 @@ def _qk_norm_rope_store(
     kv_out = kv + at + cached_head.to(tl.int64) * stride_head + tl.where(is_value, 1, 0) * stride_value
     q_out = out + (token * HEADS + head) * HEAD_DIM
     inverse_scale = 1.0 / tl.where(is_value, value_scale, key_scale)
-    _put(new_low, q_out, kv_out, half, turns, is_query, is_cached, inverse_scale)
-    _put(new_high, q_out, kv_out, HALF + half, turns, is_query, is_cached, inverse_scale)
-    _put(new_rest, q_out, kv_out, rest_at, stays, is_query, is_cached, inverse_scale)
+    put(new_low, q_out, kv_out, half, turns, is_query, is_cached, inverse_scale)
+    put(new_high, q_out, kv_out, HALF + half, turns, is_query, is_cached, inverse_scale)
+    put(new_rest, q_out, kv_out, rest_at, stays, is_query, is_cached, inverse_scale)
     if kv.dtype.element_ty.is_int():  # noqa: SIM102 - known when this is compiled, the other condition when it runs
         if (tl.program_id(1) + 1) * AT_ONCE > HEADS:
             whole = _whole_rows(rows, table, k_norm, exists, is_value, eps, HEAD_DIM, PADDED_DIM, HALF, NORM)

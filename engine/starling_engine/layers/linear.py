@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from starling_engine.kernels.fused_rows import HeadStore, RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.low_rank import LowRankMatrix
 from starling_engine.model_config.adapters import AdapterConfig
@@ -145,6 +146,23 @@ class WritesInto(Protocol):
         ...
 
 
+@runtime_checkable
+class FusesRows(Protocol):
+    """A method that may multiply a few rows in one launch with the norm before them, and the residual behind them."""
+
+    def fused_rows(self) -> int:
+        """Returns the most rows for `apply_fused`; 0 where there is none."""
+        ...
+
+    def apply_fused(self, x: torch.Tensor, norm: RowNorm | None, add_to: torch.Tensor | None) -> torch.Tensor:
+        """Does as `apply` with the norm of x; adds that to `add_to`, in place, and returns it."""
+        ...
+
+    def apply_to_heads(self, x: torch.Tensor, norm: RowNorm, store: HeadStore) -> torch.Tensor:
+        """Does as `apply` with the norm of x, stores keys and values, and returns queries [T, num_heads, head_dim]."""
+        ...
+
+
 MethodSelector = Callable[[LinearShape], LinearMethod]
 """Chooses the method of one matrix."""
 
@@ -172,10 +190,14 @@ class Linear:
         self._ranks = ranks
         self.forward = method.apply if ranks is None else self._reduced
         self._rounds = method if isinstance(method, RoundsRows) else None
+        self._fuses = method if isinstance(method, FusesRows) else None
         self._adapters: LowRankMatrix | None = None
         if adapters is not None:
             assert not shape.gated, "a gate's product has no room for what adapters add to it"
             self._adapters = LowRankMatrix(adapters, shape.names, shape.fused, shape.outs, shape.ins, dtype, device)
+        alone = ranks is None and adapters is None
+        self.fused_rows = self._fuses.fused_rows() if alone and self._fuses is not None else 0
+        """The most rows for `forward_fused`; 0 where there is none: ranks sum before the residual is added, and so do adapters."""
 
     @property
     def rounding(self) -> RowRounding | None:
@@ -186,6 +208,16 @@ class Linear:
     def gates_rounded(self) -> bool:
         """Says whether there is `forward_gated`."""
         return self._rounds is not None and self._rounds.rounds_gates()
+
+    def forward_fused(self, x: torch.Tensor, norm: RowNorm | None = None, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """Does as `forward` with the norm of x, in one launch. With `add_to` [T, out_size] adds to that, and returns it."""
+        assert self._fuses is not None and len(x) <= self.fused_rows
+        return self._fuses.apply_fused(x, norm, add_to)
+
+    def forward_to_heads(self, x: torch.Tensor, norm: RowNorm, store: HeadStore) -> torch.Tensor:
+        """Does as `forward_fused`; stores keys and values, and returns queries [T, num_heads, head_dim]."""
+        assert self._fuses is not None and len(x) <= self.fused_rows
+        return self._fuses.apply_to_heads(x, norm, store)
 
     def forward_rounded(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
         """Does as `forward`, also with rows that are rounded as `rounding` says."""

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch.nn import functional as F
 
+from starling_engine.kernels.fused_rows import HeadStore, RowNorm, fused_rows
 from starling_engine.kernels.matmul import linear, linear_fp32, sums_in_fp32
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
@@ -107,6 +108,22 @@ class DenseLinear(StackedMethod):
             linear_fp32(x, self._weight, out)
         else:
             out.copy_(self.apply(x))
+
+    def fused_rows(self) -> int:
+        """See `FusesRows`."""
+        return fused_rows(self._staged.dtype, self._staged.device)
+
+    def apply_fused(self, x: torch.Tensor, norm: RowNorm | None, add_to: torch.Tensor | None) -> torch.Tensor:
+        """See `FusesRows`."""
+        from starling_engine.kernels.few_rows import few_rows_linear
+
+        return few_rows_linear(x, self._weight, self._bias, norm, gated=self._activation is not None, add_to=add_to)
+
+    def apply_to_heads(self, x: torch.Tensor, norm: RowNorm, store: HeadStore) -> torch.Tensor:
+        """See `FusesRows`."""
+        from starling_engine.kernels.few_rows_heads import few_rows_heads
+
+        return few_rows_heads(x, self._weight, self._bias, norm, store)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self._weight)

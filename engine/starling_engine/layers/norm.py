@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
+from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import ops
@@ -58,6 +59,11 @@ class RMSNorm:
         self.rounds = elementwise_kernels(dtype, device) == "triton"
         """Says whether there is `forward_rounded`."""
         self.forward: Normalise = self._fused if self._kernels is not None else self._torch
+
+    @property
+    def of_rows(self) -> RowNorm:
+        """The norm as a part of a product."""
+        return RowNorm(self.weight, self._eps)
 
     def forward_rounded(
         self, x: torch.Tensor, residual: torch.Tensor | None, rounding: RowRounding

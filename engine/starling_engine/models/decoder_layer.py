@@ -3,12 +3,15 @@
 Another kind of attention or MLP is another class with the same `forward` and `weight_slots`.
 """
 
+from dataclasses import dataclass
+
 import torch
 
-from starling_engine.attention.base import AttentionWeights
+from starling_engine.attention.base import AttendsToStored, AttentionWeights
 from starling_engine.attention.compressed import CompressedAttention
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.kernels.fused_rows import HeadStore, RowNorm
 from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import gate_mul
@@ -71,6 +74,10 @@ class Attention:
             self._pairs = config.rotary_dims[layer.rope]
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
+        between = (self._gate_size or None, self._width_norm, self._rotated_norm, self._temperature, self.weights.q_norm)
+        plain = all(each is None for each in between)
+        self._attends = build.backend if plain and isinstance(build.backend, AttendsToStored) else None
+        """The backend, where nothing lies between the product and the cache but a rotation."""
         self._open = gate_mul(build.dtype, build.device, sigmoid=True)
 
     @property
@@ -90,7 +97,27 @@ class Attention:
 
         `adapters` are those of all tokens, as in `Linear.forward_adapted`.
         """
-        qkv, gate = self._qkv.forward_adapted(x, adapters), None
+        out = self._attended(self._qkv.forward_adapted(x, adapters), kv, meta, rows)
+        return self._o.forward_adapted(out, None if adapters is None else _only(adapters, rows))
+
+    @property
+    def fused_rows(self) -> int:
+        """The most rows for `forward_fused`; 0 where there is none."""
+        return min(self._qkv.fused_rows, self._o.fused_rows)
+
+    def forward_fused(self, x: torch.Tensor, norm: RowNorm, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """Adds `forward` of x's norm to x [T, hidden_size], in place, and returns it."""
+        weights = self.weights
+        store = HeadStore(meta.positions, meta.slot_mapping, weights.cos_sin, kv, weights.key_scale, weights.value_scale)
+        if self._attends is not None and store.takes(weights.head_dim):
+            out = self._attends.attend(self._qkv.forward_to_heads(x, norm, store), weights, kv, meta)
+        else:
+            out = self._attended(self._qkv.forward_fused(x, norm), kv, meta, None)
+        return self._o.forward_fused(out, add_to=x)
+
+    def _attended(self, qkv: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
+        """Returns the heads' results, of the tokens `rows` or of all, as the output's matrix takes them."""
+        gate = None
         if self._gate_size:
             gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :]
         if self._width_norm is not None:
@@ -102,8 +129,7 @@ class Attention:
             queries.mul_(_temperatures(self._temperature, meta.positions).to(qkv.dtype))
         out = self._attend(qkv, self.weights, kv, meta)
         out = _only(out, rows)
-        out = out if gate is None else self._open(out, _only(gate, rows))
-        return self._o.forward_adapted(out, None if adapters is None else _only(adapters, rows))
+        return out if gate is None else self._open(out, _only(gate, rows))
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {**self._qkv.weight_slots(), **self._o.weight_slots()}
@@ -179,6 +205,21 @@ Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba | Mamba2 | GatedShortConv
 Mixing = Attention | LatentAttention | Recurrent
 
 
+@dataclass(frozen=True, slots=True)
+class FusedParts:
+    """A layer for at most `rows` of the residual stream: norms, gates and sums are parts of the products beside them."""
+
+    rows: int
+    attention_norm: RowNorm
+    attention: Attention
+    mlp_norm: RowNorm
+    mlp: Mlp
+
+    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        """Takes the stream x [T, hidden_size] through the layer, in place, and returns it."""
+        return self.mlp.forward_fused(self.attention.forward_fused(x, self.attention_norm, kv, meta), self.mlp_norm)
+
+
 def _recurrent_mixer(build: BuildContext, prefix: str, layer: LayerConfig) -> Recurrent:
     config = build.config
     match layer.mixer:
@@ -246,6 +287,7 @@ class DecoderLayer:
         is_alone = self.beside is None and (self._mlp is None or self._mlp_border is not None)
         self._reads_norm = self.attention if isinstance(self.attention, Attention) and is_alone else None
         """Attention, where nothing else reads the first norm's result, which may be rounded for it then."""
+        self._fused = self._fused_parts()
 
     def forward(
         self,
@@ -259,9 +301,12 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(x, residual), both [T, hidden_size] -> the same of the next layer, whose first norm adds them up.
 
-        Without a residual x is the whole stream. With `rows` [R] only those tokens come out, [R, hidden_size]. `state` is as in
-        `ForwardContext`, `adapters` as in `Linear.forward_adapted`.
+        Without a residual x is the whole stream. Both may be overwritten. With `rows` [R] only those tokens come out,
+        [R, hidden_size]. `state` is as in `ForwardContext`, `adapters` as in `Linear.forward_adapted`.
         """
+        if self._fused is not None and residual is None and rows is None and adapters is None and len(x) <= self._fused.rows:
+            assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
+            return self._fused.forward(x, kv, meta), None
         first, border = self._attention_border, self._mlp_border
         if first is None:
             assert border is not None, "a layer has a mixer or a feed-forward part"
@@ -282,6 +327,15 @@ class DecoderLayer:
             return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
         normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
         return border.close(border.leave(self._feed_forward(normed, meta, rows, adapters)), residual)
+
+    def _fused_parts(self) -> "FusedParts | None":
+        """Returns the layer for a few rows; None where it has other parts, or some that take launches of their own."""
+        borders = (self._attention_border, self._mlp_border)
+        norms = [norm for each in borders if each is not None and (norm := each.norm_alone) is not None]
+        if self._reads_norm is None or not isinstance(self._mlp, Mlp) or len(norms) < len(borders):
+            return None
+        rows = min(self._reads_norm.fused_rows, self._mlp.fused_rows)
+        return FusedParts(rows, norms[0], self._reads_norm, norms[1], self._mlp) if rows else None
 
     def _mix(
         self,

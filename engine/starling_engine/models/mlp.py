@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import Xielu, activate, activate_and_mul
 from starling_engine.layers.linear import stacked
@@ -74,6 +75,15 @@ class Mlp:
     def rounding(self) -> RowRounding | None:
         """The way to round rows before `forward`; None: there is none."""
         return self._in.rounding
+
+    @property
+    def fused_rows(self) -> int:
+        """The most rows for `forward_fused`; 0 where there is none."""
+        return min(self._in.fused_rows, self._down.fused_rows) if self._gate_scale == self._out_scale == 1 else 0
+
+    def forward_fused(self, x: torch.Tensor, norm: RowNorm) -> torch.Tensor:
+        """Adds `forward` of x's norm to x [T, hidden_size], in place, and returns it."""
+        return self._down.forward_fused(self._activate(self._in.forward_fused(x, norm)), add_to=x)
 
     def forward(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; `adapters` are those of its rows, as in `Linear.forward_adapted`."""

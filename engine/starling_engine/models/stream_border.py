@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.norm import Normalise, RMSNorm
 from starling_engine.models.build_context import BuildContext
@@ -28,6 +29,12 @@ class StreamBorder:
         self.enter: Normalise = _sum if self._before is None else self._before.forward
         self.leave = _unchanged if self._after is None and self._scale == 1 else self._leave
         self.close: Close = _both if self._of_sum is None else self._close
+
+    @property
+    def norm_alone(self) -> RowNorm | None:
+        """The norm of the part's input, where the border is that and a sum; else None."""
+        plain = self._after is None and self._of_sum is None and self._scale == 1
+        return self._before.of_rows if plain and isinstance(self._before, RMSNorm) else None
 
     def enter_rounded(
         self, x: torch.Tensor, residual: torch.Tensor | None, rounding: RowRounding | None

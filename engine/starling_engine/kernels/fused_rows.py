@@ -1,0 +1,53 @@
+"""Chooses the products of few rows that take the norm before them, and what follows, into their launch. Imports no triton."""
+
+from dataclasses import dataclass
+
+import torch
+
+from starling_engine.platforms.triton_support import capability, why_not_triton
+
+MOST_ROWS = 16
+"""Rows of one instruction of the tensor cores: more would take the matrix twice, or other tiles."""
+
+FUSED_ROWS = {8: 8, 9: MOST_ROWS}
+"""Most rows by the first digit of the compute capability; above them, and elsewhere, cuBLAS multiplies.
+
+Up to so many the launches that are saved outweigh what cuBLAS gains, as `bench.gpu.tape` predicts it for Hopper: nothing was timed.
+Of cards with less of an L2 cache, from which each program reads the rows, half of that is assumed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RowNorm:
+    """The RMSNorm of the rows that are multiplied: weight [K] of their dtype or fp32, and what is added to the mean square."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+HEAD_COLUMNS = 32
+"""Columns of a head in a program: 16 of either half."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStore:
+    """Places for queries, keys and values of rows [T]: arguments of `qk_norm_rope_store`, of heads that have no norms."""
+
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    cos_sin: torch.Tensor
+    kv: torch.Tensor
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    def takes(self, head_dim: int) -> bool:
+        """Returns whether a product can store its heads: they rotate whole, in pairs of columns, and cached rows are no codes."""
+        whole = self.cos_sin.shape[1] == head_dim and head_dim % HEAD_COLUMNS == 0
+        return whole and self.kv.dtype.is_floating_point
+
+
+def fused_rows(dtype: torch.dtype, device: torch.device) -> int:
+    """Returns the most rows for `few_rows_linear`; 0 where its kernel does not run, or cuBLAS is taken for faster."""
+    if dtype not in (torch.bfloat16, torch.float32) or why_not_triton(device) is not None:
+        return 0
+    return FUSED_ROWS.get(capability(device) // 10, 0)

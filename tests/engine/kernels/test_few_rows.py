@@ -1,0 +1,196 @@
+"""Products of few rows with the norm, the gate and the residual in them: beside torch's, in a layer, and as they compile."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from starling_engine.kernels.fused_rows import MOST_ROWS, HeadStore, RowNorm, fused_rows
+from starling_engine.layers.linear import Linear, stacked
+from starling_engine.layers.linear_dense import DenseLinear
+from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.platforms.triton_support import H200, INTERPRETED
+from torch.nn import functional as F
+
+from tests.engine.checkpoints import PROMPT, VARIANTS, Variant, make_reference
+from tests.engine.kernels.compiled import IN_FLIGHT, compiled
+from tests.engine.kernels.guarded import Watch
+from tests.engine.models.test_decoder import TOLERANCE, build
+from tests.engine.paged_driver import PagedDriver
+
+BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+EPS = 1e-5
+ADA_SHARED = 99 << 10
+"""Bytes of shared memory of a block on an Ada, the least that cards with bf16 have."""
+SHAPES = [(1, 48, 64, FP32), (3, 35, 1000, BF16), (MOST_ROWS, 33, 512, FP32), (9, 16, 96, BF16)]
+
+
+def some(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(sum(size))).to(device, dtype)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Sums in bf16 are rounded twice: x times the norm's weight, and in the end."""
+    tolerance = 1e-5 if found.dtype == FP32 else 1e-2
+    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("rows", "width", "depth", "dtype"), SHAPES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_gated_product_of_the_norm(
+    rows: int, width: int, depth: int, dtype: torch.dtype, wide: bool, device: torch.device, watch: Watch
+) -> None:
+    """Neither columns nor depth are whole tiles. Wide weights of the norm are of fp32. The matrix is read once."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    x, bias = 30 * some(rows, depth, dtype=dtype, device=device), some(2 * width, dtype=dtype, device=device)
+    weight = some(2 * width, depth, dtype=dtype, device=device) / 16
+    norm = RowNorm(some(depth, dtype=FP32 if wide else dtype, device=device), EPS)
+    normal = F.rms_norm(x.float(), (depth,), norm.weight.float(), EPS)
+    expected = F.linear(normal, weight.float(), bias.float())
+    gate, up = expected.chunk(2, 1)
+    same(few_rows_linear(x, weight, bias, norm), expected)
+    with watch.counted() as launches:
+        same(few_rows_linear(x, weight, bias, norm, gated=True), F.silu(gate) * up)
+    for each in launches:
+        # A program whose columns are not all there reads the last one again.
+        assert each.reads["weight"].view(2, width, depth)[:, :-1].eq(1).all()
+
+
+@pytest.mark.parametrize(("rows", "width", "depth", "dtype"), SHAPES)
+def test_the_product_is_added_in_place(rows: int, width: int, depth: int, dtype: torch.dtype, device: torch.device) -> None:
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    x, weight = some(rows, depth, dtype=dtype, device=device), some(width, depth, dtype=dtype, device=device) / 16
+    stream = some(rows, width, dtype=dtype, device=device)
+    expected = stream.float() + F.linear(x.float(), weight.float())
+    found = few_rows_linear(x, weight, add_to=stream)
+    assert found is stream
+    same(found, expected)
+
+
+def test_a_row_gives_the_same_in_every_place(device: torch.device) -> None:
+    """A request's tokens do not depend on where in a step its row is, nor on the rows beside it."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    x, weight = some(1, 300, dtype=BF16, device=device).expand(5, -1).contiguous(), some(40, 300, dtype=BF16, device=device)
+    x[1] = 1000
+    found = few_rows_linear(x, weight, norm=RowNorm(torch.ones(300, dtype=BF16, device=device), EPS))
+    assert all(torch.equal(found[at], found[0]) for at in (2, 3, 4)) and not torch.equal(found[1], found[0])
+
+
+def test_layers_have_it_where_triton_runs_and_ranks_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+
+    def most(dtype: torch.dtype = BF16, ranks: Communicator | None = None) -> int:
+        return Linear(stacked(["o"], [8], 8), DenseLinear(), dtype, device, ranks).fused_rows
+
+    monkeypatch.delenv(INTERPRETED, raising=False)
+    assert most() == 0
+    monkeypatch.setenv(INTERPRETED, "1")
+    assert most() == fused_rows(BF16, device) == MOST_ROWS
+    assert most(ranks=ALONE) == 0, "products are added up over ranks before they are added to the stream"
+    assert most(torch.float16) == 0, "x times the norm's weight may be too large"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU, and the kernels are compiled here")
+@pytest.mark.parametrize(("variant", "heads"), [(VARIANTS["qwen3-tied"], 0), (Variant("llama", {"head_dim": 32}), 1)], ids=str)
+def test_a_model_with_it_answers_as_transformers(
+    variant: Variant, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    """A prompt of more rows than it is for, and the last token of it as decodes are. Heads have norms, or store themselves."""
+    from starling_engine.attention.triton_paged import TritonAttention
+
+    monkeypatch.setenv(INTERPRETED, "1")
+    reference = make_reference(tmp_path, variant)
+    model = build(reference, TritonAttention())
+    driver = PagedDriver(model, FP32, block_size=16)
+    (first,) = driver.run([(0, reference.prompt[:-1])])
+    with watch.counted() as launches:
+        (last,) = driver.run([(0, reference.prompt[-1:])])
+    kernels = [each.kernel for each in launches]
+    assert kernels.count("_few_rows") == (4 - heads) * len(model.layers)
+    assert kernels.count("_few_rows_heads") == heads * len(model.layers)
+    torch.testing.assert_close(torch.cat([first, last]), reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
+
+
+def launch(rows: int, width: int, depth: int, *, first: bool, gated: bool = False) -> None:
+    """Multiplies as the first matrix of a part does, behind a norm, or as the last, whose product is added to the stream."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=BF16, device="meta")
+
+    norm = RowNorm(empty(depth), EPS) if first else None
+    weight = empty(2 * width if gated else width, depth)
+    few_rows_linear(empty(rows, depth), weight, None, norm, gated=gated, add_to=None if first else empty(rows, width))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "depth", "first", "gated"),
+    [
+        pytest.param(1, 6144, 4096, True, False, id="qkv"),
+        pytest.param(1, 14336, 4096, True, True, id="gate and up"),
+        pytest.param(1, 4096, 4096, False, False, id="o"),
+        pytest.param(16, 4096, 14336, False, False, id="down, 16 rows"),
+        pytest.param(1, 1024, 2048, False, False, id="o of Qwen3-0.6B"),
+    ],
+)
+def test_the_matrix_is_asked_for_far_ahead(rows: int, width: int, depth: int, first: bool, gated: bool) -> None:
+    """Enough of it, or half of a small one. All that the loop waits for was copied ahead. Llama-3-8B has the first four."""
+    from starling_engine.kernels.few_rows import few_rows_tile
+
+    (kernel,) = compiled(launch, rows, width, depth, first=first, gated=gated)
+    columns = 2 * width if gated else width
+    tile = few_rows_tile(rows, columns, H200.processors, normed=first)
+    programs = -(-columns // tile.columns)
+    of_matrix = tile.columns / (tile.columns + MOST_ROWS) * kernel.in_flight / kernel.blocks
+    at_once = min(programs / H200.processors, kernel.blocks) * of_matrix
+    assert at_once >= min(IN_FLIGHT, columns * depth * 2 / H200.processors / 2)
+    assert kernel.shared <= ADA_SHARED and kernel.stack == 0 and kernel.products == {"HMMA"}
+    assert not any(each.startswith("LDG.") for each in kernel.instructions) or not first
+
+
+def launch_heads(cache: torch.dtype) -> None:
+    """Makes the queries, keys and values of Llama-3-8B for one row."""
+    from starling_engine.kernels.few_rows_heads import few_rows_heads
+
+    def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    at, cos_sin = (empty(1, dtype=torch.int64) for _ in range(2)), empty(8192, 128, dtype=FP32)
+    store = HeadStore(*at, cos_sin, empty(64, 2, 8, 16, 128, dtype=cache))
+    few_rows_heads(empty(1, 4096), empty(6144, 4096), None, RowNorm(empty(4096), EPS), store)
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8])
+def test_heads_are_stored_without_a_launch_of_their_own(cache: torch.dtype) -> None:
+    """192 programs of Llama-3-8B, of which an SM holds two at once, keep memory as busy as those that store a product."""
+    (kernel,) = compiled(launch_heads, cache)
+    assert 192 / H200.processors * kernel.in_flight / kernel.blocks * 2 / 3 >= IN_FLIGHT and kernel.blocks >= 2
+    assert kernel.stack == 0 and kernel.products == {"HMMA"}
+
+
+@pytest.mark.parametrize(("dim", "cache", "dtype"), [(32, FP32, FP32), (64, BF16, BF16), (64, FP8, BF16)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_heads_are_those_that_two_launches_store(
+    dim: int, cache: torch.dtype, dtype: torch.dtype, bias: bool, device: torch.device
+) -> None:
+    """To the bit. One row has no slot, as padding has none."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+    from starling_engine.kernels.few_rows_heads import few_rows_heads
+    from starling_engine.kernels.store import qk_norm_rope_store
+
+    width = (4 + 2 * 2) * dim
+    x, weight = some(5, 96, dtype=dtype, device=device), some(width, 96, dtype=dtype, device=device) / 4
+    norm, added = RowNorm(some(96, dtype=dtype, device=device), EPS), some(width, dtype=dtype, device=device) if bias else None
+    positions, slots = (torch.tensor(each, device=device) for each in ([3, 9, 0, 7, 30], [5, -1, 17, 40, 2]))
+    turns = some(40, dim // 2, dtype=FP32, device=device)
+    cos_sin = torch.cat((turns.cos(), turns.sin()), 1)
+    once, twice = (torch.zeros(4, 2, 2, 16, dim, dtype=cache, device=device) for _ in range(2))
+    scales = {"key_scale": 0.5, "value_scale": 2.0} if cache == FP8 else {}
+    store = HeadStore(positions, slots, cos_sin, once, **scales)
+    assert store.takes(dim) and not store.takes(2 * dim)
+    q = few_rows_heads(x, weight, added, norm, store)
+    qkv = few_rows_linear(x, weight, added, norm)
+    expected = qk_norm_rope_store(qkv, positions, cos_sin, None, None, EPS, twice, slots, **scales)
+    assert torch.equal(q, expected) and torch.equal(once.view(torch.uint8), twice.view(torch.uint8)) and once.float().any()
