@@ -50,6 +50,13 @@ struct QuantizedRows {
     return {codes + from * columns.k, scales + n, begins + n, sums + n, columns, rows, tile};
   }
 
+  // Fetches all of them at once, where another thread has made them: line by line, as the first block uses them, each would be
+  // waited for.
+  void fetch_all() const {
+    const char* end = reinterpret_cast<const char*>(sums + m * columns.groups());
+    for (const char* line = reinterpret_cast<const char*>(codes); line < end; line += 64) fetch(line);
+  }
+
   void quantize(int64_t row, const bf16* x, int32_t zero) const {
     const int64_t first = row / step * step, rows = std::min(step, m - first), size = columns.block * columns.span;
     int8_t* out = codes + first * columns.k + (row - first) * columns.block;
