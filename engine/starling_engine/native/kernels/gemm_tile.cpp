@@ -46,8 +46,8 @@ struct Line<fp8_weight> : Line<bf16> {
 #endif
 };
 
-// Has a sum in its register before the next product. With AVX2 GCC else moves sums about, and keeps a mask in memory: on EPYC 9004 a
-// tile in the second-level cache then reached 0.92 of the peak, 0.94 so.
+// Has a sum in its register before the next product. With AVX2 GCC else moves sums about, and keeps a mask in memory. On EPYC 9004 a
+// tile out of the second-level cache reaches 0.94 of the peak so, and 0.92 without.
 inline void settle(Reg& sum) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   asm("" : "+x"(sum));

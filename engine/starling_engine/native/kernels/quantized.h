@@ -50,8 +50,7 @@ struct QuantizedRows {
     return {codes + from * columns.k, scales + n, begins + n, sums + n, columns, rows, tile};
   }
 
-  // Fetches all of them at once, where another thread has made them: line by line, as the first block uses them, each would be
-  // waited for.
+  // Fetches all of them at once, where another thread has made them. The first block would wait for each line.
   void fetch_all() const {
     const char* end = reinterpret_cast<const char*>(sums + m * columns.groups());
     for (const char* line = reinterpret_cast<const char*>(codes); line < end; line += 64) fetch(line);
