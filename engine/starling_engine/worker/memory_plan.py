@@ -12,6 +12,7 @@ from starling_engine.kernels.recurrent_state import LayerState, StateRows
 from starling_engine.kv.spec import KVGroup, RunSpec, StateGroup, peak_blocks, slab_bytes
 from starling_engine.kv_offload.sizes import host_memory
 from starling_engine.ledger import Ledger, MemoryRequest, activation_bytes, plan_memory, replay_bytes
+from starling_engine.native.weight_memory import LINE
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.runner_factory import RunnerFactory
 
@@ -141,7 +142,12 @@ def _state_views(state: StateGroup, storage: torch.Tensor) -> dict[int, LayerSta
 
 
 def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Returns zeros; on a CPU of pages that the system gives when they are first written: torch.zeros would touch all of them."""
+    """Returns zeros; on a CPU of pages that the system gives when they are first written: torch.zeros would touch all of them.
+
+    They begin at a cache line. Numpy's begin 16 bytes behind one, where each register of keys and values would be read from two.
+    """
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros(num_bytes, np.uint8))
+        memory = np.zeros(num_bytes + LINE, np.uint8)
+        start = -memory.ctypes.data % LINE
+        return torch.from_numpy(memory[start : start + num_bytes])
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)

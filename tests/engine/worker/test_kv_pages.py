@@ -6,6 +6,7 @@ import pytest
 import torch
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.spec import ChunkedLocalSpec, KVSpec, WindowSpec, group_layers
+from starling_engine.native.weight_memory import LINE
 from starling_engine.step import BlockCopy, StepPlan
 from starling_engine.worker.host.kv_pages import KVPages, independent, within_attention_chunk
 from starling_engine.worker.memory_plan import allocate
@@ -26,6 +27,11 @@ def test_layers_lie_one_behind_the_other_in_a_slab_and_groups_over_each_other() 
             view[1] = layer + 1
             assert (cache.storage[1, index * size : (index + 1) * size].view(torch.float32) == layer + 1).all()
     assert not cache.storage[[0, 2]].any()
+
+
+def test_slabs_begin_at_a_cache_line() -> None:
+    """Kernels read keys and values a line at a time."""
+    assert allocate(GROUPS, 5000, torch.float32, CPU).storage.data_ptr() % LINE == 0
 
 
 def test_a_block_is_copied_in_all_layers_of_its_group() -> None:

