@@ -69,6 +69,16 @@ def write(folder: Path) -> None:
     save(folder, CONFIG, tensors)
 
 
+def write_llama(folder: Path) -> None:
+    """Writes the same shape as a Llama, which norms neither queries nor keys."""
+    config = {**CONFIG, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    save(
+        folder,
+        config,
+        lambda: {name: tensor for name, tensor in tensors().items() if not name.endswith(("q_norm.weight", "k_norm.weight"))},
+    )
+
+
 def save(folder: Path, config: dict[str, Any], tensors: Callable[[], dict[str, torch.Tensor]]) -> None:
     """Does nothing when the checkpoint is there already."""
     if (folder / "config.json").exists():

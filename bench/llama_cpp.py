@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import checkpoint
-import offline
 import peer
 from checkpoint import CACHE
-from shared import BENCH, best, machine, results
+from offline import TRIES
+from shared import BENCH, best, machine, rates, results
 from shared import offline as starling
 
 sys.path.insert(0, str(BENCH.parent))
@@ -83,27 +83,15 @@ def package() -> Path:
     return folder
 
 
-def figures_of(best_seconds: Callable[[int, int, int], float]) -> dict[str, float]:
-    """Returns a peer's figures, from the seconds of its best try for a batch, tokens of a prompt, and new tokens."""
-    figures: dict[str, float] = {}
-    for batch, prompt, new in (*offline.DECODE, *((*each, 1) for each in offline.PREFILL)):
-        seconds = best_seconds(batch, prompt, new)
-        if new == 1:
-            figures[offline.prefill_name(batch, prompt)] = batch * prompt / seconds
-        else:
-            figures[offline.decode_name(batch, prompt, new)] = batch * new / seconds
-    return figures
-
-
 def llama_cpp(folder: Path, file: Path, threads: int) -> dict[str, float]:
     def best_seconds(batch: int, prompt: int, new: int) -> float:
-        numbers = [str(each) for each in (threads, batch, prompt, new, offline.TRIES)]
+        numbers = [str(each) for each in (threads, batch, prompt, new, TRIES)]
         command = [program("node"), str(BENCH / "llama_cpp.mjs"), str(folder), str(file), *numbers]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         seconds: float = json.loads(done.stdout.splitlines()[-1])["best"]
         return seconds
 
-    return figures_of(best_seconds)
+    return rates(best_seconds)
 
 
 def build_ik(folder: Path, threads: int) -> Path:
@@ -123,9 +111,9 @@ def ik_llama_cpp(program: Path, file: Path, threads: int) -> dict[str, float]:
         numbers = {"-c": context, "-t": threads, "-npp": prompt, "-ntg": new, "-npl": batch}
         # Its weights are repacked for the CPU as they are loaded, which is faster here.
         command = [str(program), "-m", str(file), "-no-fa", "-rtr", *(str(each) for pair in numbers.items() for each in pair)]
-        return min(_whole_seconds(command) for _ in range(offline.TRIES))
+        return min(_whole_seconds(command) for _ in range(TRIES))
 
-    return figures_of(best_seconds)
+    return rates(best_seconds)
 
 
 def _whole_seconds(command: list[str]) -> float:

@@ -1,7 +1,9 @@
 """One engine's offline figures: start-up, decode and prefill throughput. The same script drives Starling and the peer, whose
 `LLM` and `SamplingParams` have the same names; only the import line differs.
 
-usage: offline.py starling_engine|vllm MODEL THREADS [QUANTIZATION]      prints one line of JSON
+usage: offline.py starling_engine|vllm MODEL THREADS [QUANTIZATION]
+
+Prints the seconds up to a first token, then for each line "BATCH PROMPT NEW" the seconds of such a batch (see side.py).
 """
 
 import time
@@ -9,37 +11,40 @@ import time
 BEGAN = time.time()
 
 import importlib  # noqa: E402 - the clock starts before anything is loaded
-import json  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
 import sys  # noqa: E402
 from typing import Any  # noqa: E402
 
-DECODE = ((1, 32, 64), (8, 128, 64), (32, 128, 64))
-PREFILL = ((1, 1024), (8, 512))
+START = "start-up to first token (s)"
+BATCHES = {
+    "decode batch 1 (32 in, 64 out) (tokens/s)": (1, 32, 64),
+    "decode batch 8 (128 in, 64 out) (tokens/s)": (8, 128, 64),
+    "decode batch 32 (128 in, 64 out) (tokens/s)": (32, 128, 64),
+    "prefill 1 x 1024 (tokens/s)": (1, 1024, 1),
+    "prefill 8 x 512 (tokens/s)": (8, 512, 1),
+}
+"""Requests of a batch, tokens of each one's prompt, and new tokens of each, by the figure's name."""
 TRIES = 3
 KV_BYTES = 4 << 30
 
 
 def make_engine(package: str, model: str, threads: int, quantization: str | None) -> tuple[Any, Any]:
-    arguments: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 2048, "enable_prefix_caching": False, "seed": 0}
+    arguments: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_memory_bytes": KV_BYTES, "seed": 0}
+    arguments["enable_prefix_caching"] = False
     if quantization is not None:
         arguments["quantization"] = quantization
     if package == "vllm":
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_BYTES >> 30)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0" if threads == 1 else f"0-{threads - 1}"
     else:
-        arguments.update(num_threads=threads, kv_cache_memory_bytes=KV_BYTES)
+        arguments["num_threads"] = threads
     module = importlib.import_module(package)
     return module.LLM(model, **arguments), module.SamplingParams
 
 
-def decode_name(batch: int, prompt: int, new: int) -> str:
-    return f"decode batch {batch} ({prompt} in, {new} out) (tokens/s)"
-
-
-def prefill_name(batch: int, prompt: int) -> str:
-    return f"prefill {batch} x {prompt} (tokens/s)"
+def rate(batch: int, prompt: int, new: int, seconds: float) -> float:
+    """Returns tokens/s: the prompts' where there is one new token each, else the new ones."""
+    return batch * (prompt if new == 1 else new) / seconds
 
 
 def seconds(engine: Any, params: Any, batch: int, prompt: int) -> float:
@@ -63,12 +68,10 @@ def main() -> None:
         return sampling_params(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
     engine.generate([{"prompt_token_ids": list(range(100, 132))}], greedy(1), use_tqdm=False)
-    figures = {"start-up to first token (s)": time.time() - BEGAN}
-    for batch, prompt, new in DECODE:
-        figures[decode_name(batch, prompt, new)] = batch * new / seconds(engine, greedy(new), batch, prompt)
-    for batch, prompt in PREFILL:
-        figures[prefill_name(batch, prompt)] = batch * prompt / seconds(engine, greedy(1), batch, prompt)
-    print(json.dumps(figures), flush=True)
+    print(time.time() - BEGAN, flush=True)
+    for line in sys.stdin:
+        batch, prompt, new = map(int, line.split())
+        print(seconds(engine, greedy(new), batch, prompt), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Measures two versions of the engine against each other, in turns a second apart, so that a noisy machine disturbs both alike.
 
-    python bench/paired.py BEFORE AFTER [PART ...]
+    python bench/paired.py [--llama] BEFORE AFTER [PART ...]
 
-BEFORE and AFTER are checkouts. Each has an engine with the Qwen3-0.6B shape in bf16, in a process of its own that sleeps while it
-is the other's turn. Prints the median and quartiles of AFTER's seconds over BEFORE's; 1.000 is no change.
+BEFORE and AFTER are checkouts. Each has an engine with the Qwen3-0.6B shape in bf16 (`--llama`: that shape as a Llama), in a
+process of its own that is stopped while it is the other's turn. Prints the median and quartiles of AFTER's seconds over BEFORE's;
+1.000 is no change.
 
 decode-1, decode-8, decode-32   tokens of a batch
+prefill                         first token of 1,024 tokens
 cpu, files                      first token of 2,048 tokens that lie in the CPU tier, or in files
 no-hits                         prompts that no tier has, with a CPU tier
 preempted                       three requests of which one gives way and comes back
@@ -16,7 +18,6 @@ import asyncio
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import CACHE
+from side import Side
 
-ROUNDS = {"decode-1": 60, "decode-8": 40, "decode-32": 30, "cpu": 40, "files": 40, "no-hits": 24, "preempted": 12}
-MODEL = CACHE / "qwen3-0.6b-shape"
+ROUNDS = {"decode-1": 60, "decode-8": 40, "decode-32": 30, "prefill": 30, "cpu": 40, "files": 40, "no-hits": 24, "preempted": 12}
+MODEL, LLAMA = CACHE / "qwen3-0.6b-shape", CACHE / "llama-0.6b-shape"
 BYTES_PER_TOKEN = 28 * 2 * 8 * 128 * 2
 PACKAGES = ("crds", "engine", "agent", "operator", "cli")
 CACHED, PREEMPTED, SAID = 2048, 512, 32
@@ -38,11 +40,13 @@ CACHED, PREEMPTED, SAID = 2048, 512, 32
 # ---- one version: a child, which runs once for each line that it reads ----
 
 
-def child(part: str) -> None:
-    with measured(part) as run:
-        for _ in range(2):
-            run()
-        print("ready", flush=True)
+def child(part: str, model: str) -> None:
+    """Answers each line of its input with the seconds of a run; before it, prints those of the second one."""
+    with measured(part, model) as run:
+        run()
+        began = time.perf_counter()
+        run()
+        print(time.perf_counter() - began, flush=True)
         for _ in sys.stdin:
             began = time.perf_counter()
             run()
@@ -50,7 +54,7 @@ def child(part: str) -> None:
 
 
 @contextmanager
-def measured(part: str) -> Iterator[Callable[[], object]]:
+def measured(part: str, model: str) -> Iterator[Callable[[], object]]:
     """Starts an engine, and yields what to measure."""
     from starling_engine import LLM, SamplingParams
 
@@ -60,7 +64,7 @@ def measured(part: str) -> Iterator[Callable[[], object]]:
         return rng.choices(range(100, 3000), k=count)
 
     def engine(tokens: int, **settings: Any) -> LLM:
-        return LLM(str(MODEL), num_threads=2, kv_cache_memory_bytes=tokens * BYTES_PER_TOKEN, show_progress=False, **settings)
+        return LLM(model, num_threads=2, kv_cache_memory_bytes=tokens * BYTES_PER_TOKEN, show_progress=False, **settings)
 
     def asked(prompts: list[list[int]], count: int) -> None:
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True), use_tqdm=False)
@@ -70,6 +74,9 @@ def measured(part: str) -> Iterator[Callable[[], object]]:
             batch = int(part.removeprefix("decode-"))
             llm, prompts = engine(4096, max_model_len=1024, max_num_seqs=32), [words(16) for _ in range(batch)]
             run: Callable[[], object] = lambda: asked(prompts, max(8, 16 // batch))  # noqa: E731
+        elif part == "prefill":
+            llm = engine(4096, max_model_len=2048, enable_prefix_caching=False)
+            run = lambda: asked([words(1024)], 1)  # noqa: E731
         elif part == "no-hits":
             llm = engine(4096, max_model_len=2048, max_num_seqs=8, kv_cpu_bytes=1 << 30)
             run = lambda: asked([words(128) for _ in range(4)], 8)  # noqa: E731
@@ -107,65 +114,45 @@ async def preempted_once(engine: Any, prompts: list[list[int]], params: Any) -> 
 # ---- both ----
 
 
-class Version:
-    """A checkout's child."""
-
-    def __init__(self, checkout: Path, part: str) -> None:
-        paths = os.pathsep.join(str(checkout.resolve() / name) for name in PACKAGES)
-        command = (sys.executable, __file__, "--child", part)
-        environment = {**os.environ, "PYTHONPATH": paths}
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        self.seconds: list[float] = []
-        assert self._answer() == "ready"
-
-    def run(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.write("\n")
-        self._child.stdin.flush()
-        self.seconds.append(float(self._answer()))
-
-    def end(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.wait(60)
-
-    def _answer(self) -> str:
-        assert self._child.stdout is not None
-        return self._child.stdout.readline().strip()
+def _side(checkout: Path, part: str, model: Path) -> Side:
+    paths = os.pathsep.join(str(checkout.resolve() / name) for name in PACKAGES)
+    return Side((sys.executable, __file__, "--child", part, str(model)), PYTHONPATH=paths)
 
 
-def compare(before: Path, after: Path, part: str) -> str:
+def compare(before: Path, after: Path, part: str, model: Path) -> str:
     """Returns a line of the results."""
-    versions = [Version(before, part), Version(after, part)]
-    for _ in range(ROUNDS[part]):
-        for version in versions:
-            version.run()
-        versions.reverse()
-    old, new = versions[0].seconds, versions[1].seconds  # the rounds are even
-    for version in versions:
-        version.end()
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with _side(before, part, model) as first, _side(after, part, model) as second:
+        turns = [(first, seconds[0]), (second, seconds[1])]
+        for _ in range(ROUNDS[part]):
+            for side, found in turns:
+                found.append(side.ask())
+            turns.reverse()
+    old, new = seconds
     low, median, high = statistics.quantiles([b / a for a, b in zip(old, new, strict=True)], n=4)
-    times = (f"{1e3 * statistics.median(seconds):.0f}" for seconds in (old, new))
+    times = (f"{1e3 * statistics.median(each):.0f}" for each in seconds)
     return f"| {part} | {' | '.join(times)} | {median:.3f} ({low:.3f}–{high:.3f}) |"
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2])
+        child(*sys.argv[2:])
         return
     import checkpoint
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
+    parser.add_argument("--llama", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="PART")
     options = parser.parse_args()
     if unknown := set(options.parts) - ROUNDS.keys():
         parser.error(f"there is no part {', '.join(unknown)}")
-    checkpoint.write(MODEL)
+    model = LLAMA if options.llama else MODEL
+    (checkpoint.write_llama if options.llama else checkpoint.write)(model)
     print("| part | before (ms) | after (ms) | after / before |\n|---|---:|---:|---:|")
     for part in options.parts or ROUNDS:
-        print(compare(options.before, options.after, part), flush=True)
+        print(compare(options.before, options.after, part, model), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from pathlib import Path
 UV = (sys.executable, "-m", "uv")
 VERSION = "0.32.0"
 TORCH = "2.13.0"
-# Its metadata asks for builds of torch that the package index does not have; the index's torch serves on a CPU, and audio and
-# video parts are not needed.
+# Its metadata asks for builds of torch that the package index does not have; the index's torch and torchvision, which hybrids
+# import, serve on a CPU. Audio and video parts are not needed.
 SKIP = ("torch", "torchaudio", "torchvision", "torchcodec", "zentorch")
 REQUIREMENTS = """
 import importlib.metadata
@@ -35,7 +35,7 @@ def python(cache: Path) -> Path:
         wanted = subprocess.run(
             [interpreter, "-c", REQUIREMENTS.format(skip=SKIP)], check=True, capture_output=True, text=True
         ).stdout.split()
-        _run(*install, f"torch=={TORCH}", *wanted)
+        _run(*install, f"torch=={TORCH}", "torchvision", *wanted)
         (venv / ".installed").touch()
     return interpreter
 

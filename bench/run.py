@@ -4,7 +4,7 @@ usage: run.py [--threads N] [--rounds N] [--no-peer] [--only offline|int8|memory
 
 The checkpoint in int8 (W8A8) is written by `starling quantize`.
 
-Engines take turns, so that both meet the same machine; each figure is the best of its rounds.
+Engines take turns figure by figure, so that both meet the same machine; each figure is the best of its rounds.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import checkpoint
@@ -23,26 +24,31 @@ import memory_bound
 import peer
 import prefix_hit
 from checkpoint import CACHE
-from shared import best, machine, offline, results
+from offline import BATCHES, START, rate
+from shared import machine, offline_side, results
 
 
 def compare(what: str, model: Path, threads: int, rounds: int, with_peer: bool) -> list[str]:
-    ours: list[dict[str, float]] = []
-    theirs: list[dict[str, float]] = []
-    for number in range(rounds):
-        print(f"{what}, round {number + 1} of {rounds}, {threads} threads", file=sys.stderr, flush=True)
-        ours.append(offline(sys.executable, "starling_engine", model, threads))
-        if with_peer:
-            theirs.append(offline(peer.python(CACHE), "vllm", model, threads))
+    engines: list[tuple[Path | str, str]] = [(sys.executable, "starling_engine")]
+    if with_peer:
+        engines.append((peer.python(CACHE), "vllm"))
+    with ExitStack() as stack:
+        sides = [stack.enter_context(offline_side(*engine, model, threads)) for engine in engines]
+        found: list[dict[str, float]] = [{START: side.first} for side in sides]
+        for number in range(rounds):
+            print(f"{what}, round {number + 1} of {rounds}, {threads} threads", file=sys.stderr, flush=True)
+            for name, numbers in BATCHES.items():
+                for side, figures in zip(sides, found, strict=True):
+                    tokens = rate(*numbers, side.ask(" ".join(map(str, numbers))))
+                    figures[name] = max(tokens, figures.get(name, 0.0))
     lines = [
         f"### {what}, {threads} thread{'s' if threads > 1 else ''}",
         "",
         "| | Starling | peer | ratio |",
         "|---|---:|---:|---:|",
     ]
-    mine, other = best(ours), best(theirs) if theirs else {}
-    for name, value in mine.items():
-        beside = f"{other[name]:.1f} | {value / other[name]:.2f}" if other else "- | -"
+    for name, value in found[0].items():
+        beside = f"{found[1][name]:.1f} | {value / found[1][name]:.2f}" if with_peer else "- | -"
         lines.append(f"| {name} | {value:.1f} | {beside} |")
     return lines
 

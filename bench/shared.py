@@ -1,14 +1,15 @@
 """Shared by the benchmarks: the machine, its instruction set, the model, and a side's figures in a process of its own."""
 
-import json
 import os
 import platform
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import checkpoint
 from checkpoint import CACHE
+from offline import BATCHES, START, rate
+from side import Side
 from starling_engine import native
 
 BENCH = Path(__file__).parent
@@ -23,15 +24,19 @@ def model_asked_for() -> Path:
     return model
 
 
-def offline(interpreter: Path | str, package: str, model: Path, threads: int) -> dict[str, float]:
+def offline_side(interpreter: Path | str, package: str, model: Path, threads: int) -> Side:
     command = [str(interpreter), str(BENCH / "offline.py"), package, str(model), str(threads)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        sys.exit(f"{package} gave no figures:\n{done.stderr[-3000:]}")
-    figures: dict[str, float] = json.loads(lines[-1])
-    return figures
+    return Side(command, OMP_NUM_THREADS=str(threads), HF_HUB_OFFLINE="1")
+
+
+def offline(interpreter: Path | str, package: str, model: Path, threads: int) -> dict[str, float]:
+    with offline_side(interpreter, package, model, threads) as side:
+        return {START: side.first, **rates(lambda batch, prompt, new: side.ask(f"{batch} {prompt} {new}"))}
+
+
+def rates(best_seconds: Callable[[int, int, int], float]) -> dict[str, float]:
+    """Returns figures from the seconds of the best try for a batch, tokens of a prompt, and new tokens."""
+    return {name: rate(*numbers, best_seconds(*numbers)) for name, numbers in BATCHES.items()}
 
 
 def best(rounds: list[dict[str, float]]) -> dict[str, float]:

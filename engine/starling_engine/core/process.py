@@ -85,6 +85,8 @@ class CoreProcess:
         """The frontend of each request."""
         self._last_message: dict[bytes, float] = {}
         """Time of each frontend's last message."""
+        self._last_look = 0.0
+        """Time when frontends' silence was last looked at."""
         self._greeted: set[bytes] = set()
         self._last_pong = 0.0
         self._decode = msgspec.msgpack.Decoder(FromFrontend).decode
@@ -270,7 +272,11 @@ class CoreProcess:
             self._drop_frontend(identity)
 
     def _forget_silent(self) -> None:
+        """Drops frontends that are silent. Where this process stood still itself, they may have, too, and get the time again."""
         now = time.monotonic()
+        if now - self._last_look > FRONTEND_TIMEOUT / 2:
+            self._last_message = dict.fromkeys(self._last_message, now)
+        self._last_look = now
         for identity in [i for i, last in self._last_message.items() if now - last > FRONTEND_TIMEOUT]:
             self._drop_frontend(identity)
 

@@ -68,15 +68,15 @@ def is_emulated(dtype: torch.dtype, device_type: str) -> bool:
 
 
 def has_mkldnn_bf16() -> bool:
-    return _has_mkldnn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return has_mkldnn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _has_mkldnn_fp16() -> bool:
-    return _has_mkldnn() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return has_mkldnn() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 @functools.cache
-def _has_mkldnn() -> bool:
+def has_mkldnn() -> bool:
     """Returns whether torch has oneDNN. Builds for other processors may lack it, and its functions that check dtypes."""
     built_in: bool = torch.backends.mkldnn.is_available()
     return built_in
@@ -84,7 +84,7 @@ def _has_mkldnn() -> bool:
 
 def _fp32_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiplies by oneDNN, which is 1.1 to 2 times as fast in float32 as F.linear."""
-    if not _has_mkldnn():
+    if not has_mkldnn():
         return F.linear(x, weight, bias)
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out

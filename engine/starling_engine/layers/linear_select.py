@@ -7,7 +7,7 @@ import torch
 
 from starling_engine import native
 from starling_engine.errors import ConfigError
-from starling_engine.kernels.matmul import has_mkldnn_bf16, is_emulated
+from starling_engine.kernels.matmul import has_mkldnn, has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
 from starling_engine.layers.linear_packed import MkldnnLinear, NativeExactLinear, NativeLinear
@@ -104,9 +104,11 @@ def _why_no_kernels(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod], str]:
+    if device.type == "cpu" and dtype == torch.float32 and has_mkldnn():
+        return MkldnnLinear, "float32 on a CPU"
     if device.type != "cpu" or dtype != torch.bfloat16:
         computed = ", computed in float32" if is_emulated(dtype, device.type) else ""
-        return DenseLinear, f"{dtype} on {device.type}{computed}: only bfloat16 on a CPU has packed weights"
+        return DenseLinear, f"{dtype} on {device.type}{computed}: only bfloat16 and float32 on a CPU have packed weights"
     if native.load() is not None:
         return NativeLinear, "bfloat16 and native kernels"
     if has_mkldnn_bf16():

@@ -1,6 +1,7 @@
 """Messages from frontends: an id that comes again, and more messages than a step should wait for."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,20 @@ async def test_steps_go_on_however_many_messages_come(tmp_path: Path, monkeypatc
             pongs = 0
             while pongs < 2:  # one answers its only ping
                 pongs += isinstance(msgspec.msgpack.decode(flood.recv(), type=FromCore), Pong)
+
+
+async def test_a_core_that_was_stopped_with_its_frontend_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspended machine stops both, and the core may be the first to go on."""
+    monkeypatch.setattr(process, "FRONTEND_TIMEOUT", 0.6)
+    executor = HeldExecutor()
+    async with core_process(tmp_path, executor) as (client, _):
+        deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        await client.add(request([1]), deltas.put_nowait)
+        assert await asyncio.to_thread(executor.submitted.wait, 20)
+        time.sleep(1.2)  # noqa: ASYNC251 - the frontend stands still, and the core waits for its step
+        executor.released.set()
+        time.sleep(0.2)  # noqa: ASYNC251
+        assert await ended(deltas) == [1] * 5
 
 
 async def test_a_core_that_was_busy_while_it_loaded_is_heard_as_soon_as_it_answers(tmp_path: Path) -> None:

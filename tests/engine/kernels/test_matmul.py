@@ -25,7 +25,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rows", [0, 1, matmul.MAX_EMULATED_ROWS + 1, 40])
 def test_linear(dtype: torch.dtype, has_mkldnn: bool, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_mkldnn:
-        monkeypatch.setattr(matmul, "_has_mkldnn", lambda: False)
+        monkeypatch.setattr(matmul, "has_mkldnn", lambda: False)
     x, weight, added = some(rows, 32, dtype=dtype), some(24, 32, dtype=dtype), some(24, dtype=dtype) if bias else None
     out = matmul.linear(x, weight, added)
     assert out.dtype == dtype

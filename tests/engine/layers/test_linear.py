@@ -22,6 +22,7 @@ def cases() -> list[object]:
         pytest.param(DenseLinear, torch.float32, id="dense-fp32"),
         pytest.param(DenseLinear, BF16, id="dense-bf16"),
         pytest.param(NativeLinear, BF16, id="native", marks=pytest.mark.skipif(native.load() is None, reason="no native kernels")),
+        pytest.param(MkldnnLinear, torch.float32, id="mkldnn-fp32"),
         pytest.param(MkldnnLinear, BF16, id="mkldnn", marks=pytest.mark.skipif(not has_mkldnn, reason="no bf16 oneDNN")),
     ]
 
@@ -154,7 +155,8 @@ TIED = stacked(["a"], [64], 64, lookup=True)
 @pytest.mark.parametrize(
     ("dtype", "has_native", "shape", "expected"),
     [
-        (torch.float32, True, WIDE, "dense"),
+        (torch.float32, True, WIDE, "mkldnn"),
+        (torch.float32, True, TIED, "dense"),
         (torch.float16, True, WIDE, "dense"),
         (BF16, True, WIDE, "native"),
         (BF16, True, TIED, "native"),
