@@ -1,8 +1,9 @@
 """The pool of blocks that all KV groups share: reference counts, free blocks in their order, and the hashes of cached blocks.
 
-Free blocks are taken by GreedyDual-Size (Cao and Irani, USITS 1997). A block's rank is its worth, what it spares for its room, plus
-the rank of the one that was evicted last when it was freed. The lowest rank goes first. Of equal worth that is the least recently
-freed one. What is spent is worth nothing: no rank is below that of the last eviction, so it goes before all others.
+Free blocks are taken by GreedyDual-Size (Cao and Irani, USITS 1997). A block's rank is its worth, what it spares for its room, and
+what it is added to: the rank of the last one that was evicted before it was freed. The lowest rank goes first. Of equal worth that
+is the least recently freed one. What is spent is worth nothing: no rank is below that of the last eviction, so it goes before all
+others.
 """
 
 import math
