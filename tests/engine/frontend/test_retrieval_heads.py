@@ -46,7 +46,7 @@ def test_vectors_and_weights_of_tokens(tmp_path: Path) -> None:
         vectors = llm.encode(TEXTS, use_tqdm=False, pooling_task="token_embed")
         weights = llm.encode(TEXTS, use_tqdm=False, pooling_task="sparse_embed")
         whole = llm.embed(TEXTS, PoolingParams(pooling="cls"), use_tqdm=False)
-        scores = {task: llm.score(*TEXTS, False, pooling_task=task)[0].outputs.score for task in (*COMPARED, None)}
+        scores = {task: llm.score(TEXTS[0], TEXTS[1], False, pooling_task=task)[0].outputs.score for task in (*COMPARED, None)}
     late, by_token = [torch.tensor(one.outputs.data) for one in vectors], [weights_of(one.outputs.data) for one in weights]
     assert scores["token_embed"] == pytest.approx((late[0] @ late[1].T).max(1).values.mean().item(), abs=1e-5)
     assert scores["sparse_embed"] == pytest.approx((by_token[0] @ by_token[1]).item(), abs=1e-5)
@@ -76,7 +76,7 @@ def test_without_pickles_the_heads_are_refused_by_their_names(tmp_path: Path) ->
         torch.save(torch.nn.Linear(64, 64).state_dict(), tmp_path / name)
     model = resolve(EngineArgs(model=str(tmp_path)))[1]
     check_pooling(PoolingParams(), model)
-    for task in ("token_embed", "sparse_embed"):
+    for task in COMPARED[1:]:
         with pytest.raises(InvalidRequest, match=r"colbert_linear.pt and sparse_linear.pt .* --load-format pt") as refusal:
-            check_pooling(PoolingParams(task=task), model)  # type: ignore[arg-type]
+            check_pooling(PoolingParams(task=task), model)
         assert refusal.value.param == "model"
