@@ -82,6 +82,20 @@ def test_a_task_chooses_the_adapter_and_the_prompt(adapted: AdaptedCheckpoint, a
     assert refused["param"] == "task" and "possible: retrieval.query, retrieval.passage, text-matching" in refused["message"]
 
 
+def test_pooling_takes_an_adapter_under_its_own_name(adapted: AdaptedCheckpoint, adapted_server: LiveServer) -> None:
+    """The route's `task` is vLLM's; a score by vectors of tokens is the sum of the best cosines."""
+    model = adapted_server.http.get("/v1/models").json()["data"][0]["id"]
+    found = post(adapted_server, "/pooling", model=model, input=TEXTS, adapter="retrieval.query").json()["data"]
+    for ours, theirs in zip(found, adapted.vectors(TEXTS, "retrieval.query"), strict=True):
+        assert ours["data"] == pytest.approx(theirs, abs=CLOSE)
+    refused = post(adapted_server, "/pooling", model=model, input="a", adapter="translation").json()["error"]
+    assert refused["param"] == "adapter" and "no task of this model" in refused["message"]
+    tokens = post(adapted_server, "/pooling", model=model, input=TEXTS, task="token_embed", normalize=True).json()["data"]
+    first, second = (F.normalize(torch.tensor(one["data"]), dim=1) for one in tokens[:2])
+    scored = post(adapted_server, "/score", model=model, text_1=TEXTS[0], text_2=TEXTS[1], task="token_embed").json()
+    assert scored["data"][0]["score"] == pytest.approx((first @ second.T).max(1).values.sum().item(), abs=1e-3)
+
+
 def test_a_script_names_a_task_too(adapted: AdaptedCheckpoint) -> None:
     with LLM(str(adapted.folder), max_num_seqs=8, num_threads=1, show_progress=False) as llm:
         found = llm.embed(TEXTS, use_tqdm=False, task="retrieval.query")

@@ -228,6 +228,7 @@ GRANITE: dict[str, Any] = {
 }
 NTK: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}
 MINIMAX_EXPERTS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 48}
+HUNYUAN_V3: dict[str, Any] = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 QWEN2_EXPERTS: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -451,6 +452,12 @@ FAMILIES = {
             "num_shared_expert": [1] * 3,
             "moe_intermediate_size": [128] * 3,
         },
+    ),
+    "hunyuan-v3": Variant("hy_v3", HUNYUAN_V3),
+    "hunyuan-v3-authors-config": Variant(
+        "hy_v3",
+        {**HUNYUAN_V3, "mlp_layer_types": ["dense", "dense", "sparse"], "attention_bias": True, "num_shared_experts": 2},
+        {"mlp_layer_types": None, "first_k_dense_replace": 2, "expert_hidden_dim": 48, "qk_norm": True, "route_norm": True},
     ),
     "deepseek-v3.2": Variant("deepseek_v32", {**INDEXER, "n_group": 4, "topk_group": 2}),
     "deepseek-v3.2-published": Variant(

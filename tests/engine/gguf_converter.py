@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from tests.engine.gguf_files import _PROJECTIONS, _add, _in_pairs
 
 PAIRED = ("smollm3", "granite", "granitemoe", "granitehybrid", "arcee")
-ONE_ADDED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+ONE_ADDED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 MAMBA2 = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 IN_FLOATS = ("gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "_norm", "shortconv.conv")
 """Parts of names of matrices that are never quantized."""
@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "olmo3": "olmo2",
     "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r", "falcon_h1": "falcon-h1",
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
+    "minimax_m2": "minimax-m2",
 }  # fmt: skip
 """Architectures by transformers' model types; the others have the same name."""
 Rule = Callable[[Any], dict[str, Any]]
@@ -223,6 +224,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "falcon-h1": (_state,),
     "hunyuan-dense": (_ntk,),
     "hunyuan-moe": (_ntk, _experts),
+    "minimax-m2": (_experts, lambda _: {"expert_gating_func": 2}),
+    "nemotron": (lambda c: {"attention.layer_norm_epsilon": c.norm_eps},),
     "nemotron_h": (_state,),
     "nemotron_h_moe": (_experts, _state, lambda _: {"feed_forward_length": None}),
 }

@@ -16,7 +16,7 @@ GGUF_VARIANTS = {
     **{name: FAMILIES[name] for name in ("gemma", "smollm3", "granite", "granite-moe", "granite-moe-shared", "olmo2", "olmo3")},
     **{name: FAMILIES[name] for name in ("phi3", "phi3-long", "glm4", "glm4-moe", "exaone4")},
     **{name: FAMILIES[name] for name in ("qwen2-moe", "cohere", "mamba", "mamba-biases", "mamba2", "lfm2")},
-    "jamba": FAMILIES["jamba"],
+    **{name: FAMILIES[name] for name in ("jamba", "minimax-m2", "nemotron-biases", "stablelm", "stablelm-parallel")},
     "seed-oss": _with("seed-oss", attention_out_bias=False),
     "ernie-moe": _with("ernie-moe", moe_intermediate_size=32),
     "ernie": _with("ernie", use_bias=False),

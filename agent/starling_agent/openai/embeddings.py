@@ -148,7 +148,7 @@ async def _answer(
     endpoint = endpoint_of(request)
     model = endpoint.model_name(body.model)
     body.check_source()
-    check_adapter(body.adapter, endpoint.engine.model_config, "task")
+    check_adapter(body.adapter_name, endpoint.engine.model_config, body.adapter_field)
     endpoint.engine.validate([], params)
     of_labels = params.task in ("classify", "token_classify")
     field, prompts = await _prompts(endpoint, body, caller_of(request).request_id, of_labels=of_labels)
@@ -180,7 +180,7 @@ async def _prompts(
         form = prompt_form(endpoint, body, add_special_tokens=body.add_special_tokens is not False)
         return "input", await endpoint.prompts.read(body.input, "input", form)
     texts = endpoint.pooled_texts
-    prefix = texts.prompt(body.prompt_name, body.adapter)
+    prefix = texts.prompt(body.prompt_name, body.adapter_name)
     if body.prompt_name is not None and not _are_texts(body.input):
         raise InvalidRequest("goes before texts alone; token ids are taken as they are", "prompt_name")
     special = texts.special_tokens if body.add_special_tokens is None else body.add_special_tokens

@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from starling_engine import PoolingParams
 from starling_engine.errors import InvalidRequest
-from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, similarities
+from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_judged, check_sides, similarities
 from starling_engine.model_config.classifier import activated
 from starling_engine.model_config.multi_vector import ROLES
 
@@ -104,10 +104,14 @@ async def _score(request: Request, body: ScoringRequest, first: Side, second: Si
     first = await _shortened(endpoint, first, body.max_tokens_per_query, "max_tokens_per_query")
     second = await _shortened(endpoint, second, body.max_tokens_per_doc, "max_tokens_per_doc")
     if endpoint.pair_scorer is not None:
+        check_judged(body.task, "task")
         return await _judge(request, endpoint.pair_scorer, body, first, second, answer_id)
     check_compared(body.instruction, body.use_activation)
-    compare = _compare if endpoint.engine.model_config.pooler.multi_vector is None else _compare_tokens
-    return await compare(request, body, first, second, answer_id)
+    task = body.task or endpoint.engine.model_config.pooler.task
+    if task == "token_embed":
+        return await _compare_tokens(request, body, first, second, answer_id)
+    params = PoolingParams(task=task, normalize=None if task == "sparse_embed" else True)
+    return await _compare(request, body, first, second, params, answer_id)
 
 
 async def _shortened(endpoint: Endpoint, side: Side, most: int | None, field: str) -> Side:
@@ -140,14 +144,14 @@ async def _judge(
     return ScoredPairs(scorer.scores(found.vectors, body.use_activation), found.usage)
 
 
-async def _compare(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
+async def _compare(
+    request: Request, body: ScoringRequest, first: Side, second: Side, params: PoolingParams, answer_id: str
+) -> ScoredPairs:
     """Scores by the cosine of the vectors that /v1/embeddings has for the two texts, or by the product of sparse ones."""
     endpoint = endpoint_of(request)
     texts = endpoint.pooled_texts
     form = prompt_form(endpoint, body, add_special_tokens=texts.special_tokens, prefix=texts.prompt(None))
     prompts = {side.field: await endpoint.prompts.read(side.sent, side.field, form, texts.ids) for side in (first, second)}
-    is_sparse = endpoint.engine.model_config.pooler.splade is not None
-    params = PoolingParams(task="sparse_embed") if is_sparse else PoolingParams(normalize=True)
     pooled = await pool(request, endpoint, prompts, params, answer_id)
     split = len(first.texts)
     scores = await asyncio.to_thread(similarities, pooled.numbers[:split], pooled.numbers[split:])
@@ -156,10 +160,12 @@ async def _compare(request: Request, body: ScoringRequest, first: Side, second: 
 
 async def _compare_tokens(request: Request, body: ScoringRequest, first: Side, second: Side, answer_id: str) -> ScoredPairs:
     """Scores by the vectors that /pooling has for the tokens of the two texts."""
-    endpoint, params = endpoint_of(request), PoolingParams(task="token_embed")
+    endpoint = endpoint_of(request)
+    params = endpoint.pooled_texts.late.params
     texts, prompts, each = endpoint.pooled_texts, dict[str, list[list[int]]](), list[PoolingParams]()
+    endpoint.engine.validate([], params)
     for role, side in zip(ROLES, (first, second), strict=True):
-        form = prompt_form(endpoint, body, add_special_tokens=texts.special_tokens, prefix=texts.prompt(role))
+        form = prompt_form(endpoint, body, add_special_tokens=texts.special_tokens, prefix=texts.prompt_of_role(role))
         read = await endpoint.prompts.read(side.sent, side.field, form, texts.reader(role))
         asked = [texts.late.prompt(ids, params, role) for ids in read]
         prompts[side.field] = [ids for ids, _ in asked]

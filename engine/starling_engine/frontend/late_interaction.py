@@ -25,6 +25,11 @@ class LateInteraction:
             mask = tokenizer.eos_token_id if tokenizer.mask_token_id is None else tokenizer.mask_token_id
             self._expansion_id = mask if expansion.token is None else tokenizer.backend.token_to_id(expansion.token)
 
+    @property
+    def params(self) -> PoolingParams:
+        """Parameters of a text that is scored. The authors say if vectors have length 1; else they have it."""
+        return PoolingParams(task="token_embed", normalize=self._config.normalize)
+
     def form(self, form: PromptForm, role: TextRole) -> PromptForm:
         """Returns the form of texts of a role, which the model may cut."""
         most = self._config.lengths.get(role)

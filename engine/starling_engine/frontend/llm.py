@@ -26,7 +26,16 @@ from starling_engine.frontend.cross_encoder import pair_scorer
 from starling_engine.frontend.gathering import gather_or_cancel
 from starling_engine.frontend.loading_bar import LoadingBar
 from starling_engine.frontend.loop_thread import LoopThread
-from starling_engine.frontend.pairs import PairPrompt, PairScorer, Side, check_compared, check_sides, similarities
+from starling_engine.frontend.pairs import (
+    ComparedTask,
+    PairPrompt,
+    PairScorer,
+    Side,
+    check_compared,
+    check_judged,
+    check_sides,
+    similarities,
+)
 from starling_engine.frontend.pooled_texts import PooledTexts, role_of, truncation_to
 from starling_engine.frontend.pooling import activated_rows, check_adapter
 from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
@@ -266,22 +275,27 @@ class LLM:
         instruction: str | None = None,
         use_activation: bool | None = None,
         truncate_prompt_tokens: int | None = None,
+        pooling_task: ComparedTask | None = None,
     ) -> list[ScoringRequestOutput]:
         """Returns the score of each document with its query, or with the one query of all, in the documents' order.
 
         A reranker's score is the probability of "yes" in [0, 1], or with `use_activation` False the difference of the logits; that
         of a model with a head for one label is what its authors make of it, or with `use_activation` False its logit. The score
         of any other model is the cosine in [-1, 1] of the vectors that `embed` has. Where each token has a vector, it is the sum
-        of the best cosines of the query's tokens; of sparse vectors it is the product. A reranker's prompt is cut at its
-        document's end. Raises InvalidRequest or PromptTooLong, naming the argument.
+        of the best cosines of the query's tokens, of BGE-M3 their mean; of sparse vectors it is the product. `pooling_task` has
+        other vectors of the model compared than its own kind. A reranker's prompt is cut at its document's end. Raises
+        InvalidRequest or PromptTooLong, naming the argument.
         """
         first, second = Side("queries", _listed(queries)), Side("documents", _listed(documents))
         check_sides(first, second)
         if self._scorer is None:
             check_compared(instruction, use_activation)
-            if self.engine.model_config.pooler.multi_vector is not None:
+            task = pooling_task or self.engine.model_config.pooler.task
+            if task == "token_embed":
                 return self._compare_tokens(first, second, truncate_prompt_tokens, use_tqdm)
-            return self._compare(first, second, truncate_prompt_tokens, use_tqdm)
+            params = PoolingParams(task=task, normalize=None if task == "sparse_embed" else True)
+            return self._compare(first, second, params, truncate_prompt_tokens, use_tqdm)
+        check_judged(pooling_task, "pooling_task")
         prompts = self._thread.run(self._pairs(self._scorer, first, second, instruction, truncate_prompt_tokens))
         found = self._embed([prompt.ids for prompt in prompts], [prompt.params for prompt in prompts], use_tqdm)
         scores = self._scorer.scores([one.outputs.embedding for one in found], use_activation)
@@ -394,10 +408,11 @@ class LLM:
                 prompts.append(prompt)
         return prompts
 
-    def _compare(self, first: Side, second: Side, truncate: int | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
+    def _compare(
+        self, first: Side, second: Side, params: PoolingParams, truncate: int | None, use_tqdm: bool
+    ) -> list[ScoringRequestOutput]:
         """Scores by cosines, or by products of sparse vectors. A query that is for all documents is computed once."""
-        is_sparse, count = self.engine.model_config.pooler.splade is not None, len(first.texts)
-        params = PoolingParams(task="sparse_embed") if is_sparse else PoolingParams(normalize=True)
+        count = len(first.texts)
         texts = [ParsedPrompt(text) for text in (*first.texts, *second.texts)]
         prompts = self._thread.run(self._pooled(texts, [params] * len(texts), None, truncate))
         found = self._encode(prompts, [params] * len(prompts), use_tqdm)
@@ -408,11 +423,12 @@ class LLM:
 
     def _compare_tokens(self, first: Side, second: Side, truncate: int | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
         """Scores by the vectors of tokens. A query that is for all documents is computed once."""
-        params = PoolingParams(task="token_embed")
+        params = self._texts.late.params
         found = []
         for role, side in zip(ROLES, (first, second), strict=True):
             texts = [ParsedPrompt(text) for text in side.texts]
-            prompts = self._thread.run(self._pooled(texts, [params] * len(texts), role, truncate))
+            name = role if role in self._texts.names else None
+            prompts = self._thread.run(self._pooled(texts, [params] * len(texts), name, truncate))
             found.append(self._interacting(prompts, [params] * len(texts), role, use_tqdm))
         queries, documents = ([np.asarray(one.outputs.data) for one in outputs] for outputs in found)
         scores = self._texts.late.scores(queries, documents)

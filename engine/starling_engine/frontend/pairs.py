@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.tokenizer import Truncation
@@ -12,6 +12,8 @@ from starling_engine.outputs import PooledNumbers, SparseVector
 from starling_engine.params import PoolingParams
 
 Vector = Sequence[float]
+ComparedTask = Literal["embed", "token_embed", "sparse_embed"]
+"""Tasks of vectors by which texts are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,12 @@ def check_compared(instruction: str | None, use_activation: bool | None) -> None
         raise InvalidRequest("this model is no reranker that takes one; its scores are products of vectors", "instruction")
     if use_activation is False:
         raise InvalidRequest("this model's scores are cosines, sums of them or products, which have none", "use_activation")
+
+
+def check_judged(task: ComparedTask | None, field: str) -> None:
+    """Raises InvalidRequest for a task of vectors where a model judges pairs itself."""
+    if task is not None:
+        raise InvalidRequest("this model was trained to score pairs, and compares no vectors", field)
 
 
 def answer_scores(logits: Sequence[Vector], use_activation: bool | None) -> list[float]:

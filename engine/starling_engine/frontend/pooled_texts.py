@@ -55,6 +55,10 @@ class PooledTexts:
             raise InvalidRequest(f"{name[:100]!r} is no prompt of this model; possible: {possible}", "prompt_name")
         return self._cased(self._pooler.prompts[name])
 
+    def prompt_of_role(self, role: TextRole) -> str:
+        """Returns the text that goes before texts of a role: the prompt of that name, or the default where there is none."""
+        return self.prompt(role if role in self.names else None)
+
     def _cased(self, text: str) -> str:
         return text.lower() if self._pooler.lower_case else text
 

@@ -340,6 +340,28 @@ def _starcoder2(data: GgufMetadata) -> Config:
     return {"sliding_window": window, "use_bias": "attn_output.bias" in data.modules}
 
 
+def _nemotron(data: GgufMetadata) -> Config:
+    return {"attention_bias": "attn_q.bias" in data.modules}
+
+
+def _stablelm(data: GgufMetadata) -> Config:
+    return {
+        "use_qkv_bias": "attn_q.bias" in data.modules,
+        "use_parallel_residual": "ffn_norm.weight" not in data.modules,
+        "qk_layernorm": "attn_q_norm.weight" in data.modules,
+    }
+
+
+def _minimax(data: GgufMetadata) -> Config:
+    if data.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise data.refused("expert_gating_func", f"{data.get('expert_gating_func')} is not supported; supported: {SIGMOID}")
+    return {
+        **_experts(data),
+        "intermediate_size": data.number("expert_feed_forward_length"),
+        "use_routing_bias": "exp_probs_b.bias" in data.modules,
+    }
+
+
 _DELTA_MOE = (names.SHARED, names.BEFORE_MLP, names.NORMS_PLUS_ONE)
 _AFTER_PLUS_ONE: ModuleNames = {"post_attention_norm": Stored("mlp_norm", "one added")}
 
@@ -379,6 +401,9 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "cohere2": _family("Cohere2ForCausalLM", _cohere, eps="layer_norm_eps"),
     "starcoder2": _family("Starcoder2ForCausalLM", _starcoder2, eps="norm_epsilon"),
     "arcee": _family("ArceeForCausalLM", _nothing, names.PAIRED),
+    "minimax-m2": _family("MiniMaxM2ForCausalLM", _minimax),
+    "nemotron": _family("NemotronForCausalLM", _nemotron, names.WEIGHTS_PLUS_ONE, eps="norm_eps"),
+    "stablelm": _family("StableLmForCausalLM", _stablelm, eps="layer_norm_eps"),
     "mamba": _family("MambaForCausalLM", _mamba_alone, names.MAMBA, eps="layer_norm_epsilon", attends=False),
     "mamba2": _family("Mamba2ForCausalLM", _mamba2, names.MAMBA2, eps="layer_norm_epsilon", attends=False),
     "falcon-h1": _family("FalconH1ForCausalLM", _falcon_h1, names.MAMBA2),

@@ -74,6 +74,10 @@ NORMS_PLUS_ONE: ModuleNames = {
     name: Stored(str(COMMON[name]), "one added")
     for name in ("output_norm", "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 }
+WEIGHTS_PLUS_ONE: ModuleNames = {
+    f"{name}.weight": Stored(str(COMMON[name]), "one added") for name in ("output_norm", "attn_norm", "ffn_norm")
+}
+"""The same of norms that have biases, which stay as they are."""
 SINKS: ModuleNames = {"attn_sinks.weight": Stored("sinks", whole=True)}
 SHORT_CONV: ModuleNames = {
     "shortconv.in_proj": "short_conv.fused_in",

@@ -286,8 +286,9 @@ class KVManager:
         else:
             blocks = self.pool.take(self.state_blocks)
         sequence.restores = self._state_copies(snapshot, blocks)
+        worth = self._worth(sequence, start)
         for copy in sequence.restores:
-            self.pool.release(copy.source)
+            self.pool.release(copy.source, worth)
         sequence.state = SequenceState(blocks, self._prompt_stops(sequence, start, num_tokens))
         if start:
             sequence.state.found = sequence.chain.hashes[start // self.block_size - 1]
@@ -400,7 +401,7 @@ class KVManager:
             if self._add_snapshot(sequence, tokens, length, blocks):
                 new += [length] if length in state.stops else []
             for block in blocks:
-                self.pool.release(block)
+                self.pool.release(block, self._worth(sequence, length))
             self._spend_snapshots(sequence, length)
         return new
 
@@ -495,12 +496,13 @@ class KVManager:
         """Frees the blocks that no token from `num_computed` on can read. Called after every step, it mostly has none."""
         if num_computed < sequence.leaves_at or not self._windows:
             return
+        worth = self._worth(sequence, num_computed)
         for group in self._windows:
             first = self.groups[group].spec.first_needed_block(num_computed)
             table, freed = sequence.tables[group], 0
             for index in range(sequence.window_starts[group], first):
                 if table[index] != NULL_BLOCK:
-                    self.pool.release(table[index], spent=not self._is_kept(sequence, group, index))
+                    self.pool.release(table[index], worth if self._is_kept(sequence, group, index) else 0.0)
                     freed += self.pool.is_free(table[index])
                     table[index] = NULL_BLOCK
             self._reserve_again(sequence, freed)
@@ -563,15 +565,13 @@ class KVManager:
         return BlockSpan(hashes[first:end], parent, packed, sequence.salt)
 
     def release(self, sequence: SequenceBlocks, *, resumes: bool = False) -> None:
-        """Frees all blocks, the end of the sequence first, so that its beginning stays cached longest, with its snapshots.
+        """Frees all blocks, the end of the sequence first, so that its beginning stays cached longest.
 
+        A snapshot comes behind the blocks after it, which are of no use without it, and before those that it needs itself.
         If it does not resume, and the next turn will go on behind its prompt, its output is spent.
         """
         if self._notes_ends and sequence.cached_blocks:
             self._note_ends(sequence)
-        for name in (sequence.state.found, *sequence.state.named.values()):
-            if name is not None:
-                self._snapshots.touch(name)
         for block in (*sequence.state.blocks, *chain.from_iterable(sequence.state.copied.values())):
             self.pool.release(block)
         sequence.state = SequenceState()
@@ -579,15 +579,32 @@ class KVManager:
         spent_from = sys.maxsize
         if not resumes and self._notes_ends and self._next_turn(sequence) == "prompt":
             spent_from = sequence.prompt_tokens // self.block_size
-        for table in sequence.tables:
-            for index in range(len(table) - 1, -1, -1):
+        worth = self._worth(sequence, sequence.cached_blocks * self.block_size)
+        snapshots = self._snapshots.along(sequence.chain.hashes[: sequence.cached_blocks]) if self.state_blocks else {}
+        for index in range(max(map(len, sequence.tables), default=sequence.cached_blocks) - 1, -1, -1):
+            if index in snapshots:
+                self._snapshots.touch(snapshots[index])
+            for table in sequence.tables:
                 if table[index] != NULL_BLOCK:
-                    self.pool.release(table[index], spent=index >= spent_from)
+                    self.pool.release(table[index], worth if index < spent_from else 0.0)
+        for table in sequence.tables:
             table.clear()
         self.reserved -= sequence.reserved
         sequence.reserved = sequence.cached_blocks = sequence.found_blocks = sequence.stored_chunks = sequence.known_tokens = 0
         sequence.window_starts = [0] * len(self.groups)
         sequence.leaves_at = 0
+
+    def _worth(self, sequence: SequenceBlocks, length: int) -> float:
+        """Returns how many tokens each block of a prefix spares, beyond the last beginning that several sequences share.
+
+        Keys and values of all tokens are worth the same, whatever the length. But a state, or a window, takes as many blocks after
+        a long text as after a short one. (Marconi, arXiv 2411.19379, weighs states so.)
+        """
+        if not self._notes_ends:
+            return 1.0
+        shared = max((end * self.block_size for end in sequence.shared_ends if end * self.block_size < length), default=0)
+        spared = length - shared
+        return spared / max(1, peak_blocks(self.groups, spared, 0) + self.state_blocks)
 
     def _note_ends(self, sequence: SequenceBlocks) -> None:
         hashes, prompt = sequence.chain.hashes, sequence.prompt_tokens // self.block_size

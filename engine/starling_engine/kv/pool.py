@@ -1,5 +1,12 @@
-"""The pool of blocks that all KV groups share: reference counts, free blocks in their order, and the hashes of cached blocks."""
+"""The pool of blocks that all KV groups share: reference counts, free blocks in their order, and the hashes of cached blocks.
 
+Free blocks are taken by GreedyDual-Size (Cao and Irani, USITS 1997). A block's rank is its worth, what it spares for its room, and
+what it is added to: the rank of the last one that was evicted before it was freed. The lowest rank goes first. Of equal worth that
+is the least recently freed one. What is spent is worth nothing: no rank is below that of the last eviction, so it goes before all
+others.
+"""
+
+import math
 from collections import OrderedDict
 from collections.abc import Collection
 from itertools import takewhile
@@ -8,6 +15,15 @@ from starling_engine.kv.events import EventLog
 
 NULL_BLOCK = 0
 """Entry of block tables for a block that is not needed any more. Never written for a request, never read."""
+
+
+CLASSES = 2
+"""Classes of worth to a doubling."""
+
+
+def worth_class(worth: float) -> float:
+    """Returns the class of a worth: so few that all can be looked at."""
+    return 2.0 ** (round(CLASSES * math.log2(worth)) / CLASSES) if worth else 0.0
 
 
 class OutOfBlocks(Exception):
@@ -23,7 +39,7 @@ class BlockPool:
     """Blocks 1 .. num_blocks - 1 by number. All operations are O(1) a block.
 
     A block without a reference is free. Free blocks stay cached by hash until they are taken: first those that are not cached, then
-    those that are spent, which nobody is expected to ask for, then the others, least recently freed first.
+    those that are spent, which nobody is expected to ask for, then the others by their rank.
     """
 
     def __init__(self, num_blocks: int, num_groups: int = 1, events: EventLog | None = None) -> None:
@@ -31,9 +47,12 @@ class BlockPool:
         self.refs = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, 0, -1))
         """Free blocks that are not cached; the last one is taken first, for its memory is warm."""
-        self._spent: OrderedDict[int, None] = OrderedDict()
-        self._free: OrderedDict[int, None] = OrderedDict()
-        """Free blocks that are cached and not spent."""
+        self._free: dict[float, OrderedDict[int, float]] = {}
+        """Ranks of free blocks that are cached, by their worth in few classes. In each the first one's rank is the least."""
+        self._worth = [1.0] * num_blocks
+        """The class of each block, by which it is or was freed."""
+        self._evicted_rank = 0.0
+        self._num_cached_free = 0
         self._hash_of: list[tuple[int, bytes] | None] = [None] * num_blocks
         self.version = 0
         """Grows with each change of the cache: search results hold while it stays the same."""
@@ -47,7 +66,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._blank) + len(self._spent) + len(self._free)
+        return len(self._blank) + self._num_cached_free
 
     @property
     def num_usable(self) -> int:
@@ -68,7 +87,10 @@ class BlockPool:
         return blocks
 
     def _take_cached(self) -> int:
-        block, _ = (self._spent or self._free).popitem(last=False)
+        ranks = {worth: next(iter(free.values())) for worth, free in self._free.items() if free}
+        worth = min(ranks, key=lambda worth: (ranks[worth], worth))
+        block, self._evicted_rank = self._free[worth].popitem(last=False)
+        self._num_cached_free -= 1
         self._evict(block)
         return block
 
@@ -79,28 +101,43 @@ class BlockPool:
         self.refs[block] += 1
 
     def _leave_cached(self, block: int) -> None:
-        del (self._spent if block in self._spent else self._free)[block]
+        del self._free[self._worth[block]][block]
+        self._num_cached_free -= 1
 
-    def release(self, block: int, *, spent: bool = False) -> None:
-        """Drops one reference; without any the block is free, and taken last if it is cached and not spent."""
+    def release(self, block: int, worth: float | None = None) -> None:
+        """Drops one reference; without any the block is free, and ranked by its worth if it is cached: 0 for a spent one.
+
+        Without a worth it has that by which it was freed before.
+        """
         self.refs[block] -= 1
-        if self.refs[block] == 0:
-            if self._hash_of[block] is None:
-                self._blank.append(block)
-            else:
-                (self._spent if spent else self._free)[block] = None
         assert self.refs[block] >= 0, f"block {block} released more often than taken"
+        if worth is not None:
+            self._worth[block] = worth_class(worth)
+        if self.refs[block] == 0 and self._hash_of[block] is None:
+            self._blank.append(block)
+        elif self.refs[block] == 0:
+            self._rank(block)
+
+    def _rank(self, block: int) -> None:
+        worth = self._worth[block]
+        self._free.setdefault(worth, OrderedDict())[block] = self._evicted_rank + worth
+        self._num_cached_free += 1
 
     def touch(self, block: int) -> None:
-        """Lets a block be taken last, if it is free, cached and not spent."""
-        if block in self._free:
-            self._free.move_to_end(block)
+        """Ranks a block as one that is freed now, if it is free, cached and not spent."""
+        if self._is_ranked(block) and self._worth[block]:
+            self._leave_cached(block)
+            self._rank(block)
 
     def spend(self, block: int) -> None:
         """Lets a cached block be taken before those that are not spent, if it is free."""
-        if block in self._free:
-            del self._free[block]
-            self._spent[block] = None
+        if self._is_ranked(block):
+            self._leave_cached(block)
+            self._worth[block] = 0.0
+            self._rank(block)
+
+    def _is_ranked(self, block: int) -> bool:
+        return self.refs[block] == 0 and self._hash_of[block] is not None
 
     def find(self, group: int, block_hash: bytes) -> int | None:
         return self._cached[group].get(block_hash)
@@ -137,14 +174,14 @@ class BlockPool:
 
     def evict_block(self, block: int) -> None:
         """Evicts a block from the cache, if it is there. If it is free, it is taken first from now on."""
-        if not self.refs[block] and self._hash_of[block] is not None:
+        if self._is_ranked(block):
             self._leave_cached(block)
             self._blank.append(block)
         self._evict(block)
 
     def evict_free_blocks(self) -> None:
         """Evicts all free blocks from the cache."""
-        for block in [*self._spent, *self._free]:
+        for block in [block for free in self._free.values() for block in free]:
             self.evict_block(block)
         self._events.emptied()
 
@@ -164,5 +201,7 @@ class BlockPool:
                 counts[block] += block != NULL_BLOCK
         assert counts == self.refs, [(b, self.refs[b], n) for b, n in enumerate(counts) if n != self.refs[b]][:10]
         assert all(self._hash_of[block] is None for block in self._blank)
-        assert all(self._hash_of[block] is not None for block in (*self._spent, *self._free))
-        assert sorted([*self._blank, *self._spent, *self._free]) == [b for b in range(1, self.num_blocks) if counts[b] == 0]
+        free = [block for each in self._free.values() for block in each]
+        assert all(self._hash_of[block] is not None for block in free) and len(free) == self._num_cached_free
+        assert all(list(each.values()) == sorted(each.values()) for each in self._free.values())
+        assert sorted([*self._blank, *free]) == [b for b in range(1, self.num_blocks) if counts[b] == 0]

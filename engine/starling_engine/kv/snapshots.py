@@ -93,6 +93,11 @@ class SnapshotCache:
         found = [block for block in blocks if block is not None]
         return found if len(found) == self._num_blocks else None
 
+    def along(self, hashes: list[bytes]) -> dict[int, bytes]:
+        """Returns the names of a prefix's snapshots, by the block behind which each is."""
+        mask = self._pool.cached_mask(self._group, hashes)
+        return {at: hashes[at] for at, there in enumerate(mask) if there}
+
     def names(self) -> Iterator[bytes]:
         """Yields the names of all snapshots."""
         return (name for name in self._pool.cached(self._group) if len(name) == HASH_BYTES and self.find(name) is not None)

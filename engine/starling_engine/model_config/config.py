@@ -38,8 +38,8 @@ GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
 TIED = "tie_word_embeddings"
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
-MAX_WIDTH, MAX_LENGTH = 1 << 20, 1 << 24
-"""More than any model has of elements in a hidden state or all heads, and of tokens in a sequence.
+MAX_WIDTH, MAX_LENGTH, MAX_VOCABULARY = 1 << 20, 1 << 24, 1 << 24
+"""More than any model has of elements in a hidden state or all heads, of tokens in a sequence, and of known ones.
 
 A config with more is damaged. Norms and rotations of these sizes are made before a checkpoint's tensors are compared with it.
 The longest sequences are Llama 4's, of 10 M tokens.
@@ -308,7 +308,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         num_kv_heads=heads.kv_count,
         head_dim=heads.dim,
         intermediate_size=_read_mlp_size(config, definition, layers),
-        vocab_size=config.integer("vocab_size"),
+        vocab_size=config.integer("vocab_size", high=MAX_VOCABULARY),
         max_position=max_position,
         rms_eps=config.number(definition.eps_field, definition.rms_eps),
         hidden_act=_read_activation(config, definition, moe),

@@ -37,6 +37,7 @@ class MultiVectorConfig:
     skipped_words   tokens without a vector, in texts of `skipped_of`
     kept_tokens     the tokens of documents that have one; None: all
     skips_first     the first token has no vector
+    normalize       scores are of vectors of length 1; None: as all vectors of the checkpoint
     mean            a score is divided by the number of the query's vectors
     """
 
@@ -46,6 +47,7 @@ class MultiVectorConfig:
     skipped_of: tuple[str, ...] = ("document",)
     kept_tokens: tuple[int, ...] | None = None
     skips_first: bool = False
+    normalize: bool | None = None
     mean: bool = False
 
 

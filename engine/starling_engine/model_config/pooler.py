@@ -113,7 +113,8 @@ class PoolerConfig:
     @property
     def late(self) -> MultiVectorConfig:
         """Returns how queries and documents become vectors of their tokens, of any model."""
-        return self.multi_vector or MultiVectorConfig(skips_first=self.retrieval is not None)
+        of_bge_m3 = self.retrieval is not None
+        return self.multi_vector or MultiVectorConfig(skips_first=of_bge_m3, normalize=True, mean=of_bge_m3)
 
     @property
     def task(self) -> PoolingTask:

@@ -33,6 +33,7 @@ from starling_engine.model_config.granite import GRANITE
 from starling_engine.model_config.granite_hybrid import GRANITE_MOE_HYBRID
 from starling_engine.model_config.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from starling_engine.model_config.hunyuan import HUNYUAN, HUNYUAN_MOE
+from starling_engine.model_config.hunyuan_v3 import HUNYUAN_V3
 from starling_engine.model_config.internlm3 import INTERNLM3
 from starling_engine.model_config.jamba import JAMBA
 from starling_engine.model_config.kimi_linear import KIMI_LINEAR
@@ -93,6 +94,7 @@ _ALL = (
         GRANITE_MOE_SHARED,
         HUNYUAN,
         HUNYUAN_MOE,
+        HUNYUAN_V3,
         INTERNLM3,
         LLAMA,
     ),

@@ -78,7 +78,7 @@ def test_spent_blocks_are_taken_before_others_that_are_cached() -> None:
     pool = BlockPool(6)
     blocks = cached(pool, 4)
     for block in blocks:
-        pool.release(block, spent=block == blocks[2])
+        pool.release(block, worth=0 if block == blocks[2] else 1)
     pool.spend(blocks[1])
     pool.touch(blocks[1])
     pool.touch(blocks[0])
@@ -91,11 +91,35 @@ def test_spent_blocks_are_taken_before_others_that_are_cached() -> None:
 def test_a_spent_block_that_is_found_is_none_any_more() -> None:
     pool = BlockPool(3)
     first, second = cached(pool, 2)
-    pool.release(first, spent=True)
+    pool.release(first, worth=0)
     pool.release(second)
     pool.share(first)
-    pool.release(first)
+    pool.release(first, worth=1)
     assert pool.take(1) == [second]
+
+
+def test_a_block_that_is_worth_more_stays_while_others_are_taken() -> None:
+    """A worth of four outlives three blocks of one that were freed later, and not the fourth: then it had its time."""
+    pool = BlockPool(3)
+    precious, other = cached(pool, 2)
+    pool.release(precious, worth=4)
+    for number in range(3):
+        pool.release(other, worth=1)
+        assert pool.take(1) == [other], number
+        pool.cache_block(0, bytes([10 + number]), other)
+        pool.check_integrity([[other]])
+    pool.release(other, worth=2)
+    pool.touch(other)
+    assert pool.take(1) == [precious]
+
+
+def test_blocks_of_one_worth_are_taken_by_their_last_use() -> None:
+    pool = BlockPool(4)
+    first, second, third = cached(pool, 3)
+    for block in (first, second, third):
+        pool.release(block, worth=5)
+    pool.touch(first)
+    assert pool.take(3) == [second, third, first]
 
 
 def test_a_block_that_was_computed_again_takes_the_place_of_a_free_one() -> None:

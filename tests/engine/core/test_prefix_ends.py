@@ -81,6 +81,32 @@ def test_the_last_turn_of_conversations_stays_when_others_need_room(kind: str, *
     assert engine.cached["new"] == 40, "their beginning is there for one more"
 
 
+def test_the_snapshot_of_a_long_text_outlives_those_of_short_ones() -> None:
+    """There is room for a state and four snapshots. That of the long text is used least recently, but spares ten times as much."""
+    engine = ToyEngine(state=state_of(6), groups=[], num_blocks=1 + 5 * 6, max_model_len=256)
+    long = tokens_of(200, 1)
+    ask(engine, "long", long, 2)
+    for number in range(6):
+        ask(engine, f"short {number}", tokens_of(20, 10 + number), 2)
+    ask(engine, "again", long, 2)
+    assert engine.cached["again"] == 192
+    for number in range(40):
+        ask(engine, f"next {number}", tokens_of(20, 100 + number), 2)
+    ask(engine, "late", long, 2)
+    assert engine.cached["late"] == 0, "it does not stay for ever"
+
+
+def test_a_text_that_loses_its_end_is_found_up_to_an_earlier_snapshot() -> None:
+    """The last snapshot goes before the keys and values that it needs, and these before the snapshot of the first prompt."""
+    engine = ToyEngine(state=state_of(1), groups=groups_of(8), num_blocks=60, max_model_len=256)
+    text = tokens_of(100, 1)
+    for _ in range(2):
+        text += ask(engine, f"after {len(text)}", list(text), 70)
+    ask(engine, "other", tokens_of(230, 10), 2)
+    ask(engine, "again", text, 2)
+    assert engine.cached["again"] == 96
+
+
 def test_equal_requests_at_once_have_one_snapshot() -> None:
     """The second one's snapshot in the output is there already, and none to spend, though all go on behind prompts."""
     engine = ToyEngine(state=state_of(3), num_blocks=300, max_model_len=256)

@@ -121,7 +121,7 @@ def test_a_snapshot_alone_is_of_no_use() -> None:
 
 
 def test_what_the_device_gives_up_is_found_in_the_cpu_tier() -> None:
-    engine = hybrid(num_blocks=400, slots=200)
+    engine = hybrid(num_blocks=200, slots=200)
     prompt = prompt_of(200)
     run_one(engine, "first", prompt)
     for i in range(1, 6):

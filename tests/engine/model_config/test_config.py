@@ -354,6 +354,7 @@ def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
         ({"vocab_size": "512"}, ["vocab_size", "integer", "'512'"]),
         ({"vocab_size": 512.5}, ["vocab_size", "integer", "512.5"]),
         ({"hidden_size": 10**9}, ["hidden_size", "at most 1048576"]),
+        ({"vocab_size": 10**9}, ["vocab_size", "at most 16777216"]),
         ({"head_dim": 10**9}, ["head_dim", "at most 1048576"]),
         ({"rms_norm_eps": 10**400}, ["rms_norm_eps", "at most 1e+30"]),
         ({"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 0}, ["query_pre_attn_scalar", "at least 1e-06"]),

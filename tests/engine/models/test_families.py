@@ -39,6 +39,7 @@ WITH_EXPERTS = (
     "granite-moe",
     "granite-moe-shared",
     "glm4-moe",
+    "hunyuan-v3",
     "deepseek-v3.2",
     "deepseek-v4",
     "glm-5.2",

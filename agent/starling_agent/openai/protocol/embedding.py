@@ -51,15 +51,17 @@ class EmbeddingFields(PooledRequest, ChatTemplateFields):
     def opens_answer(self) -> bool:
         return self.add_generation_prompt is True
 
+    adapter_field: ClassVar[str] = "adapter"
+
     @property
-    def adapter(self) -> str | None:
-        """The checkpoint's adapter that is asked for, by its name."""
+    def adapter_name(self) -> str | None:
+        """The checkpoint's adapter that is asked for, by its name; the field is `adapter_field`."""
         return None
 
     @property
     def params(self) -> PoolingParams:
         """Returns what the engine is asked to make of the prompts."""
-        return PoolingParams(pooling=self.pooling, normalize=self.normalize, dimensions=self.dimensions, adapter=self.adapter)
+        return PoolingParams(pooling=self.pooling, normalize=self.normalize, dimensions=self.dimensions, adapter=self.adapter_name)
 
     def check_source(self) -> None:
         """Raises InvalidRequest unless there is one of `input` and `messages`, with fields that it has a use for."""
@@ -81,16 +83,26 @@ class EmbeddingRequest(EmbeddingFields):
     model: str
     task: str | None = None
 
+    adapter_field: ClassVar[str] = "task"
+
     @property
-    def adapter(self) -> str | None:
+    def adapter_name(self) -> str | None:
         return self.task
 
 
 class PoolingRequest(EmbeddingFields):
-    """The same under vLLM's name, and its other tasks. `use_activation` is for those with labels."""
+    """The same under vLLM's name, and its other tasks. `use_activation` is for those with labels.
+
+    `adapter` is the checkpoint's adapter that /v1/embeddings has as `task`.
+    """
 
     task: PoolingTask | None = None
+    adapter: str | None = None
     use_activation: bool | None = None
+
+    @property
+    def adapter_name(self) -> str | None:
+        return self.adapter
 
     @property
     def params(self) -> PoolingParams:
@@ -99,7 +111,7 @@ class PoolingRequest(EmbeddingFields):
             if self.use_activation is not None:
                 raise InvalidRequest("is for the tasks classify and token_classify", "use_activation")
             return super().params if self.task is None else msgspec.structs.replace(super().params, task=self.task)
-        for name in ("prompt_name", "pooling", "normalize", "dimensions"):
+        for name in ("prompt_name", "pooling", "normalize", "dimensions", "adapter"):
             if getattr(self, name) is not None:
                 raise InvalidRequest(f"is for vectors, and not for the task {self.task}", name)
         return PoolingParams(task=self.task)

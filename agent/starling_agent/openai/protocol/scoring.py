@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 from starling_engine.errors import InvalidRequest
+from starling_engine.frontend.pairs import ComparedTask
 
 from starling_agent.openai.protocol import refused
 from starling_agent.openai.protocol.base import Int
@@ -25,8 +26,12 @@ class DocumentObject(BaseModel):
 
 
 class ScoringRequest(PooledRequest):
-    """Fields of /score and /rerank. `instruction` is for rerankers whose template takes one."""
+    """Fields of /score and /rerank. `instruction` is for rerankers whose template takes one.
 
+    `task`: the vectors that are compared, where a model makes several kinds.
+    """
+
+    task: ComparedTask | None = None
     instruction: str | None = None
     max_tokens_per_query: Int | None = None
     max_tokens_per_doc: Int | None = None
