@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starling_engine.byte_sizes import format_bytes
 from starling_engine.errors import ConfigError
 from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.layer import KVHeads
 from starling_engine.model_config.moe import MoeConfig
 
 
@@ -128,7 +129,7 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     layers have a recurrent state, each counts as if it attended, too.
     """
     gate = 2 * model.num_heads if model.traits.attention_gate else 0
-    attention = (3 * model.num_heads + gate + 2 * model.num_kv_heads) * model.head_dim
+    attention = max(((3 * model.num_heads + gate + 2 * own.count) * own.dim for own in model.kv_heads), default=0)
     mixer, moe = _mixer_width(model, dtype_bytes), model.moe
     widths = 3 * model.hidden_size + attention + mixer + 3 * model.intermediate_size
     logits = RECORDED_TOKENS * model.vocab_size * 4
@@ -215,11 +216,16 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
         rotated = 8 * shape.rope_dim
         heads = shape.num_heads * (3 * shape.head_dim + rotated) + shape.index.num_heads * (2 * shape.index.dim + rotated)
         return heads + 2 * row + shape.q_rank + shape.groups * shape.group_rank
-    heads = model.num_heads + 2 * model.num_kv_heads
+    return max([mixer, *(_heads_width(model, own, dtype_bytes) for own in model.kv_heads)])
+
+
+def _heads_width(model: ModelConfig, own: KVHeads, dtype_bytes: int) -> int:
+    """Elements of one token inside attention with such key-value heads. Values that are normed are in fp32, before and behind."""
+    heads = model.num_heads + 2 * own.count
     gates = 3 * model.num_heads if model.traits.attention_gate else 0
-    copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0)
-    wide = copies * heads * 4 // dtype_bytes
-    return max((2 * heads + gates + wide) * model.head_dim, mixer)
+    copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0) * heads
+    copies += 2 * own.count if model.traits.value_norm else 0
+    return (2 * heads + gates + copies * 4 // dtype_bytes) * own.dim
 
 
 def _mixer_width(model: ModelConfig, dtype_bytes: int) -> int:

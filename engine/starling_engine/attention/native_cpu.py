@@ -7,7 +7,7 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.native import ops
 
 DTYPES = (torch.float32, torch.bfloat16)
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 HEAD_DIM_STEP = 16
 
 
@@ -15,7 +15,7 @@ class NativeAttention:
     """Needs `native.load()`; see `AttentionBackend`.
 
     The dtype is one of DTYPES, the cache of that or of a type of `native/cache_rows.py`; the head size is a multiple of 16, at most
-    256.
+    512.
     """
 
     name = "native"

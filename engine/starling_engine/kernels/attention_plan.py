@@ -91,7 +91,9 @@ def decode_tiles(head_dim: int, itemsize: int, group: int, tokens: int) -> Atten
         return None
     rows = min(most, max(MIN_ROWS, 1 << (tokens * group - 1).bit_length()))
     if itemsize > 2:
-        return AttentionTiles(rows, 32, 8, 2)
+        return AttentionTiles(rows, 32 if head_dim <= 256 else 16, 8, 2)
+    if head_dim > 256:
+        return AttentionTiles(rows, 16, 8, 5)
     return AttentionTiles(rows, 64 if head_dim <= 128 else 32, 4, 5)
 
 
@@ -101,6 +103,8 @@ def prefill_tiles(head_dim: int, itemsize: int) -> AttentionTiles:
         return AttentionTiles(32, 16, 8, 2)
     if head_dim <= 64:
         return AttentionTiles(128, 64, 8, 3, 128)
+    if head_dim > 256:
+        return AttentionTiles(64, 32, 8, 2)
     return AttentionTiles(128, 32, 8, 3, 128) if head_dim <= 128 else AttentionTiles(128, 32, 8, 3)
 
 

@@ -70,9 +70,8 @@ def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard 
     """
     if not config.attends:
         return {}
-    heads = tensor.heads(config.num_kv_heads).size
     attending = {index: layer for index, layer in enumerate(config.layers) if layer.attends}
-    return {index: _spec(config, heads, layer, block_size, kv_dtype) for index, layer in attending.items()}
+    return {index: _spec(config, tensor, layer, block_size, kv_dtype) for index, layer in attending.items()}
 
 
 def run_specs(config: ModelConfig, block_size: int, kv_dtype: str) -> dict[int, RunSpec]:
@@ -123,8 +122,9 @@ def _mamba2_state(mamba: Mamba2Config, tensor: Shard) -> StateSpec:
     return StateSpec((recurrent, StatePart(mamba.kernel - 1, (channels,))))
 
 
-def _spec(config: ModelConfig, heads: int, layer: LayerConfig, block_size: int, kv_dtype: str) -> KVSpec:
-    dtype_bytes, row_size = DTYPE_BYTES[kv_dtype], _row_size(config.head_dim, kv_dtype)
+def _spec(config: ModelConfig, tensor: Shard, layer: LayerConfig, block_size: int, kv_dtype: str) -> KVSpec:
+    own = config.heads_of(layer)
+    heads, dtype_bytes, row_size = tensor.heads(own.count).size, DTYPE_BYTES[kv_dtype], _row_size(own.dim, kv_dtype)
     if config.mla:  # one row for all heads, the same on every rank
         return LatentSpec(block_size, 1, config.mla.row_dim, dtype_bytes)
     if config.compressed:

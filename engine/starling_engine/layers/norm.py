@@ -42,14 +42,14 @@ class Norm(Protocol):
 class RMSNorm:
     """y = x / rms(x) * weight, in fp32 inside, rounded before the weight (arXiv 1910.07467). See `Normalise`.
 
-    With `plus_one` it is multiplied by 1 + weight, and rounded once (Gemma). The sum is kept in fp32: near 1 the steps of bfloat16
-    are 1/128.
+    With a `wide` weight, in fp32, it is rounded once (Gemma 4). With `plus_one` it is multiplied by 1 + weight, and rounded once
+    (Gemma). That sum is kept in fp32: near 1 the steps of bfloat16 are 1/128.
     """
 
     def __init__(
-        self, name: str, size: int, eps: float, dtype: torch.dtype, device: torch.device, *, plus_one: bool = False
+        self, name: str, size: int, eps: float, dtype: torch.dtype, device: torch.device, *, wide: bool = False, plus_one: bool = False
     ) -> None:
-        self.weight = torch.empty(size, dtype=torch.float32 if plus_one else dtype, device=device)
+        self.weight = torch.empty(size, dtype=torch.float32 if wide or plus_one else dtype, device=device)
         self._name = name
         self._eps = eps
         self._size = (size,)
@@ -119,6 +119,7 @@ class LayerNorm:
 
 NORMS: dict[str, Callable[[str, int, float, torch.dtype, torch.device], Norm]] = {
     "weight": RMSNorm,
+    "wide weight": partial(RMSNorm, wide=True),
     "one plus weight": partial(RMSNorm, plus_one=True),
     "layer": LayerNorm,
     "biased layer": partial(LayerNorm, bias=True),

@@ -16,7 +16,7 @@ from starling_engine.model_config.compressed import CompressedShape
 from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
-from starling_engine.model_config.layer import LayerConfig
+from starling_engine.model_config.layer import KVHeads, LayerConfig
 from starling_engine.model_config.mamba import MambaConfig
 from starling_engine.model_config.mamba2 import Mamba2Config
 from starling_engine.model_config.mla_shape import MlaShape
@@ -55,6 +55,7 @@ class ModelConfig:
 
     intermediate_size   of a plain MLP; layers of `moe` have experts instead
     hidden_act          activation of the MLP's gate, or of its one matrix if it has no gate
+    num_kv_heads        of layers that have no others of their own; so is head_dim (`heads_of`)
     ropes               rotary embeddings, which layers name by their index
     layers              what layers differ in, from the first to the last
     traits              what they have in common
@@ -160,6 +161,15 @@ class ModelConfig:
         """Rotary embeddings that layers need, by their index; None is of layers whose attention rotates nothing."""
         rotated_before = self.traits.qk_norm == "rotated head"
         return {layer.rope for layer in self.layers if layer.attends} | ({None} if rotated_before else set())
+
+    def heads_of(self, layer: LayerConfig) -> KVHeads:
+        """Returns the key-value heads of a layer."""
+        return layer.kv_heads or KVHeads(self.num_kv_heads, self.head_dim)
+
+    @property
+    def kv_heads(self) -> tuple[KVHeads, ...]:
+        """The key-value heads that layers have: one kind in most models. Without layers that attend there is none."""
+        return tuple(dict.fromkeys(self.heads_of(layer) for layer in self.layers if layer.attends))
 
     def stage_layers(self, stage: Shard) -> range:
         """Returns the layers of a pipeline stage: as many as any other's, or some more or fewer.
@@ -267,7 +277,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         nested = config.child(definition.nested)
         config = Fields({**config.values, **{name: nested.get(name) for name in nested.names()}}, nested.source)
     config = config.renamed(definition.field_names)
-    causal = config.boolean("is_causal", definition.causal) and not config.boolean("use_bidirectional_attention", False)
+    causal = config.boolean("is_causal", definition.causal) and not _sees_both(config)
     quantization = read_quantization(config)
     num_layers = definition.num_layers(config)
     moe = definition.moe(config, num_layers)
@@ -280,6 +290,8 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     length = config.integer(length_field, None if heads.count else MAX_LENGTH)
     ropes = heads.ropes
     max_position = _within_one_chunk(config, min((rope.max_position(length) for rope in ropes), default=length))
+    for layer in layers:
+        _check_own_heads(config, heads.count, layer)
     traits, classifier = definition.traits(config), read_classifier(config, definition.head, definition.token_head)
     tied = config.boolean("tie_word_embeddings", definition.tie_word_embeddings)
     max_position -= traits.positions_from or 0
@@ -417,6 +429,14 @@ def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) 
     return head_dim
 
 
+def _check_own_heads(config: Fields, num_heads: int, layer: LayerConfig) -> None:
+    """Raises ModelError for a layer whose own heads are not possible."""
+    own = layer.kv_heads
+    if own is not None and (num_heads % own.count or own.dim % 2 or num_heads * own.dim > MAX_WIDTH):
+        rule = f"an even size, at most {MAX_WIDTH} / {num_heads}, and a number that divides {num_heads}"
+        raise ModelError(f"{config.source}: heads of a layer must have {rule}, got {own.dim} and {own.count}")
+
+
 def _check_ropes(config: Fields, ropes: tuple[RopeConfig, ...], head_dim: int) -> None:
     """Raises ModelError for heads that the rotary embeddings do not fit."""
     for rope in ropes:
@@ -456,6 +476,12 @@ def _read_dtype(config: Fields, *, is_quantized: bool) -> str:
     if name not in DTYPES:
         raise UnsupportedModel(f"{config.source}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
     return "bfloat16" if is_quantized else name
+
+
+def _sees_both(config: Fields) -> bool:
+    """Says if tokens see those behind them. Gemma 4 has a word for it, and another one for images, which text is not."""
+    written = config.get("use_bidirectional_attention")
+    return written == "all" or (written != "vision" and config.boolean("use_bidirectional_attention", False))
 
 
 def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:

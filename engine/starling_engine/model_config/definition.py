@@ -27,7 +27,7 @@ class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
     Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias`,
-    `fused_router_bias`, `router_table` and `sinks` are a tensor's whole name.
+    `fused_router_bias`, `router_table`, `sinks` and `layer_scalar` are a tensor's whole name.
     Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts.
     Those are two tensors, each of which may have several names, and they lie as `expert_layout` says.
 
@@ -105,6 +105,7 @@ class TensorNames:
     attention_out_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     mlp_out_norm: str = "post_feedforward_layernorm"
+    layer_scalar: str = "layer_scalar"
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
     left_out: tuple[str, ...] = ()
 

@@ -27,6 +27,14 @@ class Temperature:
 
 
 @dataclass(frozen=True, slots=True)
+class KVHeads:
+    """Key-value heads of a layer: how many, and the elements of each, which queries have as many of."""
+
+    count: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Runs:
     """Runs of `rate` tokens each that a layer compresses to one entry, which its queries see once the run is complete.
 
@@ -60,6 +68,8 @@ class LayerConfig:
                   "before feed-forward": none of attention's input, which is normed already
     temperature   of queries, where it depends on their position
     runs          what it compresses of tokens that its queries do not see any more, with `ModelConfig.compressed`; None: nothing
+    kv_heads      of a layer that has others than the model's; None: it has these
+    keys_are_values  what the key's matrix gives is the value, too: the checkpoint has no matrix for it
     shares_choice the layer has no indexer, and attends to the tokens that the last one before it chose
     feed_forward  a plain MLP, or `ModelConfig.moe`
 
@@ -75,6 +85,8 @@ class LayerConfig:
     temperature: Temperature | None = None
     shares_choice: bool = False
     runs: Runs | None = None
+    kv_heads: KVHeads | None = None
+    keys_are_values: bool = False
 
     @property
     def has_state(self) -> bool:

@@ -21,7 +21,8 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
         possible = ", ".join(str(n) for n in range(1, most + 1) if _splits(model, n, expert_parallel))
         parts = ", ".join(f"{name} ({size})" for name, size in _divided(model, expert_parallel).items())
         has_no_heads = model.mla or model.compressed or not model.attends
-        shared = "" if has_no_heads else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
+        counts = ", ".join(str(own.count) for own in model.kv_heads)
+        shared = "" if has_no_heads else f", and its key-value heads ({counts}) divide or be divided"
         shared += f"; so must the groups of its Mamba-2 ({model.mamba2.groups})" if model.mamba2 is not None else ""
         raise ConfigError(
             f"{tensor} ranks cannot share this model: it must divide {parts}{shared}; possible: {possible}", "tensor_parallel_size"
@@ -77,8 +78,7 @@ def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
 
 
 def _splits(model: ModelConfig, tensor: int, expert_parallel: bool) -> bool:
-    heads = model.num_kv_heads
-    shared = model.mla is not None or not (heads % tensor and tensor % heads)
+    shared = model.mla is not None or not any(own.count % tensor and tensor % own.count for own in model.kv_heads)
     if model.mamba2 is not None:
         groups = model.mamba2.groups
         shared = shared and not (groups % tensor and tensor % groups)

@@ -213,8 +213,9 @@ class Decoder:
         itemsize = self._build.dtype.itemsize
         if config.mla is not None:
             return QueryBlocks.of_latents(shard.of(config.mla.num_heads).size, itemsize)
-        group = shard.of(config.num_heads).size // shard.heads(config.num_kv_heads).size
-        return QueryBlocks.of(config.head_dim, itemsize, group)
+        heads = shard.of(config.num_heads).size
+        kinds = {QueryBlocks.of(own.dim, itemsize, heads // shard.heads(own.count).size) for own in config.kv_heads}
+        return kinds.pop() if len(kinds) == 1 else None  # programs search where layers have blocks of several sizes
 
     @property
     def eager_reason(self) -> str | None:

@@ -3,6 +3,8 @@
 Another kind of attention or MLP is another class with the same `forward` and `weight_slots`.
 """
 
+from dataclasses import replace
+
 import torch
 
 from starling_engine.attention.base import AttentionWeights
@@ -13,9 +15,10 @@ from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import gate_mul
 from starling_engine.layers.linear import stacked
-from starling_engine.layers.qk_norm import RotatedHeadNorm, WidthNorm
-from starling_engine.layers.rope import halves_of_pairs
+from starling_engine.layers.qk_norm import RotatedHeadNorm, ValueNorm, WidthNorm
+from starling_engine.layers.rope import halves_of_heads, halves_of_pairs
 from starling_engine.model_config.layer import LayerConfig, Temperature
+from starling_engine.model_config.rope import ProportionalScaling
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.gated_delta_net import GatedDeltaNet
 from starling_engine.models.kimi_delta_attention import KimiDeltaAttention
@@ -26,7 +29,7 @@ from starling_engine.models.mlp import Mlp
 from starling_engine.models.moe_block import MoeBlock
 from starling_engine.models.short_convolution import GatedShortConvolution
 from starling_engine.models.stream_border import StreamBorder
-from starling_engine.weights.weight_slot import WeightSlot, copy_slot, in_row_order, part_copy_slot, plus_one_slot
+from starling_engine.weights.weight_slot import Alias, WeightSlot, copy_slot, in_row_order, part_copy_slot, plus_one_slot
 
 
 class Attention:
@@ -34,8 +37,9 @@ class Attention:
 
     def __init__(self, build: BuildContext, prefix: str, layer: LayerConfig) -> None:
         config, names, traits = build.config, build.names, build.config.traits
-        q = build.tensor.shard.of(config.num_heads).times(config.head_dim)
-        kv = build.tensor.shard.heads(config.num_kv_heads).times(config.head_dim)
+        own = config.heads_of(layer)
+        q = build.tensor.shard.of(config.num_heads).times(own.dim)
+        kv = build.tensor.shard.heads(own.count).times(own.dim)
         self._gate_size = q.size if traits.attention_gate else 0
         """Columns of the output's gates, which lie behind each head's query in the checkpoint, and here before all of them."""
         self._in_turn = names.q == names.k
@@ -61,7 +65,7 @@ class Attention:
         if traits.qk_norm == "rotated head":
             heads = (self.weights.num_heads, self.weights.num_kv_heads)
             rotation = build.rotations[layer.rope]
-            self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, config.head_dim, rotation, config.rms_eps)
+            self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, own.dim, rotation, config.rms_eps)
         self._temperature = layer.temperature
         self._norm_weights = traits.qk_norm == "head"
         self._plus_one = traits.norm == "one plus weight"
@@ -69,6 +73,12 @@ class Attention:
         """Elements of a head that lie in pairs in the checkpoint, and here as halves; 0: none do."""
         if traits.paired_rope and layer.rope is not None:
             self._pairs = config.rotary_dims[layer.rope]
+        self._halves = 0
+        """Elements of a head that rotate with one half a head further in the checkpoint, and here as the first ones; 0: none do."""
+        if layer.rope is not None and isinstance(config.ropes[layer.rope].scaling, ProportionalScaling):
+            self._halves = config.rotary_dims[layer.rope]
+        self._keys_are_values = layer.keys_are_values
+        self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps) if traits.value_norm else None
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
         self._open = gate_mul(build.dtype, build.device, sigmoid=True)
@@ -100,6 +110,8 @@ class Attention:
         if self._temperature is not None:
             queries = qkv[:, : self._heads.size * self.weights.head_dim]
             queries.mul_(_temperatures(self._temperature, meta.positions).to(qkv.dtype))
+        if self._value_norm is not None:
+            self._value_norm.forward(qkv)
         out = self._attend(qkv, self.weights, kv, meta)
         out = _only(out, rows)
         out = out if gate is None else self._open(out, _only(gate, rows))
@@ -111,6 +123,16 @@ class Attention:
             rotated = tuple(f"{name}." for name in self._qkv.shape.names[:2])
             for name in [each for each in slots if each.startswith(rotated)]:
                 order = halves_of_pairs(slots[name].local_shape[0], self.weights.head_dim, self._pairs)
+                slots[name] = in_row_order(slots[name], order)
+        if self._keys_are_values:
+            keys, values = (f"{name}." for name in self._qkv.shape.names[1:])
+            for name in [each for each in slots if each.startswith(values)]:
+                key = f"{keys}{name.removeprefix(values)}"
+                slots[name] = replace(slots[name], alias=Alias((key,), slots[name].shape, slots[name].part))
+        if self._halves:
+            rotated = tuple(f"{name}." for name in self._qkv.shape.names[:2])
+            for name in [each for each in slots if each.startswith(rotated)]:
+                order = halves_of_heads(slots[name].local_shape[0], self.weights.head_dim, self._halves)
                 slots[name] = in_row_order(slots[name], order)
         if self._gate_size:
             order = torch.arange(2 * self._gate_size).view(-1, 2, self.weights.head_dim).flip(1).transpose(0, 1)
@@ -127,7 +149,9 @@ class Attention:
         norms = (self.weights.q_norm, self.weights.k_norm)
         for name, weight in zip(self._norm_names, norms, strict=True):
             if weight is not None and self._norm_weights:
-                slots[f"{name}.weight"] = plus_one_slot(weight) if self._plus_one else copy_slot(weight)
+                slot = plus_one_slot(weight) if self._plus_one else copy_slot(weight)
+                order = halves_of_heads(len(weight), len(weight), self._halves)
+                slots[f"{name}.weight"] = in_row_order(slot, order) if self._halves else slot
         if self.weights.sinks is not None:
             slots[self._sinks_name] = part_copy_slot([self._heads], self.weights.sinks)
         return slots
@@ -135,23 +159,24 @@ class Attention:
 
 def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeights:
     config, traits = build.config, build.config.traits
+    own = config.heads_of(layer)
     num_heads = build.tensor.shard.of(config.num_heads).size
     # Near 1, where 1 + weight is, numbers of 16 bits are too coarse.
-    norm_dtype = torch.float32 if traits.norm == "one plus weight" else build.dtype
+    norm_dtype = torch.float32 if traits.norm in ("one plus weight", "wide weight") else build.dtype
 
     table = None if traits.qk_norm == "rotated head" else layer.rope
 
     def head_norm() -> torch.Tensor | None:
         if traits.qk_norm == "head without weight":
             # It does not matter that this norm comes before the rotation, which keeps lengths.
-            return None if layer.rope is None else torch.ones(config.head_dim, dtype=norm_dtype, device=build.device)
-        return torch.empty(config.head_dim, dtype=norm_dtype, device=build.device) if traits.qk_norm == "head" else None
+            return None if layer.rope is None else torch.ones(own.dim, dtype=norm_dtype, device=build.device)
+        return torch.empty(own.dim, dtype=norm_dtype, device=build.device) if traits.qk_norm == "head" else None
 
     return AttentionWeights(
         num_heads=num_heads,
-        num_kv_heads=build.tensor.shard.heads(config.num_kv_heads).size,
-        head_dim=config.head_dim,
-        scale=config.head_dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
+        num_kv_heads=build.tensor.shard.heads(own.count).size,
+        head_dim=own.dim,
+        scale=own.dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
         window=layer.window,
         soft_cap=traits.attention_cap,
         cos_sin=build.rotations[table],
@@ -243,6 +268,10 @@ class DecoderLayer:
         self._mlp_border: StreamBorder | None = None
         if layer.norms != "parallel" and self._mlp is not None:
             self._mlp_border = border(names.mlp_norm, names.mlp_out_norm, before=before)
+        self._scalar: torch.Tensor | None = None
+        if config.traits.layer_scalar:
+            self._scalar = torch.empty(1, dtype=build.dtype, device=build.device)
+        self._scalar_name = f"{prefix}.{names.layer_scalar}"
         is_alone = self.beside is None and (self._mlp is None or self._mlp_border is not None)
         self._reads_norm = self.attention if isinstance(self.attention, Attention) and is_alone else None
         """Attention, where nothing else reads the first norm's result, which may be rounded for it then."""
@@ -281,7 +310,8 @@ class DecoderLayer:
             normed, residual = border.enter_rounded(residual, None, rounding)
             return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
         normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
-        return border.close(border.leave(self._feed_forward(normed, meta, rows, adapters)), residual)
+        x, residual = border.close(border.leave(self._feed_forward(normed, meta, rows, adapters)), residual)
+        return (x, residual) if self._scalar is None or residual is None else (residual.add_(x).mul_(self._scalar), None)
 
     def _mix(
         self,
@@ -333,4 +363,5 @@ class DecoderLayer:
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         parts = (self._attention_border, *self.mixers, self._mlp_border, self._mlp)
-        return {name: slot for part in parts if part is not None for name, slot in part.weight_slots().items()}
+        slots = {name: slot for part in parts if part is not None for name, slot in part.weight_slots().items()}
+        return slots if self._scalar is None else {**slots, self._scalar_name: copy_slot(self._scalar)}

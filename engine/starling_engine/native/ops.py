@@ -288,7 +288,7 @@ def qk_norm_rope_store(
     then the sines. kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64, block * block_size + offset. Its
     dimensions but the first are contiguous.
 
-    Nothing is stored where a slot is -1. fp32 or bf16; D at most 256. A cache of float8_e4m3fn gets keys and values divided by
+    Nothing is stored where a slot is -1. fp32 or bf16; D at most 512. A cache of float8_e4m3fn gets keys and values divided by
     their scales, clamped to its largest number. One of int8 or uint8 [num_blocks, 2, KVH, block_size, row] gets rows as
     `cache_rows` has them.
     """
@@ -297,7 +297,7 @@ def qk_norm_rope_store(
     dim = columns(kv)
     heads = width // dim - 2 * kv_heads
     assert _is_cache_of(qkv, kv) and qkv.stride(1) == 1
-    assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 256
+    assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 512
     assert positions.dtype in (torch.int32, torch.int64) and slots.dtype == torch.int64
     assert positions.shape == slots.shape == (tokens,) and positions.is_contiguous() and slots.is_contiguous()
     rotary = cos_sin.shape[1]
@@ -348,7 +348,7 @@ def paged_attention(
     value_scale: float = 1.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
+    """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]; D a multiple of 16, at most 512.
 
     kv [num_blocks, 2, KVH, block_size, D] holds this step's keys already. Its dimensions but the first are contiguous. It has q's
     type, fp32 or bf16, or one of `cache_rows`; keys and values of float8_e4m3fn are multiplied by their scales (1 for other
@@ -362,7 +362,7 @@ def paged_attention(
     sequences, max_blocks = block_tables.shape
     assert _is_cache_of(q, kv)
     assert q.is_contiguous() and columns(kv) == dim
-    assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0 and block_size % 8 == 0
+    assert dim % 16 == 0 and dim <= 512 and heads % kv_heads == 0 and block_size % 8 == 0
     assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
     assert block_tables.is_contiguous() and query_start.is_contiguous() and context_lens.is_contiguous()
     assert query_start.shape == (sequences + 1,) and context_lens.shape == (sequences,)

@@ -120,12 +120,13 @@ class RankSetup:
 
 def _causal_attention(config: WorkerConfig, platform: Platform, dtype: torch.dtype, model: ModelConfig) -> Backend:
     """Returns the backend that reads a cache. Raises ConfigError."""
+    heads, tensor = model.num_heads // config.layout.tensor, config.layout.tensor
     attention, _ = select_attention(
         config.attention_backend,
         platform,
         dtype,
-        model.head_dim,
-        group=model.num_heads // config.layout.tensor // max(1, model.num_kv_heads // config.layout.tensor),
+        max(own.dim for own in model.kv_heads),
+        group=max(heads // max(1, own.count // tensor) for own in model.kv_heads),
         latent=model.mla is not None,
         indexed=model.mla is not None and model.mla.index is not None,
         compressed=model.compressed is not None,
