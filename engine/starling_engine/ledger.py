@@ -131,7 +131,7 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     gate = 2 * model.num_heads if model.traits.attention_gate else 0
     attention = max(((3 * model.num_heads + gate + 2 * own.count) * own.dim for own in model.kv_heads), default=0)
     mixer, moe = _mixer_width(model, dtype_bytes), model.moe
-    widths = 3 * model.hidden_size + attention + mixer + 3 * model.intermediate_size
+    widths = 3 * model.hidden_size + attention + mixer + 3 * model.widest_mlp
     logits = RECORDED_TOKENS * model.vocab_size * 4
     if moe is None:
         return RECORDED_TOKENS * model.num_layers * widths * dtype_bytes + logits
@@ -163,7 +163,10 @@ def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_
     A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored. Where vectors
     are sparse, each prompt has a weight for every token of the vocabulary, until it ends.
     """
-    widths = 4 * model.stream_size + max(
+    inputs = model.traits.layer_inputs
+    # Those of all layers: of ids, of embeddings, normed, and their sum.
+    widths = 0 if inputs is None else 4 * model.num_layers * inputs.size
+    widths += 4 * model.stream_size + max(
         _attention_width(model, dtype_bytes), _mlp_width(model, dtype_bytes), _norm_width(model, dtype_bytes)
     )
     scratch = model.attention_scratch(max_tokens, max_model_len)
@@ -248,10 +251,12 @@ def _mlp_width(model: ModelConfig, dtype_bytes: int) -> int:
     """Elements of one token inside the widest MLP."""
     moe = model.moe
     if moe is None:
-        return 3 * model.intermediate_size
-    plain = 0 if len(moe.layers) == model.num_layers else 3 * model.intermediate_size
+        return 3 * model.widest_mlp
+    plain = 3 * model.widest_mlp if moe.beside_mlp or len(moe.layers) < model.num_layers else 0
     shared = model.hidden_size + 3 * moe.shared_size
-    return max(plain, shared, _experts_width(moe, model.hidden_size, dtype_bytes))
+    experts = _experts_width(moe, model.hidden_size, dtype_bytes)
+    # What the MLP gives waits for what experts give, whose norm and router read the stream.
+    return max(plain, 3 * model.hidden_size + experts) if moe.beside_mlp else max(plain, shared, experts)
 
 
 def _experts_width(moe: MoeConfig, hidden_size: int, dtype_bytes: int) -> int:

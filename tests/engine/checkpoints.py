@@ -339,6 +339,30 @@ FAMILIES = {
         {**GEMMA4, "num_key_value_heads": 4, "attention_bias": True},
         {"per_layer_config": None, "global_head_dim": 64, "num_global_key_value_heads": 1, "rope_parameters": None},
     ),
+    "gemma4-moe": Variant(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "gemma4-inputs": Variant(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 5,
+            "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+    ),
     "smollm3": Variant("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
     "smollm3-window": Variant(
         "smollm3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 12, "attention_bias": True}

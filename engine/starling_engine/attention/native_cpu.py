@@ -26,7 +26,8 @@ class NativeAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         scales = layer.key_scale, layer.value_scale
         q = ops.qk_norm_rope_store(
-            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping, *scales
+            *(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping, *scales),
+            stores=layer.stores,
         )
         out = ops.paged_attention(
             q,

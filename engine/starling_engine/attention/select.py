@@ -124,9 +124,7 @@ def _why_not_native(dtype: torch.dtype, head_dim: int) -> str | None:
     return None if native.load() is not None else "the native kernels are not available on this machine"
 
 
-def _why_unsupported(
-    dtype: torch.dtype, head_dim: int, dtypes: tuple[torch.dtype, ...], most: int = MAX_HEAD_DIM
-) -> str | None:
+def _why_unsupported(dtype: torch.dtype, head_dim: int, dtypes: tuple[torch.dtype, ...], most: int = MAX_HEAD_DIM) -> str | None:
     if dtype not in dtypes:
         return f"its kernels have no {dtype}"
     return None if head_dim <= most else f"head_dim {head_dim} is above {most}"

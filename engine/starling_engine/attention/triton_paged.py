@@ -26,7 +26,9 @@ class TritonAttention:
         """See `AttentionBackend`."""
         scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
         q = qk_norm_rope_store(
-            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping, **scales
+            *(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping),
+            **scales,
+            stores=layer.stores,
         )
         call = AttentionCall(
             q=q,

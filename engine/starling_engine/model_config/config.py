@@ -1,7 +1,6 @@
 """A model's config, read from its config.json and generation_config.json. Imports no torch."""
 
 import logging
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from starling_engine.model_config.compressed import CompressedShape
 from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
-from starling_engine.model_config.layer import KVHeads, LayerConfig
+from starling_engine.model_config.layer import FeedForward, KVHeads, LayerConfig
 from starling_engine.model_config.mamba import MambaConfig
 from starling_engine.model_config.mamba2 import Mamba2Config
 from starling_engine.model_config.mla_shape import MlaShape
@@ -171,19 +170,28 @@ class ModelConfig:
         """The key-value heads that layers have: one kind in most models. Without layers that attend there is none."""
         return tuple(dict.fromkeys(self.heads_of(layer) for layer in self.layers if layer.attends))
 
+    @property
+    def widest_mlp(self) -> int:
+        """Width of the widest plain MLP."""
+        return max((layer.mlp_size or 0 for layer in self.layers), default=0) or self.intermediate_size
+
     def stage_layers(self, stage: Shard) -> range:
         """Returns the layers of a pipeline stage: as many as any other's, or some more or fewer.
 
-        Layers that share a choice of tokens stay with the one that makes it.
+        Layers that share a choice of tokens stay with the one that makes it, and those that read another one's cache with that.
         """
         share = stage.balanced(self.num_layers)
         return range(self._border(share.start), self._border(share.start + share.size))
 
     def _border(self, at: int) -> int:
         """Returns the last layer up to `at` with which a stage may begin; the end is one, too."""
-        while at < self.num_layers and self.layers[at].shares_choice:
+        while at < self.num_layers and (self.layers[at].shares_choice or self._is_read_across(at)):
             at -= 1
         return at
+
+    def _is_read_across(self, at: int) -> bool:
+        """Says if a layer from `at` on reads the cache of one before."""
+        return any(layer.cache_of is not None and layer.cache_of < at for layer in self.layers[at:])
 
     def attention_scratch(self, queries: int, context: int) -> int:
         """Returns the most elements that a layer's attention takes beside its inputs and outputs, where it is torch's own.
@@ -283,7 +291,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     moe = definition.moe(config, num_layers)
     if moe:
         check_experts(config, moe)
-    layers = _with_experts(definition.layers(config, num_layers), moe.layers if moe else ())
+    layers = _with_experts(definition.layers(config, num_layers), moe)
     heads = _read_attention(config, definition) if any(layer.attends for layer in layers) else NO_HEADS
     length_field = definition.length_field if config.has(definition.length_field) else LENGTH_FIELD
     # A model of a state alone need not name a longest sequence.
@@ -364,9 +372,12 @@ def _log_chunks(length: int, written: int) -> None:
     logger.info("sequences have at most %d of %d tokens: there is no attention in chunks, which longer ones need", length, written)
 
 
-def _with_experts(layers: tuple[LayerConfig, ...], experts: Collection[int]) -> tuple[LayerConfig, ...]:
-    """Gives the layers of those indices experts."""
-    return tuple(replace(layer, feed_forward="experts") if at in experts else layer for at, layer in enumerate(layers))
+def _with_experts(layers: tuple[LayerConfig, ...], moe: MoeConfig | None) -> tuple[LayerConfig, ...]:
+    """Gives layers experts."""
+    if moe is None:
+        return layers
+    part: FeedForward = "mlp and experts" if moe.beside_mlp else "experts"
+    return tuple(replace(layer, feed_forward=part) if at in moe.layers else layer for at, layer in enumerate(layers))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,11 @@ def _check_stages(model: ModelConfig, stages: int) -> None:
         raise ConfigError(f"must be at most {model.num_layers}, the model's layers, got {stages}", "pipeline_parallel_size")
     if not _has_layers(model, stages):
         possible = ", ".join(str(n) for n in range(1, model.num_layers + 1) if _has_layers(model, n))
-        why = "leave one without a layer, for layers that share a choice of tokens stay together"
+        why = "leave one without a layer, for layers that share a choice of tokens, or keys and values, stay together"
         raise ConfigError(f"{stages} stages {why}; possible: {possible}", "pipeline_parallel_size")
+    if stages > 1 and model.traits.layer_inputs is not None:
+        why = "later stages do not know token ids, of which each layer has an input; only 1 is possible"
+        raise ConfigError(why, "pipeline_parallel_size")
     if not _reads_ids(model, stages):
         possible = ", ".join(str(n) for n in range(1, model.num_layers + 1) if _reads_ids(model, n))
         why = "leave layers whose experts go by token ids to another one than the first"
@@ -65,7 +68,7 @@ def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
         sizes["the heads of its Mamba-2"] = model.mamba2.heads
     if model.short_conv is not None:
         sizes["the channels of its short convolutions"] = model.short_conv.channels
-    if any(layer.feed_forward == "mlp" for layer in model.layers):
+    if any(layer.feed_forward in ("mlp", "mlp and experts") for layer in model.layers):
         sizes["the width of its MLP"] = model.intermediate_size
     if model.moe is not None:
         if expert_parallel:

@@ -20,8 +20,10 @@ from starling_engine.layers.rope import halves_of_heads, halves_of_pairs
 from starling_engine.model_config.layer import LayerConfig, Temperature
 from starling_engine.model_config.rope import ProportionalScaling
 from starling_engine.models.build_context import BuildContext
+from starling_engine.models.experts_beside_mlp import ExpertsBesideMlp
 from starling_engine.models.gated_delta_net import GatedDeltaNet
 from starling_engine.models.kimi_delta_attention import KimiDeltaAttention
+from starling_engine.models.layer_end import LayerEnd
 from starling_engine.models.mamba import Mamba
 from starling_engine.models.mamba2 import Mamba2
 from starling_engine.models.mla import LatentAttention
@@ -45,6 +47,8 @@ class Attention:
         self._in_turn = names.q == names.k
         """Queries, keys and values of each head lie together in the checkpoint."""
         modules, sizes = [f"{prefix}.{name}" for name in (names.q, names.k, names.v)], [q, kv, kv]
+        if layer.cache_of is not None:
+            modules, sizes = modules[:1], sizes[:1]
         if self._gate_size:
             sizes[0] = q.times(2)
         if self._in_turn:
@@ -78,7 +82,8 @@ class Attention:
         if layer.rope is not None and isinstance(config.ropes[layer.rope].scaling, ProportionalScaling):
             self._halves = config.rotary_dims[layer.rope]
         self._keys_are_values = layer.keys_are_values
-        self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps) if traits.value_norm else None
+        has_values = traits.value_norm and layer.cache_of is None
+        self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps) if has_values else None
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
         self._open = gate_mul(build.dtype, build.device, sigmoid=True)
@@ -146,7 +151,7 @@ class Attention:
             slots.update(self._width_norm.weight_slots())
         if self._rotated_norm is not None:
             slots.update(self._rotated_norm.weight_slots())
-        norms = (self.weights.q_norm, self.weights.k_norm)
+        norms = (self.weights.q_norm, self.weights.k_norm if self.weights.stores else None)
         for name, weight in zip(self._norm_names, norms, strict=True):
             if weight is not None and self._norm_weights:
                 slot = plus_one_slot(weight) if self._plus_one else copy_slot(weight)
@@ -172,6 +177,7 @@ def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeig
             return None if layer.rope is None else torch.ones(own.dim, dtype=norm_dtype, device=build.device)
         return torch.empty(own.dim, dtype=norm_dtype, device=build.device) if traits.qk_norm == "head" else None
 
+    q_norm = head_norm()
     return AttentionWeights(
         num_heads=num_heads,
         num_kv_heads=build.tensor.shard.heads(own.count).size,
@@ -180,10 +186,11 @@ def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeig
         window=layer.window,
         soft_cap=traits.attention_cap,
         cos_sin=build.rotations[table],
-        q_norm=head_norm(),
-        k_norm=head_norm(),
+        q_norm=q_norm,
+        k_norm=head_norm() if layer.cache_of is None else q_norm,
         norm_eps=config.rms_eps,
         sinks=torch.empty(num_heads, dtype=torch.float32, device=build.device) if traits.attention_sinks else None,
+        stores=layer.cache_of is None,
         rotates=table is not None,
         bias=None if build.distance_bias is None else build.distance_bias.matrix,
     )
@@ -245,12 +252,15 @@ class DecoderLayer:
         prefix = names.layer.format(index)
         self.attention, self.beside = _mixers(build, prefix, layer)
         self._in_scale, self._out_scale = config.traits.attention_in_scale, config.traits.attention_out_scale
-        self._mlp: MoeBlock | Mlp | None = None
-        if layer.feed_forward == "experts":
+        self._mlp: MoeBlock | Mlp | ExpertsBesideMlp | None = None
+        if layer.feed_forward == "mlp and experts":
+            assert config.moe is not None, "a layer with experts that the model has not"
+            self._mlp = ExpertsBesideMlp(build, config.moe, index, prefix)
+        elif layer.feed_forward == "experts":
             assert config.moe is not None, "a layer with experts that the model has not"
             self._mlp = MoeBlock(build, config.moe, index, prefix)
         elif layer.feed_forward == "mlp":
-            self._mlp = Mlp.plain(build, prefix)
+            self._mlp = Mlp.plain(build, prefix, layer)
 
         def border(norm: str, out_norm: str, *, before: bool) -> StreamBorder:
             after, of_sum = layer.norms in ("after", "both"), layer.norms == "sum"
@@ -268,10 +278,7 @@ class DecoderLayer:
         self._mlp_border: StreamBorder | None = None
         if layer.norms != "parallel" and self._mlp is not None:
             self._mlp_border = border(names.mlp_norm, names.mlp_out_norm, before=before)
-        self._scalar: torch.Tensor | None = None
-        if config.traits.layer_scalar:
-            self._scalar = torch.empty(1, dtype=build.dtype, device=build.device)
-        self._scalar_name = f"{prefix}.{names.layer_scalar}"
+        self._end = LayerEnd(build, prefix) if config.traits.layer_scalar else None
         is_alone = self.beside is None and (self._mlp is None or self._mlp_border is not None)
         self._reads_norm = self.attention if isinstance(self.attention, Attention) and is_alone else None
         """Attention, where nothing else reads the first norm's result, which may be rounded for it then."""
@@ -285,11 +292,12 @@ class DecoderLayer:
         rows: torch.Tensor | None = None,
         state: AttentionMetadata | None = None,
         adapters: torch.Tensor | None = None,
+        layer_input: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(x, residual), both [T, hidden_size] -> the same of the next layer, whose first norm adds them up.
 
         Without a residual x is the whole stream. With `rows` [R] only those tokens come out, [R, hidden_size]. `state` is as in
-        `ForwardContext`, `adapters` as in `Linear.forward_adapted`.
+        `ForwardContext`, `adapters` as in `Linear.forward_adapted`, `layer_input` [T, size] what the layer gets beside the stream.
         """
         first, border = self._attention_border, self._mlp_border
         if first is None:
@@ -305,13 +313,15 @@ class DecoderLayer:
         if border is None:
             assert isinstance(normed, torch.Tensor), "both parts read the norm's result"
             return attended.add_(first.leave(self._feed_forward(_only(normed, rows), meta, rows))), residual
-        rounding = self._mlp.rounding if isinstance(self._mlp, Mlp) else None
+        rounding = self._mlp.rounding if isinstance(self._mlp, Mlp | ExpertsBesideMlp) else None
         if self._parallel:
             normed, residual = border.enter_rounded(residual, None, rounding)
             return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
         normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
-        x, residual = border.close(border.leave(self._feed_forward(normed, meta, rows, adapters)), residual)
-        return (x, residual) if self._scalar is None or residual is None else (residual.add_(x).mul_(self._scalar), None)
+        x, residual = border.close(border.leave(self._feed_forward(normed, meta, rows, adapters, residual)), residual)
+        if self._end is None or residual is None:
+            return x, residual
+        return self._end.forward(residual.add_(x), None if layer_input is None else _only(layer_input, rows)), None
 
     def _mix(
         self,
@@ -345,9 +355,13 @@ class DecoderLayer:
         meta: AttentionMetadata,
         rows: torch.Tensor | None,
         adapters: torch.Tensor | None = None,
+        stream: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if isinstance(self._mlp, Mlp):
             return self._mlp.forward(x, adapters)
+        if isinstance(self._mlp, ExpertsBesideMlp):
+            assert stream is not None, "experts beside an MLP read the stream"
+            return self._mlp.forward(x, stream, _only(meta.slot_mapping, rows))
         assert self._mlp is not None and isinstance(x, torch.Tensor), "a layer without a feed-forward part"
         return self._mlp.forward(x, _only(meta.slot_mapping, rows))
 
@@ -359,9 +373,8 @@ class DecoderLayer:
     @property
     def moe(self) -> MoeBlock | None:
         """The MLP, if it has experts."""
-        return self._mlp if isinstance(self._mlp, MoeBlock) else None
+        return self._mlp.moe if isinstance(self._mlp, ExpertsBesideMlp) else self._mlp if isinstance(self._mlp, MoeBlock) else None
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        parts = (self._attention_border, *self.mixers, self._mlp_border, self._mlp)
-        slots = {name: slot for part in parts if part is not None for name, slot in part.weight_slots().items()}
-        return slots if self._scalar is None else {**slots, self._scalar_name: copy_slot(self._scalar)}
+        parts = (self._attention_border, *self.mixers, self._mlp_border, self._mlp, self._end)
+        return {name: slot for part in parts if part is not None for name, slot in part.weight_slots().items()}

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from starling_engine.model_config.moe import ClampedSwiglu
+from starling_engine.model_config.moe import ClampedSwiglu, ExpertGate, TanhGelu
 from starling_engine.native.bindings import library
 from starling_engine.native.cache_rows import FP8, INT4, INT8, columns
 from starling_engine.native.reference import PackedExperts, PackedWeight
@@ -100,7 +100,7 @@ def grouped_linear(
     starts: Tensor,
     experts: PackedExperts,
     biases: Tensor | None = None,
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
 ) -> Tensor:
     """Multiplies x[token] by the expert's weight, for S pairs of token and expert -> [S, N] bf16, or gated [S, N / 2].
 
@@ -184,9 +184,14 @@ def address_of(biases: Tensor | None, experts: HasRows) -> int | None:
     return biases.data_ptr()
 
 
-def gate_arguments(gate: ClampedSwiglu | None) -> tuple[float, float, float]:
-    """Returns alpha, limit and offset as kernels take them; a limit of 0 is SiLU times up."""
-    return (0.0, 0.0, 0.0) if gate is None else (gate.alpha, gate.limit, gate.offset)
+def gate_arguments(gate: ExpertGate | None) -> tuple[float, float, float]:
+    """Returns alpha, limit and offset as kernels take them; a limit of 0 is SiLU times up, and one of -1 GELU."""
+    match gate:
+        case ClampedSwiglu(alpha=alpha, limit=limit, offset=offset):
+            return alpha, limit, offset
+        case TanhGelu():
+            return 0.0, -1.0, 0.0
+    return 0.0, 0.0, 0.0
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
@@ -280,6 +285,8 @@ def qk_norm_rope_store(
     slots: Tensor,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    *,
+    stores: bool = True,
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D] (rows may be strided); keys and values go to the cache, the queries come back [T, H, D].
 
@@ -290,10 +297,10 @@ def qk_norm_rope_store(
 
     Nothing is stored where a slot is -1. fp32 or bf16; D at most 512. A cache of float8_e4m3fn gets keys and values divided by
     their scales, clamped to its largest number. One of int8 or uint8 [num_blocks, 2, KVH, block_size, row] gets rows as
-    `cache_rows` has them.
+    `cache_rows` has them. Unless it `stores`, there are queries alone, [T, H D], and the cache is left as it is.
     """
     tokens, width = qkv.shape
-    _, _, kv_heads, block_size, _ = kv.shape
+    block_size, kv_heads = kv.shape[3], kv.shape[2] if stores else 0
     dim = columns(kv)
     heads = width // dim - 2 * kv_heads
     assert _is_cache_of(qkv, kv) and qkv.stride(1) == 1

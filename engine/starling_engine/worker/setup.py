@@ -116,6 +116,7 @@ class RankSetup:
                 model.token_heads.load(folder)
             if self.config.kv_cache == "fp8":
                 load_kv_scales(model.kv_scaled, folder, pickles=pickles)
+                model.share_kv_scales()
 
 
 def _causal_attention(config: WorkerConfig, platform: Platform, dtype: torch.dtype, model: ModelConfig) -> Backend:

@@ -19,6 +19,7 @@ from starling_engine.models.decoder import Decoder
 from starling_engine.weights.dummy import load_dummy
 from starling_engine.weights.loader import load_weights
 from transformers import AutoModel, AutoModelForCausalLM, Llama4Config, Llama4ForConditionalGeneration
+from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from tests.engine.checkpoints import BASE, FAMILIES, VARIANTS, edit_json, spread, write_checkpoint
@@ -277,6 +278,23 @@ def test_the_text_part_of_a_model_with_images(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(loaded(tmp_path), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_text_part_of_gemma_4(tmp_path: Path) -> None:
+    """It is published in a model with images; and layers that read another one's cache have keys, which nothing reads."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    text = {**BASE, **FAMILIES["gemma4-inputs"].changes}
+    config = Gemma4Config(text_config=text, vision_config={**sizes, "intermediate_size": 16, "position_embedding_size": 16})
+    model = Gemma4ForConditionalGeneration(config).eval()
+    spread(model)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    unused = {f"model.language_model.layers.4.self_attn.{name}.weight": torch.zeros(4, 4) for name in ("k_proj", "v_proj")}
+    save_file({**tensors, **unused}, tmp_path / "model.safetensors")
+    assert any(name.startswith("model.vision_tower.") for name in tensors)
     torch.testing.assert_close(loaded(tmp_path), expected, atol=1e-4, rtol=1e-4)
 
 
