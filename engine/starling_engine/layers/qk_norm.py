@@ -85,5 +85,6 @@ class ValueNorm:
 
     def forward(self, qkv: torch.Tensor) -> None:
         """Normalises the last columns of qkv [T, queries, keys, values], in place."""
-        values = qkv[:, -self._width :].unflatten(1, (-1, *self._size))
-        values.copy_(F.rms_norm(values.float(), self._size, None, self._eps))
+        values = qkv[:, -self._width :]
+        heads = values.view(len(values), -1, *self._size)
+        heads.copy_(F.rms_norm(heads.float(), self._size, None, self._eps))

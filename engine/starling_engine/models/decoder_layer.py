@@ -3,8 +3,6 @@
 Another kind of attention or MLP is another class with the same `forward` and `weight_slots`.
 """
 
-from dataclasses import replace
-
 import torch
 
 from starling_engine.attention.base import AttentionWeights
@@ -31,7 +29,7 @@ from starling_engine.models.mlp import Mlp
 from starling_engine.models.moe_block import MoeBlock
 from starling_engine.models.short_convolution import GatedShortConvolution
 from starling_engine.models.stream_border import StreamBorder
-from starling_engine.weights.weight_slot import Alias, WeightSlot, copy_slot, in_row_order, part_copy_slot, plus_one_slot
+from starling_engine.weights.weight_slot import WeightSlot, copy_slot, in_row_order, part_copy_slot, plus_one_slot
 
 
 class Attention:
@@ -54,7 +52,8 @@ class Attention:
         if self._in_turn:
             modules, sizes = modules[:1], [q.times(3)]
         fused = f"{prefix}.{names.fused_qkv}"
-        self._qkv = build.linear(stacked(modules, sizes, config.hidden_size, traits.qkv_bias, fused=fused))
+        same = layer.keys_are_values
+        self._qkv = build.linear(stacked(modules, sizes, config.hidden_size, traits.qkv_bias, fused=fused, repeats=same))
         self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, traits.o_bias))
         self.name = f"{prefix}.{names.k.rpartition('.')[0]}"
         """Name of the module in the checkpoint."""
@@ -81,7 +80,6 @@ class Attention:
         """Elements of a head that rotate with one half a head further in the checkpoint, and here as the first ones; 0: none do."""
         if layer.rope is not None and isinstance(config.ropes[layer.rope].scaling, ProportionalScaling):
             self._halves = config.rotary_dims[layer.rope]
-        self._keys_are_values = layer.keys_are_values
         has_values = traits.value_norm and layer.cache_of is None
         self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps) if has_values else None
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
@@ -129,11 +127,6 @@ class Attention:
             for name in [each for each in slots if each.startswith(rotated)]:
                 order = halves_of_pairs(slots[name].local_shape[0], self.weights.head_dim, self._pairs)
                 slots[name] = in_row_order(slots[name], order)
-        if self._keys_are_values:
-            keys, values = (f"{name}." for name in self._qkv.shape.names[1:])
-            for name in [each for each in slots if each.startswith(values)]:
-                key = f"{keys}{name.removeprefix(values)}"
-                slots[name] = replace(slots[name], alias=Alias((key,), slots[name].shape, slots[name].part))
         if self._halves:
             rotated = tuple(f"{name}." for name in self._qkv.shape.names[:2])
             for name in [each for each in slots if each.startswith(rotated)]:

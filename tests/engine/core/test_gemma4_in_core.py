@@ -25,14 +25,15 @@ def gemma(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("has_tiers", [False, True])
 def test_hits_preemption_and_tiers(has_tiers: bool, gemma: Sparse, tmp_path: Path) -> None:
     tiers = TiersConfig(cpu_bytes=16 << 20, fs_path=str(tmp_path / "kv"), fs_bytes=64 << 20) if has_tiers else None
-    with core_for(gemma.folder, kv_blocks=64, budget=48, max_model_len=256, tiers=tiers) as core:
+    with core_for(gemma.folder, kv_blocks=34, budget=48, max_model_len=192, tiers=tiers) as core:
         results = run(core, [gemma.request(str(i), cache_salt=str(i % 2)) for i in range(4)])
         assert core.scheduler.stats.preemptions_total > 0
         assert all(found == (gemma.tokens, None) for found in results.values())
         before = core.scheduler.stats.prefix_hits_total
         if has_tiers:
             core.scheduler.reset_device_cache()
-        assert run(core, [gemma.request("again", cache_salt="0")])["again"] == (gemma.tokens, None)
+        for again in ("once", "twice"):
+            assert run(core, [gemma.request(again, cache_salt="1")])[again] == (gemma.tokens, None)
         hits = core.scheduler.stats.prefix_hits_total - before
         assert core.scheduler.snapshot().tiers["cpu"].loaded_bytes_total if has_tiers else hits
 

@@ -105,7 +105,7 @@ def test_a_clamped_gate_without_an_offset(device: torch.device) -> None:
 
 
 def test_a_gate_of_gelu(device: torch.device) -> None:
-    source, shape = with_biases.with_gelu()
+    source, shape = with_biases.with_gelu(far=2.0)
     layer = with_biases.filled(TritonExperts(), FP32, shape, source, device, layout="rows")
     with_biases.check(source, [layer], 3, FP32, 1e-4, device)
 

@@ -125,19 +125,19 @@ def test_a_clamped_gate_without_an_offset(make: Callable[[], ExpertsMethod], dty
     check(source, [filled(make(), dtype, shape, source, layout="rows")], 9, dtype, tolerance)
 
 
-def with_gelu() -> tuple[Gemma4TextExperts, ExpertsShape]:
-    """Some gates are far below 0, where GELU's cube is large."""
+def with_gelu(far: float) -> tuple[Gemma4TextExperts, ExpertsShape]:
+    """Some gates are `far` times as large as others, so that GELU's cube is large."""
     source = Gemma4TextExperts(Gemma4TextConfig(num_experts=EXPERTS, hidden_size=HIDDEN, moe_intermediate_size=WIDTH))
     for weight in source.parameters():
         numbers = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) * weight.shape[2] ** -0.5
         weight.data = numbers.to(BF16).float()
-    source.gate_up_proj.data[:, :8] *= 32
+    source.gate_up_proj.data[:, :8] *= far
     return source, replace(shape_of(Share.all(WIDTH)), bias=False, gate=TanhGelu())
 
 
 @pytest.mark.parametrize(("make", "dtype", "tolerance"), METHODS)
 def test_a_gate_of_gelu(make: Callable[[], ExpertsMethod], dtype: torch.dtype, tolerance: float) -> None:
-    source, shape = with_gelu()
+    source, shape = with_gelu(far=32.0)
     check(source, [filled(make(), dtype, shape, source, layout="rows")], 9, dtype, 10 * tolerance)
 
 

@@ -284,7 +284,7 @@ def test_the_text_part_of_a_model_with_images(tmp_path: Path) -> None:
 def test_the_text_part_of_gemma_4(tmp_path: Path) -> None:
     """It is published in a model with images; and layers that read another one's cache have keys, which nothing reads."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
-    text = {**BASE, **FAMILIES["gemma4-inputs"].changes}
+    text = {**BASE, **FAMILIES["gemma4-inputs"].changes, "pad_token_id": 0}
     config = Gemma4Config(text_config=text, vision_config={**sizes, "intermediate_size": 16, "position_embedding_size": 16})
     model = Gemma4ForConditionalGeneration(config).eval()
     spread(model)
