@@ -30,11 +30,14 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "i
 def kv_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
     """Returns the groups of all layers, each with the layers of this rank: block tables are the same on every rank."""
     at, layout = config.layout.coordinates(config.rank), config.layout
-    local = model.stage_layers(Shard(at.pp, layout.pipeline))
-    groups = whole_groups(model, config, Shard(at.tp, layout.tensor))
+    local, held = model.stage_layers(Shard(at.pp, layout.pipeline)), _held(model, config)
     return [
-        KVGroup(group.spec, tuple(i for i in group.layers if i in local), tuple(pair for pair in group.readers if pair[0] in local))
-        for group in groups
+        KVGroup(
+            held.get(group.spec, group.spec),
+            tuple(i for i in group.layers if i in local),
+            tuple(pair for pair in group.readers if pair[0] in local),
+        )
+        for group in whole_groups(model, config)
     ]
 
 
@@ -58,12 +61,22 @@ def _state_layers(model: ModelConfig, config: WorkerConfig) -> tuple[int, StateS
     return slab_bytes(kv_groups(model, config), spec, len(layers)), spec, layers
 
 
-def whole_groups(model: ModelConfig, config: WorkerConfig, tensor: Shard = ALL) -> list[KVGroup]:
-    """Returns the groups with the layers of all stages, for the heads of `tensor`. An encoder has none."""
+def whole_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
+    """Returns the groups with the layers of all stages, and the heads of all ranks. An encoder has none.
+
+    As many layers are together as fit into a rank's slab. Where ranks share heads of some layers alone, their number decides, too.
+    """
     if not model.causal:
         return []
     sizes = config.block_size, config.kv_dtype
-    return group_layers(kv_specs(model, *sizes, tensor), run_specs(model, *sizes), cache_readers(model))
+    return group_layers(kv_specs(model, *sizes), run_specs(model, *sizes), cache_readers(model), _held(model, config))
+
+
+def _held(model: ModelConfig, config: WorkerConfig) -> dict[KVSpec, KVSpec]:
+    """Returns what each rank has of a spec with the heads of all of them: as many heads as any other."""
+    sizes, tensor = (config.block_size, config.kv_dtype), Shard(0, config.layout.tensor)
+    whole, held = kv_specs(model, *sizes), kv_specs(model, *sizes, tensor)
+    return {spec: held[layer] for layer, spec in whole.items()}
 
 
 def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard = ALL) -> dict[int, KVSpec]:

@@ -273,12 +273,15 @@ def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, max_in_flight: int) 
 
 
 def group_layers(
-    specs: Mapping[int, KVSpec], runs: Mapping[int, RunSpec] | None = None, readers: Mapping[int, int] | None = None
+    specs: Mapping[int, KVSpec],
+    runs: Mapping[int, RunSpec] | None = None,
+    readers: Mapping[int, int] | None = None,
+    held: Mapping[KVSpec, KVSpec] | None = None,
 ) -> list[KVGroup]:
     """Groups layers by spec into groups of as many layers as fit into a slab; `specs` has the layers by their index.
 
     Layers that compress runs of tokens are in a second group each, by their specs in `runs`. `readers` are layers that read the
-    keys and values of another one.
+    keys and values of another one. `held` says what a rank has of a spec, if not all: its slabs have room for that.
 
     A slab has room for all layers of one kind: of the one that needs least. It has room for any one layer, too. What a group does
     not fill of its slabs stays unused.
@@ -286,13 +289,11 @@ def group_layers(
     kinds: dict[KVSpec, list[int]] = {}
     for layer, spec in (*specs.items(), *(runs or {}).items()):
         kinds.setdefault(spec, []).append(layer)
-    room = max(
-        min((len(layers) * spec.layer_block_bytes for spec, layers in kinds.items()), default=0),
-        max((spec.layer_block_bytes for spec in kinds), default=0),
-    )
+    sizes = {spec: (held or {}).get(spec, spec).layer_block_bytes for spec in kinds}
+    room = max(min((len(layers) * sizes[spec] for spec, layers in kinds.items()), default=0), max(sizes.values(), default=0))
     groups = []
     for spec, layers in kinds.items():
-        size = room // spec.layer_block_bytes
+        size = room // sizes[spec]
         groups += [KVGroup(spec, tuple(layers[at : at + size])) for at in range(0, len(layers), size)]
     pairs = (readers or {}).items()
     return [replace(group, readers=tuple(pair for pair in pairs if pair[1] in group.layers)) for group in groups]

@@ -1,16 +1,25 @@
 """Gemma 4's configs: as Google publishes them, and as transformers writes them."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.kv.layer_specs import kv_groups
+from starling_engine.kv_offload.secondary.base import CHUNK
+from starling_engine.kv_offload.secondary.parts import group_shares
+from starling_engine.kv_offload.secondary.tiers import chunk_layout
 from starling_engine.model_config.config import ModelConfig, parse_model_config
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import KVHeads
 from starling_engine.model_config.moe import TanhGelu
 from starling_engine.model_config.rope import ProportionalScaling
 from starling_engine.model_config.traits import LayerInputs
+from starling_engine.topology.layout import ParallelLayout
 from starling_engine.topology.shard import Shard
+
+from tests.engine.workers import plain_worker
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROPES = {
@@ -77,6 +86,19 @@ def test_the_small_model_has_layers_that_read_another_one_s_cache() -> None:
 def test_stages_keep_layers_with_those_whose_cache_they_read() -> None:
     model = of(SMALL_E2B, hidden_size_per_layer_input=0)
     assert [model.stage_layers(Shard(at, 2)) for at in range(2)] == [range(13), range(13, 35)]
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_ranks_that_share_heads_of_some_layers_alone_write_chunks_of_their_groups(tensor: int) -> None:
+    """Four ranks have two heads of layers that slide each, and two of them have the same one of those that see all tokens."""
+    layers = {"num_hidden_layers": 30, "layer_types": ([SLIDING] * 5 + [FULL]) * 5}
+    model = of(DENSE_31B, **layers, num_attention_heads=16, num_key_value_heads=8, num_global_key_value_heads=2)
+    alone = plain_worker(block_size=16, dtype="bfloat16")
+    ranks = [replace(alone, layout=ParallelLayout(tensor=tensor), rank=rank) for rank in range(tensor)]
+    for rank in ranks:
+        held = [group.block_bytes * CHUNK // rank.block_size for group in kv_groups(model, rank)]
+        assert [math.prod(share.shape(share.covers[0][0])) for share in group_shares(model, rank)] == held
+    assert (chunk_layout(model, ranks[0]) == chunk_layout(model, alone)) == (tensor < 4)
 
 
 def test_experts_stand_beside_the_mlp_of_each_layer() -> None:
