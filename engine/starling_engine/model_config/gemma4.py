@@ -52,7 +52,14 @@ def _layer_inputs(config: Fields) -> LayerInputs | None:
 
 def _windows(config: Fields, num_layers: int) -> tuple[int, ...]:
     """Returns the windows. The last layer sees all tokens, whatever the config says of it."""
-    return *patterned_windows(config, num_layers, config.integer("sliding_window", WINDOW), PATTERN)[:-1], 0
+    window = config.integer("sliding_window", WINDOW)
+    if _sees_both(config):
+        window = window // 2 + 1  # of that many tokens half are on each side
+    return *patterned_windows(config, num_layers, window, PATTERN)[:-1], 0
+
+
+def _sees_both(config: Fields) -> bool:
+    return bool(config.get("use_bidirectional_attention") == "all")
 
 
 def _own_heads(config: Fields, layer: int, window: int) -> KVHeads | None:
@@ -93,7 +100,10 @@ def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
 
 def _sources(config: Fields, windows: tuple[int, ...]) -> list[int | None]:
     """Returns for each layer the one whose cache it reads: the last of its kind that has one; None for those that have."""
-    own = len(windows) - config.integer("num_kv_shared_layers", 0, low=0)
+    shared = config.integer("num_kv_shared_layers", 0, low=0)
+    if shared and _sees_both(config):
+        raise UnsupportedModel(f"{config.source}: num_kv_shared_layers of a model that sees both directions is not supported")
+    own = len(windows) - shared
     last = {window: layer for layer, window in enumerate(windows[: max(own, 0)])}
     if not {*windows} <= last.keys():
         raise config.error("num_kv_shared_layers", "must leave a layer of each kind with keys and values of its own")

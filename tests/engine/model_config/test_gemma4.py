@@ -114,9 +114,15 @@ def test_the_last_layer_sees_all_tokens_and_ropes_have_defaults() -> None:
     assert model.ropes == of(DENSE_31B).ropes
 
 
+def test_a_window_of_an_encoder_lies_on_both_sides() -> None:
+    model = of(DENSE_31B, use_bidirectional_attention="all")
+    assert not model.causal and set(model.windows) == {0, 513}
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
+        ({"num_kv_shared_layers": 20, "use_bidirectional_attention": "all"}, UnsupportedModel, "num_kv_shared_layers of a model"),
         ({"num_kv_shared_layers": 56}, ModelError, "num_kv_shared_layers must leave a layer of each kind"),
         ({"num_global_key_value_heads": 5}, ModelError, "heads of a layer must have"),
         ({"per_layer_config": {"5": {"head_dim": 128}}}, UnsupportedModel, "heads of several sizes in layers of one kind"),

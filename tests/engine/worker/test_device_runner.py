@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -385,3 +386,12 @@ async def test_the_engine_runs_on_tritons_kernels_alone(tmp_path: Path, monkeypa
     assert list(repeated.outputs[0].token_ids) == expected
     assert list(output.outputs[0].token_ids) == reference.tokens[:4]
     assert [next(iter(at)) for at in output.outputs[0].logprobs or ()] == reference.tokens[:4]
+
+
+def test_layers_that_read_another_one_s_cache_are_split_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_runner, "keys_saved", lambda context, *_, **__: context)
+    context = 2 * device_runner.LONG_CONTEXT
+    step = SimpleNamespace(starts=np.array([context - 1]), ends=np.array([context]), slots=[0])
+    for readers, pays in ((((1, 0), (2, 0)), True), ((), False)):
+        pages = SimpleNamespace(groups=[KVGroup(KVSpec(16, 1, 64, 2), (0,), readers)], num_layers=3)
+        assert device_runner._splitting_pays(pages, step, context, room=1, num_sms=132) == pays

@@ -405,7 +405,7 @@ def _splitting_pays(pages: KVPages, step: FlatBatch, longest: int, room: int, nu
     if context <= LONG_CONTEXT:
         return False
     saved = 0
-    for layers, spec in ((len(group.layers), group.spec) for group in pages.groups):
+    for layers, spec in ((len(group.layers) + len(group.readers), group.spec) for group in pages.groups):
         seen, most = (min(length, spec.window or length) for length in (context, longest))
         rows = num_sms * PROGRAMS_PER_SM if isinstance(spec, LatentSpec) else room
         saved += layers * keys_saved(seen, spec.num_kv_heads, most, sequences=len(step.slots), room=rows, sms=num_sms)
