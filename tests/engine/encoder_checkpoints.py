@@ -35,6 +35,14 @@ GEMMA = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
+GEMMA4 = {
+    **GEMMA,
+    "use_bidirectional_attention": "all",
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+}
+
 
 @dataclass(frozen=True)
 class EncoderVariant:
@@ -60,6 +68,7 @@ ENCODERS = {
     "jina-v3": EncoderVariant("JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config"),
     "eurobert": EncoderVariant("EuroBertModel", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4}),
     "gemma3": EncoderVariant("Gemma3TextModel", "Gemma3TextConfig", GEMMA),
+    "gemma4": EncoderVariant("Gemma4TextModel", "Gemma4TextConfig", GEMMA4),
     "qwen2": EncoderVariant("Qwen2Model", "Qwen2Config", {"is_causal": False, "num_key_value_heads": 2}),
 }
 CLASSIFIERS = {

@@ -54,7 +54,7 @@ def _windows(config: Fields, num_layers: int) -> tuple[int, ...]:
     """Returns the windows. The last layer sees all tokens, whatever the config says of it."""
     window = config.integer("sliding_window", WINDOW)
     if _sees_both(config):
-        window = window // 2 + 1  # of that many tokens half are on each side
+        window = window // 2 + 2  # half of them on each side, and one more: so transformers has it, unlike Gemma 3's
     return *patterned_windows(config, num_layers, window, PATTERN)[:-1], 0
 
 

@@ -116,7 +116,7 @@ def test_the_last_layer_sees_all_tokens_and_ropes_have_defaults() -> None:
 
 def test_a_window_of_an_encoder_lies_on_both_sides() -> None:
     model = of(DENSE_31B, use_bidirectional_attention="all")
-    assert not model.causal and set(model.windows) == {0, 513}
+    assert not model.causal and set(model.windows) == {0, 514}
 
 
 @pytest.mark.parametrize(
