@@ -15,8 +15,7 @@ num_queries_per_kv). A program computes it, or one segment of its keys; on the d
     decode    any x 4         16-32     32       8        2          54              4    42 KB
 
 Registers a thread and shared memory a CTA are those of Triton 3.7 and ptxas for sm_90. (3.6 needs as much, and 8 bytes of stack
-for prompts in a cache of fp8.) Heads of 512 have 80 bytes of stack in prompts.
-Nothing here was timed on such a GPU.
+for prompts in a cache of fp8.) Nothing here was timed on such a GPU. Prompts of heads of 512 have 80 bytes of stack.
 
 Prefill: 128 rows are two warpgroups (wgmma), and read one byte of L2 for every 128 operations. Two CTAs an SM, so that one
 multiplies while the other is at its softmax. With 64 keys, heads of 128 take 202 registers, and only one CTA fits.
