@@ -20,9 +20,9 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """Sizes of what each layer gets of a token beside the stream (Gemma 4): `size` elements, of the token's id and of its embedding.
+    """Sizes of what each layer gets of a token beside the stream (Gemma 4): `size` elements.
 
-    The table of ids has `rows` rows.
+    Half is of the token's id, by a table of `rows` rows, and half of its embedding.
     """
 
     size: int
