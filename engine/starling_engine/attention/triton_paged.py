@@ -11,7 +11,7 @@ from starling_engine.platforms.triton_support import sms
 
 
 class TritonAttention:
-    """bf16, fp16 or fp32, a cache of that or of fewer bits, heads of at most 256 elements; see `AttentionBackend`.
+    """bf16, fp16 or fp32, a cache of that or of fewer bits, heads of at most 512 elements; see `AttentionBackend`.
 
     Needs `triton_runs`. Does not wait for the device. Its launches depend on shapes, max_query_len and shared_blocks alone, so a
     step can be captured.
@@ -24,18 +24,9 @@ class TritonAttention:
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
-        q = qk_norm_rope_store(
-            qkv,
-            meta.positions,
-            layer.cos_sin,
-            layer.q_norm,
-            layer.k_norm,
-            layer.norm_eps,
-            kv,
-            meta.slot_mapping,
-            key_scale=layer.key_scale,
-            value_scale=layer.value_scale,
-        )
+        scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
+        arguments = qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping
+        q = qk_norm_rope_store(*arguments, stores=layer.stores, **scales)
         return self.attend(q, layer, kv, meta)
 
     def attend(self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
