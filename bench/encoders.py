@@ -140,10 +140,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def first_vector() -> None:
-    from starling_engine import LLM
-
-    with LLM(str(model()), num_threads=THREADS, show_progress=False) as llm:
-        llm.embed("w1 w2 w3", use_tqdm=False)

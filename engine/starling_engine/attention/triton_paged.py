@@ -24,9 +24,19 @@ class TritonAttention:
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
-        scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
-        arguments = qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping
-        q = qk_norm_rope_store(*arguments, stores=layer.stores, **scales)
+        q = qk_norm_rope_store(
+            qkv,
+            meta.positions,
+            layer.cos_sin,
+            layer.q_norm,
+            layer.k_norm,
+            layer.norm_eps,
+            kv,
+            meta.slot_mapping,
+            stores=layer.stores,
+            key_scale=layer.key_scale,
+            value_scale=layer.value_scale,
+        )
         return self.attend(q, layer, kv, meta)
 
     def attend(self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:

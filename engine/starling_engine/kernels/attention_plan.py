@@ -14,8 +14,8 @@ num_queries_per_kv). A program computes it, or one segment of its keys; on the d
     decode    512 x 2         16-64     16       8        5         122              2    81 KB
     decode    any x 4         16-32     32       8        2          54              4    42 KB
 
-Registers a thread and shared memory a CTA are those of Triton 3.7 and ptxas for sm_90. (3.6 needs as much, and 8 bytes of stack
-for prompts in a cache of fp8.) Heads of 512 have 80 bytes of stack in prompts.
+Registers a thread and shared memory a CTA are those of Triton 3.7 and ptxas for sm_90. Triton 3.6 needs as much, and 8 bytes of
+stack for prompts in a cache of fp8. Heads of 512 have 80 bytes of stack in prompts.
 Nothing here was timed on such a GPU.
 
 Prefill: 128 rows are two warpgroups (wgmma), and read one byte of L2 for every 128 operations. Two CTAs an SM, so that one

@@ -14,7 +14,7 @@ from starling_engine.layers.linear_packed import MkldnnLinear, NativeExactLinear
 from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinear, QuantizedLinear
 from starling_engine.layers.quantized_kernels import quantized_kernels
 from starling_engine.native.group_quantized import Format
-from starling_engine.platforms.triton_support import why_not_triton
+from starling_engine.platforms.triton_support import triton_runs, why_not_triton
 
 logger = logging.getLogger("starling.layers")
 
@@ -104,7 +104,8 @@ def _why_no_kernels(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod], str]:
-    if device.type == "cpu" and dtype == torch.float32 and has_mkldnn():
+    # In its interpreter Triton's kernels stand for a GPU's, where a few rows are multiplied in one launch with what is around them.
+    if device.type == "cpu" and dtype == torch.float32 and has_mkldnn() and not triton_runs(device):
         return MkldnnLinear, "float32 on a CPU"
     if device.type != "cpu" or dtype != torch.bfloat16:
         computed = ", computed in float32" if is_emulated(dtype, device.type) else ""

@@ -20,7 +20,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """What each layer gets of a token beside the stream (Gemma 4): `size` elements, of the token's id and of its embedding.
+    """The inputs that each layer gets of a token beside the stream (Gemma 4): `size` elements, of the token's id and embedding.
 
     The table of ids has `rows` rows.
     """

@@ -366,7 +366,7 @@ class DecoderLayer:
         """Returns the layer for a few rows; None where it has other parts, or some that take launches of their own."""
         borders = (self._attention_border, self._mlp_border)
         norms = [norm for each in borders if each is not None and (norm := each.norm_alone) is not None]
-        if self._reads_norm is None or not isinstance(self._mlp, Mlp) or len(norms) < len(borders):
+        if self._reads_norm is None or self._end is not None or not isinstance(self._mlp, Mlp) or len(norms) < len(borders):
             return None
         rows = min(self._reads_norm.fused_rows, self._mlp.fused_rows)
         return FusedParts(rows, norms[0], self._reads_norm, norms[1], self._mlp) if rows else None

@@ -143,3 +143,23 @@ def test_the_store_moves_sixteen_bytes_at_a_time() -> None:
 def _copied(kernel: Compiled) -> set[int]:
     """Bytes of each asynchronous copy to shared memory."""
     return {int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\.[^;]*?\], (0x\w+)", kernel.ptx)}
+
+
+def launch_store_of_wide_heads() -> None:
+    """Gemma 4's layers that see all tokens: a quarter of each head is rotated."""
+    from starling_engine.kernels.store import qk_norm_rope_store
+
+    norms = [empty(512, dtype=torch.float32), empty(512, dtype=torch.float32)]
+    positions, slots = empty(64, dtype=torch.int64), empty(64, dtype=torch.int64)
+    cos_sin, kv = empty(4096, 128, dtype=torch.float32), empty_cache(BF16, 512)
+    qk_norm_rope_store(empty(64, 48 * 512, dtype=BF16), positions, cos_sin, *norms, 1e-6, kv, slots)
+
+
+@pytest.mark.whole  # a minute
+def test_kernels_of_heads_of_512_fit_on_the_device() -> None:
+    decode, _ = compiled(launch_attention, 32, 32, 1, dim=512)
+    (prefill,) = compiled(launch_attention, 8192, 1, 8192, dim=512)
+    (store,) = compiled(launch_store_of_wide_heads)
+    assert decode.stack == store.stack == 0 and decode.blocks == 2 and decode.in_flight >= IN_FLIGHT
+    assert prefill.shared <= MAX_SHARED and prefill.stack <= 96, "two dozen words"
+    assert prefill.products == {"HGMMA"}

@@ -93,7 +93,11 @@ def test_layers_have_it_where_triton_runs_and_ranks_add_nothing(monkeypatch: pyt
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU, and the kernels are compiled here")
-@pytest.mark.parametrize(("variant", "heads"), [(VARIANTS["qwen3-tied"], 0), (Variant("llama", {"head_dim": 32}), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("variant", "heads"),
+    [pytest.param(VARIANTS["qwen3-tied"], 0, marks=pytest.mark.whole), (Variant("llama", {"head_dim": 32}), 1)],
+    ids=str,
+)
 def test_a_model_with_it_answers_as_transformers(
     variant: Variant, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
@@ -129,10 +133,10 @@ def launch(rows: int, width: int, depth: int, *, first: bool, gated: bool = Fals
     ("rows", "width", "depth", "first", "gated"),
     [
         pytest.param(1, 6144, 4096, True, False, id="qkv"),
-        pytest.param(1, 14336, 4096, True, True, id="gate and up"),
-        pytest.param(1, 4096, 4096, False, False, id="o"),
+        pytest.param(1, 14336, 4096, True, True, id="gate and up", marks=pytest.mark.whole),
+        pytest.param(1, 4096, 4096, False, False, id="o", marks=pytest.mark.whole),
         pytest.param(16, 4096, 14336, False, False, id="down, 16 rows"),
-        pytest.param(1, 1024, 2048, False, False, id="o of Qwen3-0.6B"),
+        pytest.param(1, 1024, 2048, False, False, id="o of Qwen3-0.6B", marks=pytest.mark.whole),
     ],
 )
 def test_the_matrix_is_asked_for_far_ahead(rows: int, width: int, depth: int, first: bool, gated: bool) -> None:
@@ -162,7 +166,7 @@ def launch_heads(cache: torch.dtype) -> None:
     few_rows_heads(empty(1, 4096), empty(6144, 4096), None, RowNorm(empty(4096), EPS), store)
 
 
-@pytest.mark.parametrize("cache", [BF16, FP8])
+@pytest.mark.parametrize("cache", [BF16, pytest.param(FP8, marks=pytest.mark.whole)])
 def test_heads_are_stored_without_a_launch_of_their_own(cache: torch.dtype) -> None:
     """192 programs of Llama-3-8B, of which an SM holds two at once, keep memory as busy as those that store a product."""
     (kernel,) = compiled(launch_heads, cache)

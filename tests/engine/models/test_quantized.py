@@ -163,7 +163,7 @@ QUANTIZED = [
     *("internlm3", "llama4", "minimax-m2", "nemotron-biases", "olmo3", "phi", "qwen2-moe", "qwen3-next-some-plain", "qwen3.5"),
     *("kimi-linear", "lfm2-biases", "lfm2-moe", "seed-oss", "smollm3", "stablelm", "starcoder2"),
     *("granite-hybrid", "bamba", "nemotron-h", "nemotron-h-experts", "falcon-h1", "deepseek-v3.2"),
-    *("jamba", "mamba-biases", "falcon-mamba", "mamba2"),
+    *("jamba", "mamba-biases", "falcon-mamba", "mamba2", "gemma4", "gemma4-inputs"),
 ]
 """Families whose matrices, biases or names are unlike those of Llama, Qwen and DeepSeek."""
 

@@ -104,3 +104,14 @@ def test_the_same_bytes_hold_as_many_more_tokens_and_greedy_answers_are_the_refe
         driver.command(WakeUp(ALL))
         assert driver.answer().error is None
         assert run(core, [greedy("0", reference.prompt)])["0"] == answers["0"]
+
+
+def test_layers_that_read_another_one_s_cache_have_its_scales(backend: AttentionBackend, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FAMILIES["gemma4-inputs"])
+    model = build(Reference(tmp_path, [], [], torch.empty(0)), backend)
+    assert [*model.kv_scaled] == [f"model.layers.{layer}.self_attn" for layer in range(3)]
+    for number, weights in enumerate(model.kv_scaled.values(), start=1):
+        weights.key_scale, weights.value_scale = 0.5 * number, 2.0 * number
+    model.share_kv_scales()
+    readers = [layer.attention.weights for layer in model._layers[3:]]
+    assert [(each.key_scale, each.value_scale) for each in readers] == [(1.5, 6.0), (1.0, 4.0)]

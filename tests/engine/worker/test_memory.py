@@ -47,7 +47,17 @@ def model_of(variant: str, folder: Path, dtype: torch.dtype, method: type[Linear
 @pytest.mark.parametrize("method", [DenseLinear, NativeLinear])
 @pytest.mark.parametrize(
     "variant",
-    ["llama-biases", "qwen3-tied", "qwen3-moe-some-plain", "deepseek-v3", "deepseek-v3.2", "smollm3", "olmo2", "hunyuan"],
+    [
+        "llama-biases",
+        "qwen3-tied",
+        "qwen3-moe-some-plain",
+        "deepseek-v3",
+        "deepseek-v3.2",
+        "smollm3",
+        "olmo2",
+        "hunyuan",
+        "gemma4-inputs",
+    ],
 )
 def test_all_storages_of_a_model_are_found_once(
     variant: str, method: type[LinearMethod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
