@@ -67,8 +67,8 @@ def cached_as(model: ModelConfig, config: WorkerConfig) -> str:
 def chunk_layout(model: ModelConfig, config: WorkerConfig) -> str:
     """Says which layers a chunk of each KV group has, and in which form: engines of which this differs share none.
 
-    It is the same for all layouts of ranks that group layers alike, which most models' do, and for all sizes of blocks, but for
-    models that compress runs of tokens.
+    It is the same for all layouts of ranks that group layers alike, as those of most models do. It is the same for all sizes of
+    blocks, but for models that compress runs of tokens.
     """
     groups = whole_groups(model, config)
     return repr([(group.layers, group.spec.planes, group.spec.num_kv_heads, run_bytes(group, config)) for group in groups])
