@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starling_engine.byte_sizes import format_bytes
 from starling_engine.errors import ConfigError
 from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.layer import KVHeads
 from starling_engine.model_config.moe import MoeConfig
 
 
@@ -128,9 +129,9 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     layers have a recurrent state, each counts as if it attended, too.
     """
     gate = 2 * model.num_heads if model.traits.attention_gate else 0
-    attention = (3 * model.num_heads + gate + 2 * model.num_kv_heads) * model.head_dim
+    attention = max(((3 * model.num_heads + gate + 2 * own.count) * own.dim for own in model.kv_heads), default=0)
     mixer, moe = _mixer_width(model, dtype_bytes), model.moe
-    widths = 3 * model.hidden_size + attention + mixer + 3 * model.intermediate_size
+    widths = 3 * model.hidden_size + attention + mixer + 3 * model.widest_mlp
     logits = RECORDED_TOKENS * model.vocab_size * 4
     if moe is None:
         return RECORDED_TOKENS * model.num_layers * widths * dtype_bytes + logits
@@ -162,7 +163,10 @@ def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_
     A step needs its widest intermediate tensors, and fp32 logits (and a copy) of every row that samples or is scored. Where vectors
     are sparse, each prompt has a weight for every token of the vocabulary, until it ends.
     """
-    widths = 4 * model.stream_size + max(
+    inputs = model.traits.layer_inputs
+    # Those of all layers: of ids, of embeddings, normed, and their sum.
+    widths = 0 if inputs is None else 4 * model.num_layers * inputs.size
+    widths += 4 * model.stream_size + max(
         _attention_width(model, dtype_bytes), _mlp_width(model, dtype_bytes), _norm_width(model, dtype_bytes)
     )
     scratch = model.attention_scratch(max_tokens, max_model_len)
@@ -215,11 +219,16 @@ def _attention_width(model: ModelConfig, dtype_bytes: int) -> int:
         rotated = 8 * shape.rope_dim
         heads = shape.num_heads * (3 * shape.head_dim + rotated) + shape.index.num_heads * (2 * shape.index.dim + rotated)
         return heads + 2 * row + shape.q_rank + shape.groups * shape.group_rank
-    heads = model.num_heads + 2 * model.num_kv_heads
+    return max([mixer, *(_heads_width(model, own, dtype_bytes) for own in model.kv_heads)])
+
+
+def _heads_width(model: ModelConfig, own: KVHeads, dtype_bytes: int) -> int:
+    """Elements of one token inside attention with such key-value heads. Values that are normed are in fp32, before and behind."""
+    heads = model.num_heads + 2 * own.count
     gates = 3 * model.num_heads if model.traits.attention_gate else 0
-    copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0)
-    wide = copies * heads * 4 // dtype_bytes
-    return max((2 * heads + gates + wide) * model.head_dim, mixer)
+    copies = {"width": 2, "rotated head": 4}.get(model.traits.qk_norm or "", 0) * heads
+    copies += 2 * own.count if model.traits.value_norm else 0
+    return (2 * heads + gates + copies * 4 // dtype_bytes) * own.dim
 
 
 def _mixer_width(model: ModelConfig, dtype_bytes: int) -> int:
@@ -242,10 +251,12 @@ def _mlp_width(model: ModelConfig, dtype_bytes: int) -> int:
     """Elements of one token inside the widest MLP."""
     moe = model.moe
     if moe is None:
-        return 3 * model.intermediate_size
-    plain = 0 if len(moe.layers) == model.num_layers else 3 * model.intermediate_size
+        return 3 * model.widest_mlp
+    plain = 3 * model.widest_mlp if moe.beside_mlp or len(moe.layers) < model.num_layers else 0
     shared = model.hidden_size + 3 * moe.shared_size
-    return max(plain, shared, _experts_width(moe, model.hidden_size, dtype_bytes))
+    experts = _experts_width(moe, model.hidden_size, dtype_bytes)
+    # What the MLP gives waits for what experts give, whose norm and router read the stream.
+    return max(plain, 3 * model.hidden_size + experts) if moe.beside_mlp else max(plain, shared, experts)
 
 
 def _experts_width(moe: MoeConfig, hidden_size: int, dtype_bytes: int) -> int:

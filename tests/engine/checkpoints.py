@@ -219,6 +219,15 @@ GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "attn_implementation": "eager",  # the others leave the cap out
 }
+GEMMA4: dict[str, Any] = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_hidden_layers": 4,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL],
+    "sliding_window": 12,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+}
 GRANITE: dict[str, Any] = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
@@ -336,6 +345,40 @@ FAMILIES = {
         },
     ),
     "ministral3": Variant("ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL_ROPE}),
+    "gemma4": Variant(
+        "gemma4_text",
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 10.0},
+        {"use_bidirectional_attention": "vision"},
+    ),
+    "gemma4-old-config": Variant(
+        "gemma4_text",
+        {**GEMMA4, "num_key_value_heads": 4, "attention_bias": True},
+        {"per_layer_config": None, "global_head_dim": 64, "num_global_key_value_heads": 1, "rope_parameters": None},
+    ),
+    "gemma4-moe": Variant(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "gemma4-inputs": Variant(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 5,
+            "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+    ),
     "smollm3": Variant("smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
     "smollm3-window": Variant(
         "smollm3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 12, "attention_bias": True}
@@ -804,7 +847,9 @@ def spread(model: PreTrainedModel) -> None:
         else:
             torch.nn.init.normal_(weight, mean=weight.mean().item(), std=0.2)  # around 0 for a bias, and where a norm adds 1
     for name, buffer in model.named_buffers():
-        if name.endswith(("e_score_correction_bias", "expert_bias")):
+        if name.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, mean=1.0, std=0.2)
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.2)
         elif name.endswith("tid2eid"):
             buffer.copy_(torch.rand(len(buffer), 8).topk(buffer.shape[1]).indices)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.kv_cache import ParallelCache
-from starling_engine.kv.layer_specs import kv_specs, run_specs, state_specs
+from starling_engine.kv.layer_specs import cache_readers, kv_specs, run_specs, state_specs
 from starling_engine.kv.spec import KVGroup, KVSpec, RunSpec, StateGroup, StateSpec, group_layers, slab_bytes
 from starling_engine.models.decoder import Decoder, ForwardContext
 from starling_engine.topology.shard import ALL, Shard
@@ -33,11 +33,13 @@ class PagedDriver:
     ) -> None:
         config = model.config
         kv_dtype = str(dtype).removeprefix("torch.")
-        self._groups = group_layers(kv_specs(config, block_size, kv_dtype, tensor), run_specs(config, block_size, kv_dtype))
+        self._groups = group_layers(
+            kv_specs(config, block_size, kv_dtype, tensor), run_specs(config, block_size, kv_dtype), cache_readers(config)
+        )
         state = _state_group(self._groups, state_specs(config, tensor), block_size)
         self._group_of = dict.fromkeys(state.layers if state is not None else (), len(self._groups))
         groups = [(g, group) for g, group in enumerate(self._groups) if not isinstance(group.spec, RunSpec)]
-        self._group_of |= {layer: g for g, group in groups for layer in group.layers}
+        self._group_of |= {layer: g for g, group in groups for layer in (*group.layers, *dict(group.readers))}
         runs = [(g, group) for g, group in enumerate(self._groups) if isinstance(group.spec, RunSpec)]
         self._runs_of = {layer: g for g, group in runs for layer in group.layers}
         self._stages = [model, *later]

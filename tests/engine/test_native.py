@@ -218,11 +218,13 @@ DRAFTS = [(2, 2), (70, 330), (8, 9), (1, 700), (7, 40), (3, 600), (20, 90), (9, 
         (DECODE, 5, 1, 80, 32),
         (DECODE, 16, 1, 64, 16),
         (DECODE, 14, 2, 256, 16),
+        (DECODE, 8, 1, 512, 16),
         (CHUNKS, 16, 8, 128, 16),
         (CHUNKS, 3, 3, 16, 8),
         (CHUNKS, 5, 1, 80, 32),
         (CHUNKS, 16, 1, 96, 16),
         (CHUNKS, 4, 2, 256, 16),
+        (CHUNKS, 8, 1, 512, 16),
         (MIXED, 6, 2, 64, 16),
     ],
 )
@@ -423,6 +425,7 @@ def test_gates_multiply_strided_rows(dtype: torch.dtype) -> None:
         (9, 3, 1, 80, 40, 32),
         (7, 2, 2, 16, 16, 16),
         (40, 2, 1, 256, 64, 16),
+        (5, 3, 1, 512, 128, 16),
     ],
 )
 def test_qk_norm_rope_store(
@@ -451,6 +454,10 @@ def test_qk_norm_rope_store(
     assert_close(actual, expected, tolerance)
     assert_close(actual_kv, expected_kv, tolerance)
     assert_untouched(actual_kv)
+    alone = ops.qk_norm_rope_store(
+        *(qkv[:, : heads * dim], positions, cos_sin, q_norm, k_norm, 1e-6, kv := actual_kv.clone(), slots), stores=False
+    )
+    assert torch.equal(alone, actual) and torch.equal(kv, actual_kv)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

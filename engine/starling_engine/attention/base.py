@@ -18,6 +18,7 @@ class AttentionWeights:
     key_scale, value_scale: a cache of float8_e4m3fn holds keys and values divided by them;
     sinks [num_heads] fp32, or None: one more score for each query of a head, learnt and without a value. It takes part in the
     softmax's denominator alone, so that a query may attend to nothing;
+    stores False: qkv has queries alone, [T, num_heads * head_dim]; keys and values are another layer's, and in its cache;
     rotates False: cos_sin leaves all elements as they are;
     bias returns what the scores of a sequence of so many tokens get, [num_heads, T, T]; in both directions alone.
     """
@@ -35,6 +36,7 @@ class AttentionWeights:
     key_scale: float = 1.0
     value_scale: float = 1.0
     sinks: torch.Tensor | None = None
+    stores: bool = True
     rotates: bool = True
     bias: Callable[[int], torch.Tensor] | None = None
 

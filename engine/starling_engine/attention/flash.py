@@ -22,7 +22,8 @@ class FlashAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
         q = qk_norm_rope_store(
-            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping
+            *(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping),
+            stores=layer.stores,
         )
         keys, values, key_start, longest = gather(kv, meta, layer.window)
         out: torch.Tensor = flash_attn_varlen_func(

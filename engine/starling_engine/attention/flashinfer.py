@@ -29,7 +29,8 @@ class FlashInferAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
         q = qk_norm_rope_store(
-            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping
+            *(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping),
+            stores=layer.stores,
         )
         if self._wrapper is None:
             workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=kv.device)

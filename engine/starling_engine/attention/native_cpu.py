@@ -7,7 +7,7 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.native import ops
 
 DTYPES = (torch.float32, torch.bfloat16)
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 HEAD_DIM_STEP = 16
 
 
@@ -15,7 +15,7 @@ class NativeAttention:
     """Needs `native.load()`; see `AttentionBackend`.
 
     The dtype is one of DTYPES, the cache of that or of a type of `native/cache_rows.py`; the head size is a multiple of 16, at most
-    256.
+    512.
     """
 
     name = "native"
@@ -26,7 +26,8 @@ class NativeAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         scales = layer.key_scale, layer.value_scale
         q = ops.qk_norm_rope_store(
-            qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping, *scales
+            *(qkv, meta.positions, layer.cos_sin, layer.q_norm, layer.k_norm, layer.norm_eps, kv, meta.slot_mapping, *scales),
+            stores=layer.stores,
         )
         out = ops.paged_attention(
             q,

@@ -25,7 +25,7 @@ BY_NAME_ONLY = ("flash_attn", "flashinfer")
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIBRARY_DTYPES = (torch.bfloat16, torch.float16)
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM, LIBRARY_HEAD_DIM = 512, 256
 FLASHINFER_HEAD_DIMS = (64, 128, 256)
 
 logger = logging.getLogger("starling.attention")
@@ -113,7 +113,7 @@ def _why_not(
         return f"{why}, and it rotates and stores"
     if name == "flashinfer" and head_dim not in FLASHINFER_HEAD_DIMS:
         return f"head_dim {head_dim} is none of {', '.join(map(str, FLASHINFER_HEAD_DIMS))}"
-    return _why_unsupported(dtype, head_dim, LIBRARY_DTYPES)
+    return _why_unsupported(dtype, head_dim, LIBRARY_DTYPES, LIBRARY_HEAD_DIM)
 
 
 def _why_not_native(dtype: torch.dtype, head_dim: int) -> str | None:
@@ -124,10 +124,10 @@ def _why_not_native(dtype: torch.dtype, head_dim: int) -> str | None:
     return None if native.load() is not None else "the native kernels are not available on this machine"
 
 
-def _why_unsupported(dtype: torch.dtype, head_dim: int, dtypes: tuple[torch.dtype, ...]) -> str | None:
+def _why_unsupported(dtype: torch.dtype, head_dim: int, dtypes: tuple[torch.dtype, ...], most: int = MAX_HEAD_DIM) -> str | None:
     if dtype not in dtypes:
         return f"its kernels have no {dtype}"
-    return None if head_dim <= MAX_HEAD_DIM else f"head_dim {head_dim} is above {MAX_HEAD_DIM}"
+    return None if head_dim <= most else f"head_dim {head_dim} is above {most}"
 
 
 def _make(name: str, latent: bool) -> Backend:

@@ -19,16 +19,20 @@ class TorchPagedAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
         q, k, v = split_heads(qkv, layer, meta.positions)
-        _store(kv, cached(k, kv.dtype, layer.key_scale), cached(v, kv.dtype, layer.value_scale), meta.slot_mapping)
+        if layer.stores:
+            _store(kv, cached(k, kv.dtype, layer.key_scale), cached(v, kv.dtype, layer.value_scale), meta.slot_mapping)
         return _attend(q, layer, kv, meta).flatten(1)
 
 
 def split_heads(
     qkv: torch.Tensor, layer: AttentionWeights, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """qkv [T, row] -> queries [T, H, D], keys and values [T, KVH, D]. Queries and keys are normed and rotated as the layer says."""
-    heads = qkv.view(qkv.shape[0], -1, layer.head_dim)
-    q, k, v = torch.split(heads, [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+    """qkv [T, row] -> queries [T, H, D], keys and values [T, KVH, D]. Queries and keys are normed and rotated as the layer says.
+
+    A layer that stores nothing has none of the last two.
+    """
+    heads, kv_heads = qkv.view(qkv.shape[0], -1, layer.head_dim), layer.num_kv_heads if layer.stores else 0
+    q, k, v = torch.split(heads, [layer.num_heads, kv_heads, kv_heads], dim=1)
     q, k = _norm(q, layer.q_norm, layer.norm_eps), _norm(k, layer.k_norm, layer.norm_eps)
     if layer.rotates:
         cos, sin = layer.cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)

@@ -11,7 +11,7 @@ from starling_engine.platforms.triton_support import sms
 
 
 class TritonAttention:
-    """bf16, fp16 or fp32, a cache of that or of fewer bits, heads of at most 256 elements; see `AttentionBackend`.
+    """bf16, fp16 or fp32, a cache of that or of fewer bits, heads of at most 512 elements; see `AttentionBackend`.
 
     Needs `triton_runs`. Does not wait for the device. Its launches depend on shapes, max_query_len and shared_blocks alone, so a
     step can be captured.
@@ -33,6 +33,7 @@ class TritonAttention:
             layer.norm_eps,
             kv,
             meta.slot_mapping,
+            stores=layer.stores,
             key_scale=layer.key_scale,
             value_scale=layer.value_scale,
         )

@@ -164,8 +164,9 @@ def _kv_cache(args: EngineArgs, model: ModelConfig) -> CacheType | None:
         raise ConfigError(f"{name} is not possible: this model caches latents (MLA); possible: auto", "kv_cache_dtype")
     if cache is not None and model.compressed:
         raise ConfigError(f"{name} is not possible: this model caches compressed runs of tokens; possible: auto", "kv_cache_dtype")
-    if cache in ("int8", "int4") and model.head_dim % CACHE_GROUP:
-        why = f"{CACHE_GROUP} columns share a scale, and head_dim is {model.head_dim}"
+    uneven = next((own.dim for own in model.kv_heads if own.dim % CACHE_GROUP), None)
+    if cache in ("int8", "int4") and uneven is not None:
+        why = f"{CACHE_GROUP} columns share a scale, and head_dim is {uneven}"
         raise ConfigError(f"{name} is not possible: {why}; possible: auto, fp8", "kv_cache_dtype")
     return cache
 

@@ -7,13 +7,16 @@ num_queries_per_kv). A program computes it, or one segment of its keys; on the d
     prefill   up to 64 x 2      128     64       8        3         128              2    48 KB
     prefill   up to 128 x 2     128     32       8        3         128              2    64 KB
     prefill   256 x 2           128     32       8        3         254              1   128 KB
+    prefill   512 x 2            64     16       8        3         255              1   128 KB
     prefill   any x 4            32     16       8        2          78              3    34 KB
     decode    up to 128 x 2   16-64     64       4        5     128-208           3, 2 70-77 KB
     decode    256 x 2         16-64     32       4        5         168              3    73 KB
+    decode    512 x 2         16-64     16       8        5         122              2    81 KB
     decode    any x 4         16-32     32       8        2          54              4    42 KB
 
-Registers a thread and shared memory a CTA are those of Triton 3.7 and ptxas for sm_90. (3.6 needs as much, and 8 bytes of stack
-for prompts in a cache of fp8.) Nothing here was timed on such a GPU.
+Registers a thread and shared memory a CTA are those of Triton 3.7 and ptxas for sm_90. Triton 3.6 needs as much, and 8 bytes of
+stack for prompts in a cache of fp8. Heads of 512 have 80 bytes of stack in prompts.
+Nothing here was timed on such a GPU.
 
 Prefill: 128 rows are two warpgroups (wgmma), and read one byte of L2 for every 128 operations. Two CTAs an SM, so that one
 multiplies while the other is at its softmax. With 64 keys, heads of 128 take 202 registers, and only one CTA fits.
@@ -23,7 +26,7 @@ keys and values in flight. That is up to 64 KB a CTA; the memory's latency needs
 tiles. There decode takes up to 248 registers for the conversion, which leaves two CTAs an SM with 32 KB in flight each. In int8
 and int4 it takes up to 255, and prompts have up to 32 bytes of stack.
 
-fp32 is exact, without tensor cores: its tiles are small, so that they do not spill.
+fp32 is exact, without tensor cores: its tiles are small, so that they do not spill. Heads above 256 have 16 keys of decodes.
 """
 
 from dataclasses import dataclass
@@ -91,7 +94,9 @@ def decode_tiles(head_dim: int, itemsize: int, group: int, tokens: int) -> Atten
         return None
     rows = min(most, max(MIN_ROWS, 1 << (tokens * group - 1).bit_length()))
     if itemsize > 2:
-        return AttentionTiles(rows, 32, 8, 2)
+        return AttentionTiles(rows, 32 if head_dim <= 256 else 16, 8, 2)
+    if head_dim > 256:
+        return AttentionTiles(rows, 16, 8, 5)
     return AttentionTiles(rows, 64 if head_dim <= 128 else 32, 4, 5)
 
 
@@ -101,6 +106,8 @@ def prefill_tiles(head_dim: int, itemsize: int) -> AttentionTiles:
         return AttentionTiles(32, 16, 8, 2)
     if head_dim <= 64:
         return AttentionTiles(128, 64, 8, 3, 128)
+    if head_dim > 256:
+        return AttentionTiles(64, 16, 8, 3)
     return AttentionTiles(128, 32, 8, 3, 128) if head_dim <= 128 else AttentionTiles(128, 32, 8, 3)
 
 

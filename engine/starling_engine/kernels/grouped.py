@@ -17,7 +17,8 @@ from starling_engine.kernels.gather_columns import gather_columns_of_slots
 from starling_engine.kernels.grouping import Blocks, sort_into_blocks
 from starling_engine.kernels.round_rows import round_rows
 from starling_engine.kernels.scaled_weight import ScaledWeight, dot_scaled, of_whole_rows
-from starling_engine.model_config.moe import ClampedSwiglu
+from starling_engine.model_config.moe import ExpertGate
+from starling_engine.native.ops import gate_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def experts(
     down: Weight,
     tiles: ExpertTiles,
     biases: Biases = (None, None),
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
     orders: Orders = (None, None),
 ) -> torch.Tensor:
     """Does what `ExpertsMethod.apply` does, with gate_up [S, 2 I, H] and down [S, H, I], contiguous, in x's dtype or as codes.
@@ -117,7 +118,7 @@ def experts(
     parts = x.new_empty(pairs, hidden)
     out = x.new_empty(tokens, hidden)
     gate_ups, downs = biases
-    alpha, limit, offset = (0.0, 0.0, 0.0) if gate is None else (gate.alpha, gate.limit, gate.offset)
+    alpha, limit, offset = gate_arguments(gate)
     form = {"ALPHA": alpha, "LIMIT": limit, "OFFSET": offset}
     rows, each = x, top_k
     if orders[0] is not None:
@@ -301,6 +302,8 @@ def _gate_up(
         gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         activated = (up + OFFSET) * gate * tl.sigmoid(ALPHA * gate)
+    elif LIMIT < 0:  # GELU, whose (1 + tanh(y)) / 2 is the sigmoid of 2 y
+        activated = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:
         activated = gate * tl.sigmoid(gate) * up
     out_at = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]

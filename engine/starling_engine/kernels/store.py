@@ -10,6 +10,9 @@ from starling_engine.native.cache_rows import columns
 HEADS_AT_ONCE = 16
 """Heads of a program. With 128 elements and 4 warps that is two loads of 16 bytes a thread; one token still fills several SMs."""
 
+WIDE_HEADS_AT_ONCE = 4
+"""The same of heads of more than 256 elements, of which more do not fit into the registers."""
+
 FP8_MAX = tl.constexpr(448.0)
 """Largest number of float8_e4m3fn. Larger values are clamped, or they would become NaN."""
 
@@ -120,7 +123,7 @@ def _qk_norm_rope_store(
 
     slot = tl.load(slot_mapping + token).to(tl.int64)
     is_cached = exists & (head >= HEADS) & (slot >= 0)
-    cached_head = (head - HEADS) % KV_HEADS
+    cached_head = (head - HEADS) % (KV_HEADS if KV_HEADS > 0 else 1)
     place = tl.maximum(slot, 0)
     at = (place // BLOCK_SIZE) * stride_block + (place % BLOCK_SIZE) * stride_offset
     kv_out = kv + at + cached_head.to(tl.int64) * stride_head + tl.where(is_value, 1, 0) * stride_value
@@ -147,6 +150,7 @@ def qk_norm_rope_store(
     *,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    stores: bool = True,
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D]; keys and values go to kv [num_blocks, 2, KVH, block_size, D], queries come back [T, H, D].
 
@@ -154,14 +158,15 @@ def qk_norm_rope_store(
     None, as in `AttentionWeights`; both norms or neither. Norm and rotation are in fp32, rounded as in `native.reference`.
 
     A cache of float8_e4m3fn gets keys and values divided by key_scale and value_scale, clamped to its largest number. One of int8
-    or uint8 has rows in place of D elements, as `cache_rows` makes them.
+    or uint8 has rows in place of D elements, as `cache_rows` makes them. Unless it `stores`, qkv is [T, H D].
     """
     tokens, width = qkv.shape
-    kv_heads, block_size, dim = *kv.shape[2:4], columns(kv)
+    kv_heads, block_size, dim = kv.shape[2] if stores else 0, kv.shape[3], columns(kv)
     heads, half = width // dim - 2 * kv_heads, cos_sin.shape[1] // 2
     assert (q_norm is None) == (k_norm is None) and qkv.stride(1) == 1 and kv.stride(4) == 1
     out = qkv.new_empty(tokens, heads, dim)
-    _qk_norm_rope_store[tokens, triton.cdiv(heads + 2 * kv_heads, HEADS_AT_ONCE)](
+    at_once = HEADS_AT_ONCE if dim <= 256 else WIDE_HEADS_AT_ONCE
+    _qk_norm_rope_store[tokens, triton.cdiv(heads + 2 * kv_heads, at_once)](
         qkv,
         positions,
         cos_sin,
@@ -183,7 +188,7 @@ def qk_norm_rope_store(
         PADDED_HALF=triton.next_power_of_2(half),
         PADDED_REST=triton.next_power_of_2(max(dim - 2 * half, 1)),
         BLOCK_SIZE=block_size,
-        AT_ONCE=HEADS_AT_ONCE,
+        AT_ONCE=at_once,
         NORM=q_norm is not None,
         num_warps=4,
     )

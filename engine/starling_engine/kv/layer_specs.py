@@ -32,7 +32,10 @@ def kv_groups(model: ModelConfig, config: WorkerConfig) -> list[KVGroup]:
     at, layout = config.layout.coordinates(config.rank), config.layout
     local = model.stage_layers(Shard(at.pp, layout.pipeline))
     groups = whole_groups(model, config, Shard(at.tp, layout.tensor))
-    return [KVGroup(group.spec, tuple(i for i in group.layers if i in local)) for group in groups]
+    return [
+        KVGroup(group.spec, tuple(i for i in group.layers if i in local), tuple(pair for pair in group.readers if pair[0] in local))
+        for group in groups
+    ]
 
 
 def state_group(model: ModelConfig, config: WorkerConfig) -> StateGroup | None:
@@ -60,19 +63,23 @@ def whole_groups(model: ModelConfig, config: WorkerConfig, tensor: Shard = ALL) 
     if not model.causal:
         return []
     sizes = config.block_size, config.kv_dtype
-    return group_layers(kv_specs(model, *sizes, tensor), run_specs(model, *sizes))
+    return group_layers(kv_specs(model, *sizes, tensor), run_specs(model, *sizes), cache_readers(model))
 
 
 def kv_specs(config: ModelConfig, block_size: int, kv_dtype: str, tensor: Shard = ALL) -> dict[int, KVSpec]:
-    """Returns the spec of each layer that attends, by its index, for the heads of `tensor`.
+    """Returns the spec of each layer that has keys and values, by its index, for the heads of `tensor`.
 
     `block_size` is in tokens, `kv_dtype` a key of DTYPE_BYTES.
     """
     if not config.attends:
         return {}
-    heads = tensor.heads(config.num_kv_heads).size
-    attending = {index: layer for index, layer in enumerate(config.layers) if layer.attends}
-    return {index: _spec(config, heads, layer, block_size, kv_dtype) for index, layer in attending.items()}
+    attending = {index: layer for index, layer in enumerate(config.layers) if layer.attends and layer.cache_of is None}
+    return {index: _spec(config, tensor, layer, block_size, kv_dtype) for index, layer in attending.items()}
+
+
+def cache_readers(config: ModelConfig) -> dict[int, int]:
+    """Returns the layers that read another one's keys and values, with that one, by their index."""
+    return {index: layer.cache_of for index, layer in enumerate(config.layers) if layer.cache_of is not None}
 
 
 def run_specs(config: ModelConfig, block_size: int, kv_dtype: str) -> dict[int, RunSpec]:
@@ -123,8 +130,9 @@ def _mamba2_state(mamba: Mamba2Config, tensor: Shard) -> StateSpec:
     return StateSpec((recurrent, StatePart(mamba.kernel - 1, (channels,))))
 
 
-def _spec(config: ModelConfig, heads: int, layer: LayerConfig, block_size: int, kv_dtype: str) -> KVSpec:
-    dtype_bytes, row_size = DTYPE_BYTES[kv_dtype], _row_size(config.head_dim, kv_dtype)
+def _spec(config: ModelConfig, tensor: Shard, layer: LayerConfig, block_size: int, kv_dtype: str) -> KVSpec:
+    own = config.heads_of(layer)
+    heads, dtype_bytes, row_size = tensor.heads(own.count).size, DTYPE_BYTES[kv_dtype], _row_size(own.dim, kv_dtype)
     if config.mla:  # one row for all heads, the same on every rank
         return LatentSpec(block_size, 1, config.mla.row_dim, dtype_bytes)
     if config.compressed:

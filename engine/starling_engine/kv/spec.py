@@ -7,7 +7,7 @@ as many bytes as the largest group needs: a group has its layers one behind the 
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 
@@ -222,10 +222,14 @@ def pieces_of(state: StateGroup, most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """The layers that share one block table, in the order in which they lie in a slab."""
+    """The layers that share one block table, in the order in which they lie in a slab.
+
+    `readers` are pairs of a layer that caches nothing, and the one of these whose keys and values it reads.
+    """
 
     spec: KVSpec
     layers: tuple[int, ...]
+    readers: tuple[tuple[int, int], ...] = ()
 
     @property
     def block_bytes(self) -> int:
@@ -268,10 +272,13 @@ def peak_blocks(groups: Sequence[KVGroup], num_tokens: int, max_in_flight: int) 
     return peak
 
 
-def group_layers(specs: Mapping[int, KVSpec], runs: Mapping[int, RunSpec] | None = None) -> list[KVGroup]:
+def group_layers(
+    specs: Mapping[int, KVSpec], runs: Mapping[int, RunSpec] | None = None, readers: Mapping[int, int] | None = None
+) -> list[KVGroup]:
     """Groups layers by spec into groups of as many layers as fit into a slab; `specs` has the layers by their index.
 
-    Layers that compress runs of tokens are in a second group each, by their specs in `runs`.
+    Layers that compress runs of tokens are in a second group each, by their specs in `runs`. `readers` are layers that read the
+    keys and values of another one.
 
     A slab has room for all layers of one kind: of the one that needs least. It has room for any one layer, too. What a group does
     not fill of its slabs stays unused.
@@ -287,4 +294,5 @@ def group_layers(specs: Mapping[int, KVSpec], runs: Mapping[int, RunSpec] | None
     for spec, layers in kinds.items():
         size = room // spec.layer_block_bytes
         groups += [KVGroup(spec, tuple(layers[at : at + size])) for at in range(0, len(layers), size)]
-    return groups
+    pairs = (readers or {}).items()
+    return [replace(group, readers=tuple(pair for pair in pairs if pair[1] in group.layers)) for group in groups]

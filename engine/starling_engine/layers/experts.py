@@ -11,7 +11,7 @@ import torch
 
 from starling_engine import native
 from starling_engine.errors import ConfigError
-from starling_engine.model_config.moe import ClampedSwiglu, ExpertLayout
+from starling_engine.model_config.moe import ExpertGate, ExpertLayout
 from starling_engine.native import routing_ops
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.topology.shard import Share
@@ -34,7 +34,7 @@ class ExpertsShape:
     hidden_size: int
     intermediate: Share
     bias: bool = False
-    gate: ClampedSwiglu | None = None
+    gate: ExpertGate | None = None
     gated: bool = True
 
     @property

@@ -8,7 +8,7 @@ from starling_engine.kernels.matmul import linear
 from starling_engine.layers.activation import activate, silu_and_mul
 from starling_engine.layers.expert_biases import ExpertBiases
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, group_by_slot, plain_parts
-from starling_engine.native.reference import clamped_swiglu
+from starling_engine.native.reference import expert_gate
 
 
 class StackedExperts:
@@ -68,7 +68,7 @@ class DenseExperts(StackedExperts):
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> list[ExpertPart]:
         gate = shape.gate
-        self._activation = silu_and_mul(dtype, device) if gate is None else partial(clamped_swiglu, gate=gate)
+        self._activation = silu_and_mul(dtype, device) if gate is None else partial(expert_gate, gate=gate)
         if not shape.gated:
             self._activation = partial(activate, "relu2")
         return super().create(shape, dtype, device)

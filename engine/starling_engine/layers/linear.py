@@ -29,6 +29,7 @@ class LinearShape:
     fused   a module in which a checkpoint may hold all of them, one behind the other; empty where none may
     num_fused  the first so many alone are in it; 0: all
     fused_backwards  the last one comes first in it
+    repeats  the checkpoint has no tensors of the last module: they are those of the one before
     outs    the rows of each that this rank holds
     ins     the columns that this rank holds: if not all, its product is one of several that have to be added up
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
@@ -48,6 +49,12 @@ class LinearShape:
     fused: str = ""
     fused_backwards: bool = False
     num_fused: int = 0
+    repeats: bool = False
+
+    @property
+    def stored_names(self) -> tuple[str, ...]:
+        """The modules that the checkpoint has these from."""
+        return (*self.names[:-1], self.names[-2]) if self.repeats else self.names
 
     @property
     def out_sizes(self) -> tuple[int, ...]:
@@ -259,7 +266,10 @@ class Linear:
         return part_slot(part.shares, load, self._alias(part), part.element_bytes, load_codes)
 
     def _alias(self, part: LinearPart) -> Alias | None:
-        """Returns the place of the part in the tensor that a checkpoint may have for all modules."""
+        """Returns the place of the part in the tensor that a checkpoint may have for all modules, or has for the one before."""
+        if self.shape.repeats and part.module == len(self.shape.names) - 1:
+            whole, slices = tuple(share.whole for share in part.shares), tuple(share.slice for share in part.shares)
+            return Alias((f"{self.shape.stored_names[-1]}.{part.name}",), whole, slices)
         outs = self.shape.outs[: self.shape.num_fused or None]
         if not self.shape.fused or part.module >= len(outs):
             return None
@@ -308,6 +318,7 @@ def stacked(
     fused: str = "",
     fused_backwards: bool = False,
     num_fused: int = 0,
+    repeats: bool = False,
 ) -> LinearShape:
     """Makes a shape. A plain number is a dimension that this rank holds whole."""
     shares = tuple(map(_share, outs))
@@ -315,6 +326,7 @@ def stacked(
         *(tuple(names), shares, _share(ins), bias, lookup, gated, exact, only_lookup, fused),
         fused_backwards=fused_backwards,
         num_fused=num_fused,
+        repeats=repeats,
     )
 
 

@@ -57,8 +57,8 @@ def _select_stored(
 
     def select(shape: LinearShape) -> LinearMethod:
         fused = stored.get(f"{shape.fused}.weight")
-        fusible = shape.names[: shape.num_fused or None]
-        found = (stored.get(f"{name}.weight", fused if name in fusible else None) for name in shape.names)
+        fusible = shape.stored_names[: shape.num_fused or None]
+        found = (stored.get(f"{name}.weight", fused if name in fusible else None) for name in shape.stored_names)
         forms = [form for form in found if form is not None]
         if shape.exact or not forms:
             return otherwise(shape)

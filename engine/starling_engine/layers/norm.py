@@ -11,7 +11,7 @@ from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import ops
-from starling_engine.weights.weight_slot import WeightSlot, copy_slot, plus_one_slot
+from starling_engine.weights.weight_slot import WeightSlot, copy_slot, plus_one_slot, scaled_slot
 
 
 class NormKernels(Protocol):
@@ -43,18 +43,29 @@ class Norm(Protocol):
 class RMSNorm:
     """y = x / rms(x) * weight, in fp32 inside, rounded before the weight (arXiv 1910.07467). See `Normalise`.
 
-    With `plus_one` it is multiplied by 1 + weight, and rounded once (Gemma). The sum is kept in fp32: near 1 the steps of bfloat16
-    are 1/128.
+    With a `wide` weight, in fp32, it is rounded once (Gemma 4). With `plus_one` it is multiplied by 1 + weight, and rounded once
+    (Gemma). That sum is kept in fp32: near 1 the steps of bfloat16 are 1/128. With a
+    `scale` the weight is multiplied by it, and is the tensor `name`, which is no module then.
     """
 
     def __init__(
-        self, name: str, size: int, eps: float, dtype: torch.dtype, device: torch.device, *, plus_one: bool = False
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        wide: bool = False,
+        plus_one: bool = False,
+        scale: float | None = None,
     ) -> None:
-        self.weight = torch.empty(size, dtype=torch.float32 if plus_one else dtype, device=device)
+        self.weight = torch.empty(size, dtype=torch.float32 if wide or plus_one else dtype, device=device)
         self._name = name
         self._eps = eps
         self._size = (size,)
         self._plus_one = plus_one
+        self._scale = scale
         self._kernels = _kernels(dtype, device)
         self.rounds = elementwise_kernels(dtype, device) == "triton"
         """Says whether there is `forward_rounded`."""
@@ -74,6 +85,8 @@ class RMSNorm:
         return rms_norm_rounded(x, residual, self.weight, self._eps, rounding), x if residual is None else residual
 
     def weight_slots(self) -> dict[str, WeightSlot]:
+        if self._scale is not None:
+            return {self._name: scaled_slot(self.weight, self._scale)}
         return {f"{self._name}.weight": plus_one_slot(self.weight) if self._plus_one else copy_slot(self.weight)}
 
     def _torch(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,6 +138,7 @@ class LayerNorm:
 
 NORMS: dict[str, Callable[[str, int, float, torch.dtype, torch.device], Norm]] = {
     "weight": RMSNorm,
+    "wide weight": partial(RMSNorm, wide=True),
     "one plus weight": partial(RMSNorm, plus_one=True),
     "layer": LayerNorm,
     "biased layer": partial(LayerNorm, bias=True),

@@ -1,4 +1,4 @@
-"""RMSNorm of queries and keys where attention's kernels have no such norm. In torch."""
+"""RMSNorm of queries and keys, and of values, where attention's kernels have no such norm. In torch."""
 
 import torch
 from torch.nn import functional as F
@@ -73,3 +73,18 @@ class RotatedHeadNorm:
         whole = (Share.all(self._head_dim),)
         parts = zip(self._names, self._weights, strict=True)
         return {f"{name}.weight": part_slot(whole, weight.copy_, element_bytes=4) for name, weight in parts}
+
+
+class ValueNorm:
+    """Normalises each head's values (Gemma 4), without a weight, in fp32, rounded once. `width` elements are of all heads."""
+
+    def __init__(self, width: int, head_dim: int, eps: float) -> None:
+        self._width = width
+        self._size = (head_dim,)
+        self._eps = eps
+
+    def forward(self, qkv: torch.Tensor) -> None:
+        """Normalises the last columns of qkv [T, queries, keys, values], in place."""
+        values = qkv[:, -self._width :]
+        heads = values.view(len(values), -1, *self._size)
+        heads.copy_(F.rms_norm(heads.float(), self._size, None, self._eps))

@@ -11,6 +11,7 @@ from starling_engine.model_config.rope import (
     Llama3Scaling,
     LongRopeScaling,
     NtkScaling,
+    ProportionalScaling,
     RopeConfig,
     YarnScaling,
 )
@@ -51,6 +52,16 @@ def halves_of_pairs(rows: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
     return torch.cat([pairs, heads[:, rotary_dim:]], dim=1).flatten()
 
 
+def halves_of_heads(rows: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
+    """Returns the order [rows] int64 in which those elements of heads come first that rotate with one half a head further.
+
+    There are `rotary_dim` of them: the first ones of each half.
+    """
+    halves = torch.arange(rows).view(-1, 2, head_dim // 2)
+    rotated, rest = halves[..., : rotary_dim // 2], halves[..., rotary_dim // 2 :]
+    return torch.cat([rotated.flatten(1), rest.flatten(1)], dim=1).flatten()
+
+
 def rotary_inv_freq(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[torch.Tensor, float]:
     """Returns inv_freq [rotary_dim / 2] fp32, radians per position, and the attention factor, which scales cosines and sines.
 
@@ -67,6 +78,8 @@ def rotary_inv_freq(rope: RopeConfig, rotary_dim: int, max_position: int) -> tup
         case NtkScaling(factor=factor):
             exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
             return 1.0 / (rope.theta * factor) ** exponents / factor ** (2 / rotary_dim), 1.0
+        case ProportionalScaling(factor=factor):
+            return 1.0 / rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rope.head_dim) / factor, 1.0
         case Llama3Scaling() as scaling:
             return _llama3(inv_freq, scaling), 1.0
         case YarnScaling() as scaling:

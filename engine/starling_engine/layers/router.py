@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from starling_engine import native
 from starling_engine.errors import WeightError
 from starling_engine.layers.linear import Linear
+from starling_engine.layers.norm import RMSNorm
 from starling_engine.model_config.moe import Routing
 from starling_engine.native import routing_ops
 from starling_engine.platforms.triton_support import why_not_triton
@@ -100,7 +101,8 @@ class Router:
 
     `fused` and `fused_bias` are their names in checkpoints that hold all experts in one tensor.
     With `bias_is_row` the bias is [1, num_experts] in a checkpoint. A `table` of that name, [vocabulary, top_k], has each token's
-    experts, in place of a bias; it is as long as `vocabulary`.
+    experts, in place of a bias; it is as long as `vocabulary`. With a `norm` x is normed first. `scales` is the name of a tensor
+    [num_experts] that multiplies the weights of those that are chosen.
     """
 
     def __init__(
@@ -115,6 +117,8 @@ class Router:
         bias_is_row: bool = False,
         table: str = "",
         vocabulary: int = 0,
+        norm: RMSNorm | None = None,
+        scales: str = "",
     ) -> None:
         self._linear = linear
         self._routing = routing
@@ -125,6 +129,9 @@ class Router:
         self._fused_bias = fused_bias
         self._table_name = table
         self._table = torch.empty(vocabulary, routing.top_k, dtype=torch.int64, device=device) if table else None
+        self._norm = norm
+        self._scales_name = scales
+        self._scales = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if scales else None
         has_bias = routing.bias and not table
         self._bias = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if has_bias else None
 
@@ -132,10 +139,13 @@ class Router:
         self, x: torch.Tensor, slot_mapping: torch.Tensor | None = None, token_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden_size] -> (weights, ids), see `route`. `token_ids` [T] are for a router with a table."""
+        if self._norm is not None:
+            x = self._norm.forward(x, None)[0]
         if self._table is not None:
             assert token_ids is not None, "a table is of token ids"
             return route(self._linear.forward(x, torch.float32), self._routing, None, slot_mapping, self._table[token_ids])
-        return self._route(self._linear.forward(x, torch.float32), self._routing, self._bias, slot_mapping)
+        weights, ids = self._route(self._linear.forward(x, torch.float32), self._routing, self._bias, slot_mapping)
+        return (weights if self._scales is None else weights * self._scales[ids]), ids
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {
@@ -145,6 +155,10 @@ class Router:
         if self._bias is not None:
             slot = copy_slot(self._bias[None] if self._bias_is_row else self._bias)
             slots[self._bias_name] = replace(slot, alias=Alias((self._fused_bias,), slot.shape))
+        if self._norm is not None:
+            slots |= self._norm.weight_slots()
+        if self._scales is not None:
+            slots[self._scales_name] = copy_slot(self._scales)
         if self._table is not None:
             slots[self._table_name] = replace(copy_slot(self._table), load=self._load_table)
         return slots

@@ -1,7 +1,6 @@
 """A model's config, read from its config.json and generation_config.json. Imports no torch."""
 
 import logging
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from starling_engine.model_config.compressed import CompressedShape
 from starling_engine.model_config.definition import LENGTH_FIELD, ModelDefinition
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import GatedDeltaConfig
-from starling_engine.model_config.layer import LayerConfig
+from starling_engine.model_config.layer import FeedForward, KVHeads, LayerConfig
 from starling_engine.model_config.mamba import MambaConfig
 from starling_engine.model_config.mamba2 import Mamba2Config
 from starling_engine.model_config.mla_shape import MlaShape
@@ -56,6 +55,7 @@ class ModelConfig:
 
     intermediate_size   of a plain MLP; layers of `moe` have experts instead
     hidden_act          activation of the MLP's gate, or of its one matrix if it has no gate
+    num_kv_heads        of layers that have no others of their own; so is head_dim (`heads_of`)
     ropes               rotary embeddings, which layers name by their index
     layers              what layers differ in, from the first to the last
     traits              what they have in common
@@ -162,19 +162,37 @@ class ModelConfig:
         rotated_before = self.traits.qk_norm == "rotated head"
         return {layer.rope for layer in self.layers if layer.attends} | ({None} if rotated_before else set())
 
+    def heads_of(self, layer: LayerConfig) -> KVHeads:
+        """Returns the key-value heads of a layer."""
+        return layer.kv_heads or KVHeads(self.num_kv_heads, self.head_dim)
+
+    @property
+    def kv_heads(self) -> tuple[KVHeads, ...]:
+        """The key-value heads that layers have: one kind in most models. Without layers that attend there is none."""
+        return tuple(dict.fromkeys(self.heads_of(layer) for layer in self.layers if layer.attends))
+
+    @property
+    def widest_mlp(self) -> int:
+        """Width of the widest plain MLP."""
+        return max((layer.mlp_size or 0 for layer in self.layers), default=0) or self.intermediate_size
+
     def stage_layers(self, stage: Shard) -> range:
         """Returns the layers of a pipeline stage: as many as any other's, or some more or fewer.
 
-        Layers that share a choice of tokens stay with the one that makes it.
+        Layers that share a choice of tokens stay with the one that makes it, and those that read another one's cache with that.
         """
         share = stage.balanced(self.num_layers)
         return range(self._border(share.start), self._border(share.start + share.size))
 
     def _border(self, at: int) -> int:
         """Returns the last layer up to `at` with which a stage may begin; the end is one, too."""
-        while at < self.num_layers and self.layers[at].shares_choice:
+        while at < self.num_layers and (self.layers[at].shares_choice or self._is_read_across(at)):
             at -= 1
         return at
+
+    def _is_read_across(self, at: int) -> bool:
+        """Says if a layer from `at` on reads the cache of one before."""
+        return any(layer.cache_of is not None and layer.cache_of < at for layer in self.layers[at:])
 
     def attention_scratch(self, queries: int, context: int) -> int:
         """Returns the most elements that a layer's attention takes beside its inputs and outputs, where it is torch's own.
@@ -272,19 +290,21 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     config = config.renamed(definition.field_names)
     if definition.defaults:
         config = config.with_defaults(definition.defaults)
-    causal = config.boolean("is_causal", definition.causal) and not config.boolean("use_bidirectional_attention", False)
+    causal = config.boolean("is_causal", definition.causal) and not _sees_both(config)
     quantization = read_quantization(config)
     num_layers = definition.num_layers(config)
     moe = definition.moe(config, num_layers)
     if moe:
         check_experts(config, moe)
-    layers = _with_experts(definition.layers(config, num_layers), moe.layers if moe else ())
+    layers = _with_experts(definition.layers(config, num_layers), moe)
     heads = _read_attention(config, definition) if any(layer.attends for layer in layers) else NO_HEADS
     length_field = definition.length_field if config.has(definition.length_field) else LENGTH_FIELD
     # A model of a state alone need not name a longest sequence.
     length = config.integer(length_field, None if heads.count else MAX_LENGTH)
     ropes = heads.ropes
     max_position = _within_one_chunk(config, min((rope.max_position(length) for rope in ropes), default=length))
+    for layer in layers:
+        _check_own_heads(config, heads.count, layer)
     traits, classifier = definition.traits(config), read_classifier(config, definition.head, definition.token_head)
     tied = config.boolean(TIED, definition.tie_word_embeddings)
     max_position -= traits.positions_from or 0
@@ -357,9 +377,12 @@ def _log_chunks(length: int, written: int) -> None:
     logger.info("sequences have at most %d of %d tokens: there is no attention in chunks, which longer ones need", length, written)
 
 
-def _with_experts(layers: tuple[LayerConfig, ...], experts: Collection[int]) -> tuple[LayerConfig, ...]:
-    """Gives the layers of those indices experts."""
-    return tuple(replace(layer, feed_forward="experts") if at in experts else layer for at, layer in enumerate(layers))
+def _with_experts(layers: tuple[LayerConfig, ...], moe: MoeConfig | None) -> tuple[LayerConfig, ...]:
+    """Gives layers experts."""
+    if moe is None:
+        return layers
+    part: FeedForward = "mlp and experts" if moe.beside_mlp else "experts"
+    return tuple(replace(layer, feed_forward=part) if at in moe.layers else layer for at, layer in enumerate(layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,6 +445,14 @@ def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) 
     return head_dim
 
 
+def _check_own_heads(config: Fields, num_heads: int, layer: LayerConfig) -> None:
+    """Raises ModelError for a layer whose own heads are not possible."""
+    own = layer.kv_heads
+    if own is not None and (num_heads % own.count or own.dim % 2 or num_heads * own.dim > MAX_WIDTH):
+        rule = f"an even size, at most {MAX_WIDTH} / {num_heads}, and a number that divides {num_heads}"
+        raise ModelError(f"{config.source}: heads of a layer must have {rule}, got {own.dim} and {own.count}")
+
+
 def _check_ropes(config: Fields, ropes: tuple[RopeConfig, ...], head_dim: int) -> None:
     """Raises ModelError for heads that the rotary embeddings do not fit."""
     for rope in ropes:
@@ -461,6 +492,12 @@ def _read_dtype(config: Fields, *, is_quantized: bool) -> str:
     if name not in DTYPES:
         raise UnsupportedModel(f"{config.source}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
     return "bfloat16" if is_quantized else name
+
+
+def _sees_both(config: Fields) -> bool:
+    """Says if tokens see those behind them. Gemma 4 has a word for it, and another one for images, which text is not."""
+    written = config.get("use_bidirectional_attention")
+    return written == "all" or (written != "vision" and config.boolean("use_bidirectional_attention", False))
 
 
 def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:

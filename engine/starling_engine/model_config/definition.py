@@ -28,7 +28,8 @@ class TensorNames:
     """Names of the modules in a checkpoint, to which ".weight" or ".bias" is added.
 
     Expert n is `experts`.n, its gate, up and down are `expert_projections`; `router_bias`,
-    `fused_router_bias`, `router_table` and `sinks` are a tensor's whole name.
+    `fused_router_bias`, `router_table`, `sinks`, `router_scale`, `expert_scales` and
+    `layer_scalar` are a tensor's whole name.
     Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts.
     Those are two tensors, each of which may have several names, and they lie as `expert_layout` says.
 
@@ -38,7 +39,8 @@ class TensorNames:
     attention. `attention_streams`, `mlp_streams` and `head_streams` begin the names of three tensors each, in models with several
     residual streams.
 
-    Norms of a part's input end with `_norm`, those of its output with `_out_norm`.
+    Norms of a part's input end with `_norm`, those of its output with `_out_norm`. Of an MLP beside experts that is
+    `beside_out_norm`: `mlp_norm` and `mlp_out_norm` are around both.
 
     `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers. `left_out` are beginnings of
     other such: parts for drafts outside of the layers, and heads of other tasks. `router_bias_is_row` says that the bias is a
@@ -106,6 +108,18 @@ class TensorNames:
     attention_out_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     mlp_out_norm: str = "post_feedforward_layernorm"
+    router_scale: str = "router.scale"
+    expert_scales: str = "router.per_expert_scale"
+    beside_out_norm: str = "post_feedforward_layernorm_1"
+    experts_norm: str = "pre_feedforward_layernorm_2"
+    experts_out_norm: str = "post_feedforward_layernorm_2"
+    layer_table: str = "model.embed_tokens_per_layer"
+    layer_projection: str = "model.per_layer_model_projection"
+    layer_projection_norm: str = "model.per_layer_projection_norm"
+    layer_input_gate: str = "per_layer_input_gate"
+    layer_input_projection: str = "per_layer_projection"
+    layer_input_norm: str = "post_per_layer_input_norm"
+    layer_scalar: str = "layer_scalar"
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
     left_out: tuple[str, ...] = ()
 

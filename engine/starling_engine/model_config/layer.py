@@ -14,7 +14,7 @@ Mixer = Literal[
     "short convolution",
     "none",
 ]
-FeedForward = Literal["mlp", "experts", "none"]
+FeedForward = Literal["mlp", "experts", "mlp and experts", "none"]
 Norms = Literal["before", "after", "both", "parallel", "parallel, each its own", "sum", "before feed-forward"]
 
 
@@ -28,6 +28,14 @@ class Temperature:
     step: int
     scale: float
     first: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KVHeads:
+    """Key-value heads of a layer: how many, and the elements of each, which queries have as many of."""
+
+    count: int
+    dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +72,12 @@ class LayerConfig:
                   "before feed-forward": none of attention's input, which is normed already
     temperature   of queries, where it depends on their position
     runs          what it compresses of tokens that its queries do not see any more, with `ModelConfig.compressed`; None: nothing
+    kv_heads      of a layer that has others than the model's; None: it has these
+    keys_are_values  what the key's matrix gives is the value, too: the checkpoint has no matrix for it
+    cache_of      index of the layer whose keys and values it reads, for it has none of its own; None: it has
+    mlp_size      width of its plain MLP, where that is not the model's
     shares_choice the layer has no indexer, and attends to the tokens that the last one before it chose
-    feed_forward  a plain MLP, or `ModelConfig.moe`
+    feed_forward  a plain MLP, or `ModelConfig.moe`, or both side by side
 
     A layer that has a mixer or a feed-forward part alone has its norm before it.
     """
@@ -79,6 +91,10 @@ class LayerConfig:
     temperature: Temperature | None = None
     shares_choice: bool = False
     runs: Runs | None = None
+    kv_heads: KVHeads | None = None
+    keys_are_values: bool = False
+    cache_of: int | None = None
+    mlp_size: int | None = None
 
     @property
     def has_state(self) -> bool:

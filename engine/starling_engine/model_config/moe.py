@@ -59,6 +59,14 @@ class ClampedSwiglu:
     offset: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class TanhGelu:
+    """The gate of Gemma 4's experts: GELU by its approximation with tanh (arXiv 1606.08415, section 2), times up."""
+
+
+ExpertGate = ClampedSwiglu | TanhGelu
+
+
 @dataclass(frozen=True, kw_only=True)
 class MoeConfig:
     """The experts of a model. Sizes are in elements.
@@ -71,6 +79,8 @@ class MoeConfig:
     gate                in place of SiLU, where an expert has another gate; so have shared experts then
     gated               False where an expert has none: it is down(relu(up(x))^2) (arXiv 2109.08668)
     scaled_inputs       the affinity of a token's one expert multiplies what goes in, not what comes out (Llama 4)
+    beside_mlp          a plain MLP stands beside the experts, each with norms of its own. The router reads the stream, normed by a
+                        weight of its own, and a learnt number of each expert multiplies what it gives (Gemma 4)
     by_table            layers in which a table says which experts a token goes to, by its id; they weigh these alone
     """
 
@@ -80,9 +90,10 @@ class MoeConfig:
     shared_size: int = 0
     shared_gate: bool = False
     bias: bool = False
-    gate: ClampedSwiglu | None = None
+    gate: ExpertGate | None = None
     gated: bool = True
     scaled_inputs: bool = False
+    beside_mlp: bool = False
     by_table: tuple[int, ...] = ()
 
     @property

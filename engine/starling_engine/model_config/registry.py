@@ -24,6 +24,7 @@ from starling_engine.model_config.eurobert import EUROBERT
 from starling_engine.model_config.exaone4 import EXAONE4
 from starling_engine.model_config.falcon_h1 import FALCON_H1
 from starling_engine.model_config.gemma import GEMMA, GEMMA2, GEMMA3
+from starling_engine.model_config.gemma4 import GEMMA4
 from starling_engine.model_config.glm import GLM, GLM4
 from starling_engine.model_config.glm4_moe import GLM4_MOE
 from starling_engine.model_config.glm_moe_dsa import GLM_MOE_DSA
@@ -81,6 +82,7 @@ _ALL = (
         GEMMA,
         GEMMA2,
         GEMMA3,
+        GEMMA4,
         GLM,
     ),
     *(
@@ -111,6 +113,7 @@ OTHER_NAMES = {
     "BertForPreTraining": BERT.architecture,
     STANFORD: BERT.architecture,
     **dict.fromkeys(REWARDS, QWEN2.architecture),
+    "Gemma4ForConditionalGeneration": GEMMA4.architecture,
     "Kimi_K25ForConditionalGeneration": KIMI_K2_5.architecture,
     "Qwen3_5ForConditionalGeneration": QWEN3_5.architecture,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE.architecture,

@@ -74,23 +74,35 @@ class LongRopeScaling:
         return max_model_len > self.original_max_position
 
 
-Scaling = LinearScaling | Llama3Scaling | NtkScaling | YarnScaling | LongRopeScaling | None
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling:
+    """Gemma 4's: frequencies are spread over whole heads, of which only the fastest rotate, each divided by `factor`.
+
+    Element i of a head rotates with element i + head_dim / 2, as if all did.
+    """
+
+    factor: float = 1.0
+
+
+Scaling = LinearScaling | Llama3Scaling | NtkScaling | YarnScaling | LongRopeScaling | ProportionalScaling | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
     """Base wavelength and scaling; `scaling` None is the plain rotary embedding.
 
-    `partial` is the share of a head's elements that are rotated: the first ones.
+    `partial` is the share of a head's elements that are rotated: the first ones. `head_dim` is that of layers whose heads are of
+    another size than the model's; 0: they are of the model's.
     """
 
     theta: float = DEFAULT_THETA
     scaling: Scaling = field(default=None)
     partial: float = 1.0
+    head_dim: int = 0
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Returns how many elements of such a head are rotated."""
-        return int(head_dim * self.partial)
+        """Returns how many elements of a head are rotated, where the model's have `head_dim`."""
+        return int((self.head_dim or head_dim) * self.partial)
 
     def max_position(self, written: int) -> int:
         """Returns the longest context in tokens, where the config's max_position_embeddings is `written`.
@@ -171,6 +183,8 @@ def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
             return None
         case "dynamic" if not fields.has("alpha"):
             return None  # it stretches sequences beyond max_position_embeddings alone, which is the longest one here
+        case "proportional":
+            return ProportionalScaling(factor=fields.number("factor", 1.0, low=1.0))
         case "linear":
             original = fields.integer("original_max_position_embeddings", 0, low=0)
             return LinearScaling(factor=fields.number("factor", low=1.0), original_max_position=original)
@@ -189,7 +203,7 @@ def _read_scaling(kind: str, fields: Fields, config: Fields) -> Scaling:
             return _read_yarn(fields, config)
         case "longrope" | "su":
             return _read_longrope(fields, config)
-    supported = "default, dynamic without alpha, linear, llama3, longrope, ntk, yarn"
+    supported = "default, dynamic without alpha, linear, llama3, longrope, ntk, proportional, yarn"
     raise UnsupportedModel(f"{fields.source}: rope_type {kind!r} is not supported; supported: {supported}")
 
 

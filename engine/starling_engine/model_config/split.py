@@ -21,7 +21,8 @@ def check_split(model: ModelConfig, layout: ParallelLayout, *, expert_parallel: 
         possible = ", ".join(str(n) for n in range(1, most + 1) if _splits(model, n, expert_parallel))
         parts = ", ".join(f"{name} ({size})" for name, size in _divided(model, expert_parallel).items())
         has_no_heads = model.mla or model.compressed or not model.attends
-        shared = "" if has_no_heads else f", and its key-value heads ({model.num_kv_heads}) divide or be divided"
+        counts = ", ".join(str(own.count) for own in model.kv_heads)
+        shared = "" if has_no_heads else f", and its key-value heads ({counts}) divide or be divided"
         shared += f"; so must the groups of its Mamba-2 ({model.mamba2.groups})" if model.mamba2 is not None else ""
         raise ConfigError(
             f"{tensor} ranks cannot share this model: it must divide {parts}{shared}; possible: {possible}", "tensor_parallel_size"
@@ -33,8 +34,11 @@ def _check_stages(model: ModelConfig, stages: int) -> None:
         raise ConfigError(f"must be at most {model.num_layers}, the model's layers, got {stages}", "pipeline_parallel_size")
     if not _has_layers(model, stages):
         possible = ", ".join(str(n) for n in range(1, model.num_layers + 1) if _has_layers(model, n))
-        why = "leave one without a layer, for layers that share a choice of tokens stay together"
+        why = "leave one without a layer, for layers that share a choice of tokens, or keys and values, stay together"
         raise ConfigError(f"{stages} stages {why}; possible: {possible}", "pipeline_parallel_size")
+    if stages > 1 and model.traits.layer_inputs is not None:
+        why = "later stages do not know token ids, of which each layer has an input; only 1 is possible"
+        raise ConfigError(why, "pipeline_parallel_size")
     if not _reads_ids(model, stages):
         possible = ", ".join(str(n) for n in range(1, model.num_layers + 1) if _reads_ids(model, n))
         why = "leave layers whose experts go by token ids to another one than the first"
@@ -64,7 +68,7 @@ def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
         sizes["the heads of its Mamba-2"] = model.mamba2.heads
     if model.short_conv is not None:
         sizes["the channels of its short convolutions"] = model.short_conv.channels
-    if any(layer.feed_forward == "mlp" for layer in model.layers):
+    if any(layer.feed_forward in ("mlp", "mlp and experts") for layer in model.layers):
         sizes["the width of its MLP"] = model.intermediate_size
     if model.moe is not None:
         if expert_parallel:
@@ -77,8 +81,7 @@ def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
 
 
 def _splits(model: ModelConfig, tensor: int, expert_parallel: bool) -> bool:
-    heads = model.num_kv_heads
-    shared = model.mla is not None or not (heads % tensor and tensor % heads)
+    shared = model.mla is not None or not any(own.count % tensor and tensor % own.count for own in model.kv_heads)
     if model.mamba2 is not None:
         groups = model.mamba2.groups
         shared = shared and not (groups % tensor and tensor % groups)

@@ -22,7 +22,7 @@ GEMMA3_SIZES = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131072,
 }
-"""Fields that configs of Gemma 3 (4B to 27B) leave out where they have the defaults of transformers."""
+"""Fields that the configs of Gemma 3 (4B to 27B) leave out, with what transformers takes for them."""
 IMAGES = ("vision_tower.", "multi_modal_projector.")
 VISUAL = ("model.visual.", "visual.")
 

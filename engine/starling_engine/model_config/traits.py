@@ -18,6 +18,17 @@ class Streams:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """The inputs that each layer gets of a token beside the stream (Gemma 4): `size` elements, of the token's id and embedding.
+
+    The table of ids has `rows` rows.
+    """
+
+    size: int
+    rows: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """The small differences between families; the defaults are Llama's.
@@ -30,12 +41,15 @@ class Traits:
     head_bias            a bias of the logits head
     qk_norm              RMSNorm of queries and keys: before rotation of each head, or over the whole width of all heads; or of each
                          head that is rotated already (Hunyuan); or of each, without a weight, in layers that rotate (Llama 4)
+    value_norm           RMSNorm of each head's values, without a weight
+    layer_inputs         of layers that get more of a token than the stream; None: they do not
+    layer_scalar         a learnt number of each layer, which multiplies the residual stream behind it
     positions_from       row of a table of learnt positions that the first token takes; None: there is no table
     token_types          rows of a table of segments, of which each token takes one; 0: there is no table
     embedding_norm       a norm of embeddings
     final_norm           a norm behind the last layer
-    norm                 kind of all norms: RMSNorm by a weight, by 1 + weight in fp32 (Gemma), or LayerNorm without a bias,
-                         with one, or with one and by 1 + weight (Nemotron)
+    norm                 kind of all norms: RMSNorm by a weight, by one in fp32 (Gemma 4), by 1 + weight in fp32 (Gemma), or
+                         LayerNorm without a bias, with one, or with one and by 1 + weight (Nemotron)
     attention_sinks      a learnt score of each head in the softmax's denominator alone (see `AttentionWeights`)
     distance_buckets     rows of a table of biases that scores get by the distance of their tokens; 0: there is none
     paired_rope          the checkpoint's heads rotate neighbouring elements with one another, not halves
@@ -61,11 +75,14 @@ class Traits:
     mlp_gate: bool = True
     head_bias: bool = False
     qk_norm: Literal["head", "head without weight", "width", "rotated head"] | None = None
+    value_norm: bool = False
+    layer_inputs: LayerInputs | None = None
+    layer_scalar: bool = False
     positions_from: int | None = None
     token_types: int = 0
     embedding_norm: bool = False
     final_norm: bool = True
-    norm: Literal["weight", "one plus weight", "layer", "biased layer", "biased layer, one plus weight"] = "weight"
+    norm: Literal["weight", "wide weight", "one plus weight", "layer", "biased layer", "biased layer, one plus weight"] = "weight"
     attention_sinks: bool = False
     distance_buckets: int = 0
     paired_rope: bool = False

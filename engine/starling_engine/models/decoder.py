@@ -26,6 +26,7 @@ from starling_engine.models.build_context import BuildContext
 from starling_engine.models.classification_head import ClassificationHead, MaskedHead
 from starling_engine.models.decoder_layer import Attention, DecoderLayer
 from starling_engine.models.distance_bias import DistanceBias
+from starling_engine.models.layer_end import LayerInputTable
 from starling_engine.models.projections import Projections
 from starling_engine.models.splade import add_tokens
 from starling_engine.models.streams import StreamHead
@@ -144,11 +145,13 @@ class Decoder:
                 hidden = self._added_embeddings.add(hidden, ctx.attention[0].positions, ctx.types, adapters)
         if self._streams_layers:
             return self._through_streams(hidden, ids, ctx)
+        inputs = None if self._layer_inputs is None else self._layer_inputs.forward(ids, hidden)
         residual: torch.Tensor | None = None
         last = len(self._layers) - 1 if self.stage.last else -1
         for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
             rows = ctx.rows if index == last else None
-            hidden, residual = layer.forward(hidden, residual, kv, meta, rows, ctx.state, adapters)
+            layer_input = None if inputs is None else inputs[index]
+            hidden, residual = layer.forward(hidden, residual, kv, meta, rows, ctx.state, adapters, layer_input)
             ctx.tick()
         if not self.stage.last or self._norm is None:
             return hidden if residual is None else hidden.add_(residual)
@@ -192,7 +195,18 @@ class Decoder:
     def kv_scaled(self) -> dict[str, AttentionWeights]:
         """Attention weights that have scales for a cache in fp8, by the name of the attention in the checkpoint."""
         mixers = [mixer for layer in self._layers for mixer in layer.mixers]
-        return {attention.name: attention.weights for attention in mixers if isinstance(attention, Attention)}
+        attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
+        return {attention.name: attention.weights for attention in attentions if attention.weights.stores}
+
+    def share_kv_scales(self) -> None:
+        """Gives layers that read another one's cache the scales of that."""
+        first = self.layers.start
+        for at, layer in zip(self.layers, self._layers, strict=False):
+            source, reader = self.config.layers[at].cache_of, layer.attention
+            if source is not None and isinstance(reader, Attention):
+                owner = self._layers[source - first].attention
+                assert isinstance(owner, Attention), "it has keys and values"
+                reader.weights.key_scale, reader.weights.value_scale = owner.weights.key_scale, owner.weights.value_scale
 
     @property
     def cascades(self) -> bool:
@@ -213,8 +227,9 @@ class Decoder:
         itemsize = self._build.dtype.itemsize
         if config.mla is not None:
             return QueryBlocks.of_latents(shard.of(config.mla.num_heads).size, itemsize)
-        group = shard.of(config.num_heads).size // shard.heads(config.num_kv_heads).size
-        return QueryBlocks.of(config.head_dim, itemsize, group)
+        heads = shard.of(config.num_heads).size
+        kinds = {QueryBlocks.of(own.dim, itemsize, heads // shard.heads(own.count).size) for own in config.kv_heads}
+        return kinds.pop() if len(kinds) == 1 else None  # programs search where layers have blocks of several sizes
 
     @property
     def eager_reason(self) -> str | None:
@@ -308,6 +323,9 @@ class Decoder:
         if not self.stage.last:
             others += [f"{name}." for name in (names.norm, names.lm_head, names.other_lm_head) if name]
             others.append(names.head_streams)
+        # Some checkpoints have them, and nothing reads them.
+        readers = [names.layer.format(i) for i, layer in enumerate(config.layers) if layer.cache_of is not None]
+        others += [f"{layer}.{name}." for layer in readers for name in (names.k, names.v, names.k_norm)]
         if config.moe is not None and build.expert_ranks is not None:
             # Experts that this rank has are known by their slots, in spite of the prefix.
             experts = (f"{names.experts}.", *chain(*names.fused_experts))
@@ -335,7 +353,9 @@ class Decoder:
         if config.adapters is not None and self.stage.first:
             sizes = (config.vocab_size, config.hidden_size)
             self._adapted_embedding = LowRankTable(config.adapters, names.embedding, sizes, build.dtype, build.device)
-        ends = (table, self._adapted_embedding, self._added_embeddings)
+        inputs = traits.layer_inputs
+        self._layer_inputs = None if inputs is None else LayerInputTable(build, inputs)
+        ends = (table, self._adapted_embedding, self._added_embeddings, self._layer_inputs)
         first: tuple[HasWeightSlots | None, ...] = ends if self.stage.first else ()
         first = (*first, self._distance_bias)
         self._head = ClassificationHead(build, config.classifier) if config.classifier and self.stage.last else None

@@ -16,12 +16,15 @@ from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import gate_mul
 from starling_engine.layers.linear import stacked
-from starling_engine.layers.qk_norm import RotatedHeadNorm, WidthNorm
-from starling_engine.layers.rope import halves_of_pairs
+from starling_engine.layers.qk_norm import RotatedHeadNorm, ValueNorm, WidthNorm
+from starling_engine.layers.rope import halves_of_heads, halves_of_pairs
 from starling_engine.model_config.layer import LayerConfig, Temperature
+from starling_engine.model_config.rope import ProportionalScaling
 from starling_engine.models.build_context import BuildContext
+from starling_engine.models.experts_beside_mlp import ExpertsBesideMlp
 from starling_engine.models.gated_delta_net import GatedDeltaNet
 from starling_engine.models.kimi_delta_attention import KimiDeltaAttention
+from starling_engine.models.layer_end import LayerEnd
 from starling_engine.models.mamba import Mamba
 from starling_engine.models.mamba2 import Mamba2
 from starling_engine.models.mla import LatentAttention
@@ -37,19 +40,23 @@ class Attention:
 
     def __init__(self, build: BuildContext, prefix: str, layer: LayerConfig) -> None:
         config, names, traits = build.config, build.names, build.config.traits
-        q = build.tensor.shard.of(config.num_heads).times(config.head_dim)
-        kv = build.tensor.shard.heads(config.num_kv_heads).times(config.head_dim)
+        own = config.heads_of(layer)
+        q = build.tensor.shard.of(config.num_heads).times(own.dim)
+        kv = build.tensor.shard.heads(own.count).times(own.dim)
         self._gate_size = q.size if traits.attention_gate else 0
         """Columns of the output's gates, which lie behind each head's query in the checkpoint, and here before all of them."""
         self._in_turn = names.q == names.k
         """Queries, keys and values of each head lie together in the checkpoint."""
         modules, sizes = [f"{prefix}.{name}" for name in (names.q, names.k, names.v)], [q, kv, kv]
+        if layer.cache_of is not None:
+            modules, sizes = modules[:1], sizes[:1]
         if self._gate_size:
             sizes[0] = q.times(2)
         if self._in_turn:
             modules, sizes = modules[:1], [q.times(3)]
         fused = f"{prefix}.{names.fused_qkv}"
-        self._qkv = build.linear(stacked(modules, sizes, config.hidden_size, traits.qkv_bias, fused=fused))
+        same = layer.keys_are_values
+        self._qkv = build.linear(stacked(modules, sizes, config.hidden_size, traits.qkv_bias, fused=fused, repeats=same))
         self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, traits.o_bias))
         self.name = f"{prefix}.{names.k.rpartition('.')[0]}"
         """Name of the module in the checkpoint."""
@@ -64,7 +71,7 @@ class Attention:
         if traits.qk_norm == "rotated head":
             heads = (self.weights.num_heads, self.weights.num_kv_heads)
             rotation = build.rotations[layer.rope]
-            self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, config.head_dim, rotation, config.rms_eps)
+            self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, own.dim, rotation, config.rms_eps)
         self._temperature = layer.temperature
         self._norm_weights = traits.qk_norm == "head"
         self._plus_one = traits.norm == "one plus weight"
@@ -72,10 +79,16 @@ class Attention:
         """Elements of a head that lie in pairs in the checkpoint, and here as halves; 0: none do."""
         if traits.paired_rope and layer.rope is not None:
             self._pairs = config.rotary_dims[layer.rope]
+        self._halves = 0
+        """Elements of a head that rotate with one half a head further in the checkpoint, and here as the first ones; 0: none do."""
+        if layer.rope is not None and isinstance(config.ropes[layer.rope].scaling, ProportionalScaling):
+            self._halves = config.rotary_dims[layer.rope]
+        has_values = traits.value_norm and layer.cache_of is None
+        self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps) if has_values else None
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
         between = (self._gate_size or None, self._width_norm, self._rotated_norm, self._temperature, self.weights.q_norm)
-        plain = all(each is None for each in between)
+        plain = all(each is None for each in (*between, self._value_norm, layer.cache_of))
         self._attends = build.backend if plain and isinstance(build.backend, AttendsToStored) else None
         """The backend, where nothing lies between the product and the cache but a rotation."""
         self._open = gate_mul(build.dtype, build.device, sigmoid=True)
@@ -127,6 +140,8 @@ class Attention:
         if self._temperature is not None:
             queries = qkv[:, : self._heads.size * self.weights.head_dim]
             queries.mul_(_temperatures(self._temperature, meta.positions).to(qkv.dtype))
+        if self._value_norm is not None:
+            self._value_norm.forward(qkv)
         out = self._attend(qkv, self.weights, kv, meta)
         out = _only(out, rows)
         return out if gate is None else self._open(out, _only(gate, rows))
@@ -137,6 +152,11 @@ class Attention:
             rotated = tuple(f"{name}." for name in self._qkv.shape.names[:2])
             for name in [each for each in slots if each.startswith(rotated)]:
                 order = halves_of_pairs(slots[name].local_shape[0], self.weights.head_dim, self._pairs)
+                slots[name] = in_row_order(slots[name], order)
+        if self._halves:
+            rotated = tuple(f"{name}." for name in self._qkv.shape.names[:2])
+            for name in [each for each in slots if each.startswith(rotated)]:
+                order = halves_of_heads(slots[name].local_shape[0], self.weights.head_dim, self._halves)
                 slots[name] = in_row_order(slots[name], order)
         if self._gate_size:
             order = torch.arange(2 * self._gate_size).view(-1, 2, self.weights.head_dim).flip(1).transpose(0, 1)
@@ -150,10 +170,12 @@ class Attention:
             slots.update(self._width_norm.weight_slots())
         if self._rotated_norm is not None:
             slots.update(self._rotated_norm.weight_slots())
-        norms = (self.weights.q_norm, self.weights.k_norm)
+        norms = (self.weights.q_norm, self.weights.k_norm if self.weights.stores else None)
         for name, weight in zip(self._norm_names, norms, strict=True):
             if weight is not None and self._norm_weights:
-                slots[f"{name}.weight"] = plus_one_slot(weight) if self._plus_one else copy_slot(weight)
+                slot = plus_one_slot(weight) if self._plus_one else copy_slot(weight)
+                order = halves_of_heads(len(weight), len(weight), self._halves)
+                slots[f"{name}.weight"] = in_row_order(slot, order) if self._halves else slot
         if self.weights.sinks is not None:
             slots[self._sinks_name] = part_copy_slot([self._heads], self.weights.sinks)
         return slots
@@ -161,30 +183,33 @@ class Attention:
 
 def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeights:
     config, traits = build.config, build.config.traits
+    own = config.heads_of(layer)
     num_heads = build.tensor.shard.of(config.num_heads).size
     # Near 1, where 1 + weight is, numbers of 16 bits are too coarse.
-    norm_dtype = torch.float32 if traits.norm == "one plus weight" else build.dtype
+    norm_dtype = torch.float32 if traits.norm in ("one plus weight", "wide weight") else build.dtype
 
     table = None if traits.qk_norm == "rotated head" else layer.rope
 
     def head_norm() -> torch.Tensor | None:
         if traits.qk_norm == "head without weight":
             # It does not matter that this norm comes before the rotation, which keeps lengths.
-            return None if layer.rope is None else torch.ones(config.head_dim, dtype=norm_dtype, device=build.device)
-        return torch.empty(config.head_dim, dtype=norm_dtype, device=build.device) if traits.qk_norm == "head" else None
+            return None if layer.rope is None else torch.ones(own.dim, dtype=norm_dtype, device=build.device)
+        return torch.empty(own.dim, dtype=norm_dtype, device=build.device) if traits.qk_norm == "head" else None
 
+    q_norm = head_norm()
     return AttentionWeights(
         num_heads=num_heads,
-        num_kv_heads=build.tensor.shard.heads(config.num_kv_heads).size,
-        head_dim=config.head_dim,
-        scale=config.head_dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
+        num_kv_heads=build.tensor.shard.heads(own.count).size,
+        head_dim=own.dim,
+        scale=own.dim**-0.5 if traits.attention_scale is None else traits.attention_scale,
         window=layer.window,
         soft_cap=traits.attention_cap,
         cos_sin=build.rotations[table],
-        q_norm=head_norm(),
-        k_norm=head_norm(),
+        q_norm=q_norm,
+        k_norm=head_norm() if layer.cache_of is None else q_norm,
         norm_eps=config.rms_eps,
         sinks=torch.empty(num_heads, dtype=torch.float32, device=build.device) if traits.attention_sinks else None,
+        stores=layer.cache_of is None,
         rotates=table is not None,
         bias=None if build.distance_bias is None else build.distance_bias.matrix,
     )
@@ -261,12 +286,15 @@ class DecoderLayer:
         prefix = names.layer.format(index)
         self.attention, self.beside = _mixers(build, prefix, layer)
         self._in_scale, self._out_scale = config.traits.attention_in_scale, config.traits.attention_out_scale
-        self._mlp: MoeBlock | Mlp | None = None
-        if layer.feed_forward == "experts":
+        self._mlp: MoeBlock | Mlp | ExpertsBesideMlp | None = None
+        if layer.feed_forward == "mlp and experts":
+            assert config.moe is not None, "a layer with experts that the model has not"
+            self._mlp = ExpertsBesideMlp(build, config.moe, index, prefix)
+        elif layer.feed_forward == "experts":
             assert config.moe is not None, "a layer with experts that the model has not"
             self._mlp = MoeBlock(build, config.moe, index, prefix)
         elif layer.feed_forward == "mlp":
-            self._mlp = Mlp.plain(build, prefix)
+            self._mlp = Mlp.plain(build, prefix, layer)
 
         def border(norm: str, out_norm: str, *, before: bool) -> StreamBorder:
             after, of_sum = layer.norms in ("after", "both"), layer.norms == "sum"
@@ -284,6 +312,7 @@ class DecoderLayer:
         self._mlp_border: StreamBorder | None = None
         if layer.norms != "parallel" and self._mlp is not None:
             self._mlp_border = border(names.mlp_norm, names.mlp_out_norm, before=before)
+        self._end = LayerEnd(build, prefix) if config.traits.layer_scalar else None
         is_alone = self.beside is None and (self._mlp is None or self._mlp_border is not None)
         self._reads_norm = self.attention if isinstance(self.attention, Attention) and is_alone else None
         """Attention, where nothing else reads the first norm's result, which may be rounded for it then."""
@@ -298,11 +327,13 @@ class DecoderLayer:
         rows: torch.Tensor | None = None,
         state: AttentionMetadata | None = None,
         adapters: torch.Tensor | None = None,
+        layer_input: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(x, residual), both [T, hidden_size] -> the same of the next layer, whose first norm adds them up.
 
         Without a residual x is the whole stream. Both may be overwritten. With `rows` [R] only those tokens come out,
-        [R, hidden_size]. `state` is as in `ForwardContext`, `adapters` as in `Linear.forward_adapted`.
+        [R, hidden_size]. `state` is as in `ForwardContext`, `adapters` as in `Linear.forward_adapted`, `layer_input` [T, size] what
+        the layer gets beside the stream.
         """
         if self._fused is not None and residual is None and rows is None and adapters is None and len(x) <= self._fused.rows:
             assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
@@ -321,12 +352,15 @@ class DecoderLayer:
         if border is None:
             assert isinstance(normed, torch.Tensor), "both parts read the norm's result"
             return attended.add_(first.leave(self._feed_forward(_only(normed, rows), meta, rows))), residual
-        rounding = self._mlp.rounding if isinstance(self._mlp, Mlp) else None
+        rounding = self._mlp.rounding if isinstance(self._mlp, Mlp | ExpertsBesideMlp) else None
         if self._parallel:
             normed, residual = border.enter_rounded(residual, None, rounding)
             return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
         normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
-        return border.close(border.leave(self._feed_forward(normed, meta, rows, adapters)), residual)
+        x, residual = border.close(border.leave(self._feed_forward(normed, meta, rows, adapters, residual)), residual)
+        if self._end is None or residual is None:
+            return x, residual
+        return self._end.forward(residual.add_(x), None if layer_input is None else _only(layer_input, rows)), None
 
     def _fused_parts(self) -> "FusedParts | None":
         """Returns the layer for a few rows; None where it has other parts, or some that take launches of their own."""
@@ -369,9 +403,13 @@ class DecoderLayer:
         meta: AttentionMetadata,
         rows: torch.Tensor | None,
         adapters: torch.Tensor | None = None,
+        stream: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if isinstance(self._mlp, Mlp):
             return self._mlp.forward(x, adapters)
+        if isinstance(self._mlp, ExpertsBesideMlp):
+            assert stream is not None, "experts beside an MLP read the stream"
+            return self._mlp.forward(x, stream, _only(meta.slot_mapping, rows))
         assert self._mlp is not None and isinstance(x, torch.Tensor), "a layer without a feed-forward part"
         return self._mlp.forward(x, _only(meta.slot_mapping, rows))
 
@@ -383,8 +421,8 @@ class DecoderLayer:
     @property
     def moe(self) -> MoeBlock | None:
         """The MLP, if it has experts."""
-        return self._mlp if isinstance(self._mlp, MoeBlock) else None
+        return self._mlp.moe if isinstance(self._mlp, ExpertsBesideMlp) else self._mlp if isinstance(self._mlp, MoeBlock) else None
 
     def weight_slots(self) -> dict[str, WeightSlot]:
-        parts = (self._attention_border, *self.mixers, self._mlp_border, self._mlp)
+        parts = (self._attention_border, *self.mixers, self._mlp_border, self._mlp, self._end)
         return {name: slot for part in parts if part is not None for name, slot in part.weight_slots().items()}

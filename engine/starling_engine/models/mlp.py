@@ -9,9 +9,10 @@ from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import Xielu, activate, activate_and_mul
 from starling_engine.layers.linear import stacked
-from starling_engine.model_config.moe import ClampedSwiglu
+from starling_engine.model_config.layer import LayerConfig
+from starling_engine.model_config.moe import ExpertGate
 from starling_engine.models.build_context import BuildContext
-from starling_engine.native.reference import clamped_swiglu
+from starling_engine.native.reference import expert_gate
 from starling_engine.weights.weight_slot import WeightSlot, also_below
 
 CACHED_ROWS = 512
@@ -40,7 +41,7 @@ class Mlp:
         other: str = "",
         *,
         up_first: bool = False,
-        clamped: ClampedSwiglu | None = None,
+        clamped: ExpertGate | None = None,
     ) -> None:
         gate, up, down = names
         self._module, self._other = down.rpartition(".")[0], other
@@ -52,7 +53,7 @@ class Mlp:
             shape = stacked([gate, up], [share, share], hidden, bias, gated=gated, fused=fused, fused_backwards=up_first)
             self._activate = _unchanged if shape.gated else partial(activate_and_mul, act)
             if clamped is not None:
-                self._activate = partial(clamped_swiglu, gate=clamped)
+                self._activate = partial(expert_gate, gate=clamped)
         else:
             shape = stacked([up], [share], hidden, bias)
             self._activate = Xielu(activation, build.dtype, build.device) if act == "xielu" else partial(activate, act)
@@ -63,12 +64,12 @@ class Mlp:
         self._down = build.linear(stacked([down], [hidden], share, down_bias))
 
     @classmethod
-    def plain(cls, build: BuildContext, prefix: str) -> "Mlp":
+    def plain(cls, build: BuildContext, prefix: str, layer: LayerConfig) -> "Mlp":
         """Makes the MLP of a layer without experts."""
         names = build.names
         gate, up, down = (f"{prefix}.{name}" for name in (names.gate, names.up, names.down))
         fused, activation = (f"{prefix}.{name}" for name in (names.fused_gate_up, names.activation))
-        size, other = build.config.intermediate_size, f"{prefix}.{names.other_mlp}" if names.other_mlp else ""
+        size, other = layer.mlp_size or build.config.intermediate_size, f"{prefix}.{names.other_mlp}" if names.other_mlp else ""
         return cls(build, (gate, up, down), size, fused, activation, other, up_first=names.fused_up_first)
 
     @property

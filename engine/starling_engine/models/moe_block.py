@@ -4,6 +4,7 @@ import torch
 
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsShape
 from starling_engine.layers.linear import Linear, stacked
+from starling_engine.layers.norm import RMSNorm
 from starling_engine.layers.router import Router
 from starling_engine.model_config.moe import MoeConfig
 from starling_engine.models.build_context import BuildContext
@@ -33,15 +34,22 @@ class MoeBlock:
         self._no_ids = torch.empty(0, dtype=torch.int64, device=build.device)
 
     def forward(
-        self, x: torch.Tensor, slot_mapping: torch.Tensor | None = None, token_ids: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        slot_mapping: torch.Tensor | None = None,
+        token_ids: torch.Tensor | None = None,
+        router_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]. `slot_mapping` as in `AttentionMetadata`: with it padding reads no expert.
 
-        `token_ids` [T] are the tokens', for a layer whose experts go by these.
+        `token_ids` [T] are the tokens', for a layer whose experts go by these. `router_input` [T, hidden_size] is what the router
+        reads, where that is not x.
 
         Not in pieces, as the plain MLP is: every piece would read the weights of nearly all experts.
         """
-        weights, ids = self._router.forward(x, slot_mapping if self._skips else None, token_ids)
+        weights, ids = self._router.forward(
+            x if router_input is None else router_input, slot_mapping if self._skips else None, token_ids
+        )
         routed = x
         if self._scaled_inputs:
             routed, weights = x * weights.to(x.dtype), torch.ones_like(weights)
@@ -81,7 +89,15 @@ def _router(build: BuildContext, moe: MoeConfig, prefix: str, index: int) -> Rou
         bias_is_row=names.router_bias_is_row,
         table=f"{prefix}.{names.router_table}" if index in moe.by_table else "",
         vocabulary=build.config.vocab_size,
+        norm=_router_norm(build, f"{prefix}.{names.router_scale}") if moe.beside_mlp else None,
+        scales=f"{prefix}.{names.expert_scales}" if moe.beside_mlp else "",
     )
+
+
+def _router_norm(build: BuildContext, name: str) -> RMSNorm:
+    """Makes a norm whose weight is divided by the root of its size: logits then have the size of its elements."""
+    config = build.config
+    return RMSNorm(name, config.hidden_size, config.rms_eps, build.dtype, build.device, wide=True, scale=config.hidden_size**-0.5)
 
 
 def _experts(build: BuildContext, moe: MoeConfig, prefix: str) -> Experts:

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from starling_engine.model_config.moe import ClampedSwiglu
+from starling_engine.model_config.moe import ClampedSwiglu, ExpertGate, TanhGelu
 from starling_engine.native.bindings import library
 from starling_engine.native.cache_rows import FP8, INT4, INT8, columns
 from starling_engine.native.reference import PackedExperts, PackedWeight
@@ -100,7 +100,7 @@ def grouped_linear(
     starts: Tensor,
     experts: PackedExperts,
     biases: Tensor | None = None,
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
 ) -> Tensor:
     """Multiplies x[token] by the expert's weight, for S pairs of token and expert -> [S, N] bf16, or gated [S, N / 2].
 
@@ -184,9 +184,14 @@ def address_of(biases: Tensor | None, experts: HasRows) -> int | None:
     return biases.data_ptr()
 
 
-def gate_arguments(gate: ClampedSwiglu | None) -> tuple[float, float, float]:
-    """Returns alpha, limit and offset as kernels take them; a limit of 0 is SiLU times up."""
-    return (0.0, 0.0, 0.0) if gate is None else (gate.alpha, gate.limit, gate.offset)
+def gate_arguments(gate: ExpertGate | None) -> tuple[float, float, float]:
+    """Returns alpha, limit and offset as kernels take them; a limit of 0 is SiLU times up, and one of -1 GELU."""
+    match gate:
+        case ClampedSwiglu(alpha=alpha, limit=limit, offset=offset):
+            return alpha, limit, offset
+        case TanhGelu():
+            return 0.0, -1.0, 0.0
+    return 0.0, 0.0, 0.0
 
 
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
@@ -280,6 +285,8 @@ def qk_norm_rope_store(
     slots: Tensor,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    *,
+    stores: bool = True,
 ) -> Tensor:
     """Splits qkv [T, (H + 2 KVH) D] (rows may be strided); keys and values go to the cache, the queries come back [T, H, D].
 
@@ -288,16 +295,16 @@ def qk_norm_rope_store(
     then the sines. kv [num_blocks, 2, KVH, block_size, D] is written at slots [T] int64, block * block_size + offset. Its
     dimensions but the first are contiguous.
 
-    Nothing is stored where a slot is -1. fp32 or bf16; D at most 256. A cache of float8_e4m3fn gets keys and values divided by
+    Nothing is stored where a slot is -1. fp32 or bf16; D at most 512. A cache of float8_e4m3fn gets keys and values divided by
     their scales, clamped to its largest number. One of int8 or uint8 [num_blocks, 2, KVH, block_size, row] gets rows as
-    `cache_rows` has them.
+    `cache_rows` has them. Unless it `stores`, there are queries alone, [T, H D], and the cache is left as it is.
     """
     tokens, width = qkv.shape
-    _, _, kv_heads, block_size, _ = kv.shape
+    block_size, kv_heads = kv.shape[3], kv.shape[2] if stores else 0
     dim = columns(kv)
     heads = width // dim - 2 * kv_heads
     assert _is_cache_of(qkv, kv) and qkv.stride(1) == 1
-    assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 256
+    assert heads > 0 and width == (heads + 2 * kv_heads) * dim and dim <= 512
     assert positions.dtype in (torch.int32, torch.int64) and slots.dtype == torch.int64
     assert positions.shape == slots.shape == (tokens,) and positions.is_contiguous() and slots.is_contiguous()
     rotary = cos_sin.shape[1]
@@ -348,7 +355,7 @@ def paged_attention(
     value_scale: float = 1.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]; D a multiple of 16, at most 256.
+    """Attends causally from q [T, H, D] to the paged cache -> [T, H, D]; D a multiple of 16, at most 512.
 
     kv [num_blocks, 2, KVH, block_size, D] holds this step's keys already. Its dimensions but the first are contiguous. It has q's
     type, fp32 or bf16, or one of `cache_rows`; keys and values of float8_e4m3fn are multiplied by their scales (1 for other
@@ -362,7 +369,7 @@ def paged_attention(
     sequences, max_blocks = block_tables.shape
     assert _is_cache_of(q, kv)
     assert q.is_contiguous() and columns(kv) == dim
-    assert dim % 16 == 0 and dim <= 256 and heads % kv_heads == 0 and block_size % 8 == 0
+    assert dim % 16 == 0 and dim <= 512 and heads % kv_heads == 0 and block_size % 8 == 0
     assert block_tables.dtype == query_start.dtype == context_lens.dtype == torch.int32
     assert block_tables.is_contiguous() and query_start.is_contiguous() and context_lens.is_contiguous()
     assert query_start.shape == (sequences + 1,) and context_lens.shape == (sequences,)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from starling_engine.gguf.reader import BlockType
-from starling_engine.model_config.moe import ClampedSwiglu
+from starling_engine.model_config.moe import ExpertGate
 from starling_engine.native import ops
 from starling_engine.native.bindings import library
 from starling_engine.native.gguf_blocks import FORMATS
@@ -214,7 +214,7 @@ def grouped_quantized_linear(
     starts: Tensor,
     experts: PackedQuantized,
     biases: Tensor | None = None,
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
 ) -> Tensor:
     """Does as `ops.grouped_linear`, with rows of x as `quantized_linear` has them."""
     assert x.dtype == torch.bfloat16 and x.shape[1] == experts.k and x.stride(1) == 1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from starling_engine.model_config.moe import ClampedSwiglu
+from starling_engine.model_config.moe import ClampedSwiglu, ExpertGate, TanhGelu
 from starling_engine.native.cache_rows import cached, columns, uncached
 from starling_engine.native.sampling_metadata import SamplingMetadata
 from starling_engine.rng import gumbel
@@ -51,10 +51,8 @@ def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out_dtyp
     return _opened(F.linear(x.float(), packed.data.float(), None if bias is None else bias.float()), packed, None).to(out_dtype)
 
 
-def _opened(sums: Tensor, packed: PackedWeight, gate: ClampedSwiglu | None) -> Tensor:
-    if not packed.gated:
-        return sums
-    return silu_mul(sums) if gate is None else clamped_swiglu(sums, gate)
+def _opened(sums: Tensor, packed: PackedWeight, gate: ExpertGate | None) -> Tensor:
+    return expert_gate(sums, gate) if packed.gated else sums
 
 
 def empty_experts(experts: int, n: int, k: int, *, gated: bool = False) -> PackedExperts:
@@ -73,7 +71,7 @@ def grouped_linear(
     starts: Tensor,
     experts: PackedExperts,
     biases: Tensor | None = None,
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
 ) -> Tensor:
     """Applies the matrix of each pair's expert to x[token]. For the arguments see `ops`."""
     pieces = x[tokens].split_with_sizes(starts.diff().tolist())
@@ -120,6 +118,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
 def _normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return ((wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(weight.dtype) * weight).to(x.dtype)
+
+
+def expert_gate(gate_up: Tensor, gate: ExpertGate | None) -> Tensor:
+    """Applies an expert's gate, whatever it is: gate_up [T, 2 I] -> [T, I] of its type."""
+    match gate:
+        case ClampedSwiglu():
+            return clamped_swiglu(gate_up, gate)
+        case TanhGelu():
+            opened, up = gate_up.chunk(2, dim=-1)
+            return F.gelu(opened, approximate="tanh") * up
+    return silu_mul(gate_up)
 
 
 def clamped_swiglu(gate_up: Tensor, gate: ClampedSwiglu) -> Tensor:

@@ -101,6 +101,15 @@ def plus_one_slot(target: torch.Tensor) -> WeightSlot:
     return WeightSlot(tuple(target.shape), load, element_bytes=target.itemsize)
 
 
+def scaled_slot(target: torch.Tensor, scale: float) -> WeightSlot:
+    """Returns the slot that fills `target` with the tensor times `scale`, in the target's dtype."""
+
+    def load(tensor: torch.Tensor) -> None:
+        target.copy_(tensor).mul_(scale)
+
+    return WeightSlot(tuple(target.shape), load, element_bytes=target.itemsize)
+
+
 def in_row_order(slot: WeightSlot, order: torch.Tensor) -> WeightSlot:
     """Returns a slot that takes the part's rows in an `order` of its own, [rows] int64."""
     load_codes = slot.load_codes

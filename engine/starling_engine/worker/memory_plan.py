@@ -115,6 +115,7 @@ def allocate(
         for index, layer in enumerate(group.layers):
             part = storage.narrow(1, index * spec.layer_block_bytes, spec.layer_block_bytes)
             found[layer] = part.view(dtype).view(num_blocks, *spec.layer_block_shape)
+        found |= {reader: found[layer] for reader, layer in group.readers}
     own = sorted({*views, *states}) if layers is None else layers
     return KVCache(storage, [_layer_cache(views.get(layer), states.get(layer), entries.get(layer)) for layer in own])
 

@@ -116,16 +116,18 @@ class RankSetup:
                 model.token_heads.load(folder)
             if self.config.kv_cache == "fp8":
                 load_kv_scales(model.kv_scaled, folder, pickles=pickles)
+                model.share_kv_scales()
 
 
 def _causal_attention(config: WorkerConfig, platform: Platform, dtype: torch.dtype, model: ModelConfig) -> Backend:
     """Returns the backend that reads a cache. Raises ConfigError."""
+    heads, tensor = model.num_heads // config.layout.tensor, config.layout.tensor
     attention, _ = select_attention(
         config.attention_backend,
         platform,
         dtype,
-        model.head_dim,
-        group=model.num_heads // config.layout.tensor // max(1, model.num_kv_heads // config.layout.tensor),
+        max(own.dim for own in model.kv_heads),
+        group=max(heads // max(1, own.count // tensor) for own in model.kv_heads),
         latent=model.mla is not None,
         indexed=model.mla is not None and model.mla.index is not None,
         compressed=model.compressed is not None,

@@ -10,7 +10,7 @@ from starling_engine.platforms.triton_support import INTERPRETED
 
 from tests.engine.attention.test_paged import test_a_token_without_a_slot_stores_nothing  # noqa: F401
 from tests.engine.attention.test_paged import test_equals_attention_written_out as _written_out
-from tests.engine.checkpoints import PROMPT, VARIANTS, make_reference
+from tests.engine.checkpoints import FAMILIES, PROMPT, VARIANTS, make_reference
 from tests.engine.models.test_decoder import TOLERANCE, build
 from tests.engine.paged_driver import PagedDriver
 from tests.engine.real_engine import running
@@ -35,10 +35,13 @@ def test_equals_attention_written_out(name: str, backend: AttentionBackend) -> N
     _written_out(name, torch.float32, 1e-5, backend)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "gemma4-inputs"])
 def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: AttentionBackend, tmp_path: Path) -> None:
-    """Full attention with head norms, and a sliding window; the prompt in two chunks, the second beside another sequence."""
-    reference = make_reference(tmp_path, VARIANTS[name])
+    """Full attention with head norms, a sliding window, and layers that read another one's cache.
+
+    The prompt comes in two chunks, the second beside another sequence.
+    """
+    reference = make_reference(tmp_path, {**VARIANTS, **FAMILIES}[name])
     driver = PagedDriver(build(reference, backend), torch.float32, block_size=16, sequences=2)
     (first,) = driver.run([(0, reference.prompt[:23])])
     second, other = driver.run([(0, reference.prompt[23:]), (1, reference.prompt[:1])])

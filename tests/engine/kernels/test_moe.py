@@ -104,6 +104,12 @@ def test_a_clamped_gate_without_an_offset(device: torch.device) -> None:
     with_biases.check(source, [layer], 3, FP32, 1e-5, device)
 
 
+def test_a_gate_of_gelu(device: torch.device) -> None:
+    source, shape = with_biases.with_gelu(far=2.0)
+    layer = with_biases.filled(TritonExperts(), FP32, shape, source, device, layout="rows")
+    with_biases.check(source, [layer], 3, FP32, 1e-4, device)
+
+
 def test_codes_with_biases_and_a_clamped_gate(device: torch.device) -> None:
     source, shape = with_biases.reference(), with_biases.shape_of(Share.all(with_biases.WIDTH))
     layer = with_biases.filled(TritonQuantizedExperts(INT8, INT8, online=True), BF16, shape, source, device)

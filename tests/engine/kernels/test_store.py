@@ -38,6 +38,7 @@ CASES = {
     "partly rotated, fp16": Case(rotary_dim=24, dtype=FP16),
     "partly rotated, head norms": Case(rotary_dim=48, head_dim=80, norm=True, heads=5, kv_heads=1),
     "heads of 96": Case(head_dim=96, rotary_dim=96, block_size=32),
+    "partly rotated, heads of 512": Case(head_dim=512, rotary_dim=128, heads=3, kv_heads=1, norm=True, wide=True),
     "heads of 256, fp8": Case(head_dim=256, rotary_dim=256, heads=2, kv_heads=1, cache=FP8),
 }
 
@@ -89,6 +90,23 @@ CODED = {
     "heads of 96, fp32": Case(head_dim=96, rotary_dim=96, block_size=8, dtype=FP32),
     "heads of 32": Case(head_dim=32, rotary_dim=32, heads=1, kv_heads=1),
 }
+
+
+@pytest.mark.parametrize("cache", [BF16, INT8])
+def test_queries_alone_leave_the_cache_as_it_is(cache: torch.dtype, device: torch.device) -> None:
+    """Of more heads than a program has."""
+    from starling_engine.kernels.store import qk_norm_rope_store
+
+    dim, heads = 64, 18
+    generator = torch.Generator().manual_seed(1)
+    qkv = torch.randn(7, (heads + 2) * dim, generator=generator).to(BF16).to(device)
+    norms = [torch.rand(dim, generator=generator).to(device)] * 2
+    arguments = torch.arange(7, device=device), build_cos_sin(RopeConfig(), 48, 256, device), *norms, 1e-6
+    kv, slots = cached(torch.randn(1, 2, 1, 16, dim), cache, 1.0).to(device), torch.arange(7, device=device)
+    found = kv.clone()
+    queries = qk_norm_rope_store(qkv[:, : heads * dim], *arguments, found, slots, stores=False)
+    assert torch.equal(found, kv)
+    assert torch.equal(queries, qk_norm_rope_store(qkv, *arguments, found, slots)) and not torch.equal(found, kv)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")

@@ -10,12 +10,14 @@ from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, 
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_quantized import QuantizedExperts
-from starling_engine.model_config.moe import ClampedSwiglu, ExpertLayout
+from starling_engine.model_config.moe import ClampedSwiglu, ExpertLayout, TanhGelu
 from starling_engine.native.group_quantized import FP8, INT8, Format
 from starling_engine.topology.shard import Shard, Share
 from torch import Tensor
 from transformers import DeepseekV4Config, GptOssConfig
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextExperts
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from tests.engine.layers.test_experts import routes
@@ -121,6 +123,22 @@ def without_offset() -> tuple[DeepseekV4Experts, ExpertsShape]:
 def test_a_clamped_gate_without_an_offset(make: Callable[[], ExpertsMethod], dtype: torch.dtype, tolerance: float) -> None:
     source, shape = without_offset()
     check(source, [filled(make(), dtype, shape, source, layout="rows")], 9, dtype, tolerance)
+
+
+def with_gelu(far: float) -> tuple[Gemma4TextExperts, ExpertsShape]:
+    """Some gates are `far` times as large as others, so that GELU's cube is large."""
+    source = Gemma4TextExperts(Gemma4TextConfig(num_experts=EXPERTS, hidden_size=HIDDEN, moe_intermediate_size=WIDTH))
+    for weight in source.parameters():
+        numbers = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) * weight.shape[2] ** -0.5
+        weight.data = numbers.to(BF16).float()
+    source.gate_up_proj.data[:, :8] *= far
+    return source, replace(shape_of(Share.all(WIDTH)), bias=False, gate=TanhGelu())
+
+
+@pytest.mark.parametrize(("make", "dtype", "tolerance"), METHODS)
+def test_a_gate_of_gelu(make: Callable[[], ExpertsMethod], dtype: torch.dtype, tolerance: float) -> None:
+    source, shape = with_gelu(far=32.0)
+    check(source, [filled(make(), dtype, shape, source, layout="rows")], 9, dtype, 10 * tolerance)
 
 
 @pytest.mark.parametrize(("make", "dtype", "tolerance"), METHODS)

@@ -46,6 +46,7 @@ WITH_EXPERTS = (
     "ernie-moe",
     "minimax-m2",
     "hunyuan-moe",
+    "gemma4-moe",
     "llama4-every-second",
     "qwen3-next-some-plain",
     "qwen3.5-moe",
@@ -93,6 +94,8 @@ def test_a_family_answers_as_transformers_does(
     """Stages run on torch alone, as on a machine without native kernels."""
     reference = reference_of(name)
     if split == "two stages":
+        if name == "gemma4-inputs":
+            pytest.skip("later stages do not know token ids")
         monkeypatch.setattr(native, "load", lambda: None)
     backend: AttentionBackend = TorchPagedAttention() if native.load() is None else NativeAttention()
     if split == "two ranks":
@@ -142,7 +145,7 @@ def test_parts_for_drafts_are_not_loaded(name: str, tensor: str, reference_of: R
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("name", ["gemma3", "olmo2", "nemotron", "hunyuan", "qwen3.5"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "olmo2", "nemotron", "hunyuan", "qwen3.5"])
 def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
     name: str, kernels: bool, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +162,7 @@ def test_norms_of_bfloat16_rows_are_rounded_as_the_authors_do(
     assert error.median() < 0.03
 
 
-@pytest.mark.parametrize("name", ["gemma3", "olmo3", "cohere2", "phi", "qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-inputs", "olmo3", "cohere2", "phi", "qwen3-next", "qwen3.5"])
 def test_tokens_that_nobody_samples_from_may_be_left_out(name: str, reference_of: ReferenceOf) -> None:
     reference = reference_of(name)
     driver = driver_of(name, reference, TorchPagedAttention())

@@ -63,8 +63,13 @@ def part_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> 
     layers = [index for index, layer in enumerate(group.layers) if layer in local]
     if not layers:
         return None
-    heads = Shard().heads(1) if model.mla else tensor.heads(model.num_kv_heads)
+    heads = Shard().heads(1) if model.mla else tensor.heads(_heads(model, group))
     return ChunkPart(layers[0], layers[-1] + 1, heads.start, heads.start + heads.size)
+
+
+def _heads(model: ModelConfig, group: KVGroup) -> int:
+    """Returns the key-value heads of a group's layers, on all ranks together."""
+    return model.heads_of(model.layers[group.layers[0]]).count
 
 
 def covers_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -> list[list[ChunkPart]]:
@@ -79,7 +84,7 @@ def covers_of(model: ModelConfig, group: KVGroup, tensor: Shard, stage: Shard) -
     covers, sizes = [[local]], (1, 2, 4, 8)
     for pipeline in sizes:
         for ways in sizes:
-            if pipeline > model.num_layers or (model.num_kv_heads % ways and ways % model.num_kv_heads):
+            if pipeline > model.num_layers or any(own.count % ways and ways % own.count for own in model.kv_heads):
                 continue
             parts = {part_of(model, group, Shard(t, ways), Shard(p, pipeline)) for t in range(ways) for p in range(pipeline)}
             covers.append(sorted(part for part in parts if part is not None and overlap(part, local) is not None))

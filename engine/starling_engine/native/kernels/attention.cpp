@@ -172,7 +172,7 @@ extern "C" {
 
 // Sequence s has the query rows [query_start[s], query_start[s + 1]), the last of its context_lens[s] tokens.
 // `cache` is the kind of the cache; keys and values of one in fp8 are multiplied by key_scale and value_scale.
-// block_stride is in elements of the cache. block_tables [sequences][max_blocks]; dim a multiple of 16, at most 256; sinks [heads]
+// block_stride is in elements of the cache. block_tables [sequences][max_blocks]; dim a multiple of 16, at most 512; sinks [heads]
 // or null.
 void starling_paged_attention(const void* q, const void* kv, int64_t block_stride, const int32_t* block_tables,
                               int64_t max_blocks, const int32_t* query_start, const int32_t* context_lens,

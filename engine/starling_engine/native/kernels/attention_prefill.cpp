@@ -38,7 +38,7 @@ struct KeyTile {
   }
 
   void pack_16_values(const T* const* rows, int64_t count, int64_t values_at, int64_t dim, T* out) const {
-    alignas(64) static const T zeros[256] = {};
+    alignas(64) static const T zeros[512] = {};
     for (int64_t i = 0; i < 16; i += kDepth<T>) {
       const T* first = i < count ? rows[i] + values_at : zeros;
       const T* second = i + 1 < count ? rows[i + 1] + values_at : zeros;

@@ -80,17 +80,18 @@ inline void store_row(const T* in, int64_t dim, int4_pair* row) {
   }
 }
 
-// The float16 at the end of a row, as fp32: at most 16, for dim is at most 256.
+// The float16 at the end of a row, as fp32: at most 32, for dim is at most 512.
 struct Sides {
-  alignas(64) float values[16];
+  alignas(64) float values[32];
 
   Sides(const uint8_t* halves, int64_t count) {
 #ifdef __AVX512F__
-    store(values, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(count), halves)));
+    for (int64_t i = 0; i < count; i += 16)
+      store(values + i, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(count - i), halves + 2 * i)));
 #else
-    alignas(64) uint16_t bits[16] = {};
+    alignas(64) uint16_t bits[32] = {};
     std::memcpy(bits, halves, count * sizeof(uint16_t));
-    for (int i = 0; i < kParts; ++i) store(values + i * kLanes, load_half(bits + i * kLanes));
+    for (int i = 0; i < 2 * kParts; ++i) store(values + i * kLanes, load_half(bits + i * kLanes));
 #endif
   }
 };

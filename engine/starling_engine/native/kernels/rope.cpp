@@ -8,7 +8,7 @@
 namespace starling {
 namespace {
 
-constexpr int64_t kMaxDim = 256;
+constexpr int64_t kMaxDim = 512;
 
 template <typename T>
 void store_scaled(T* out, Floats v, float, Lanes lanes) {

@@ -54,8 +54,8 @@ def launched_tokens(model: ModelConfig, ranks: int, capability: int, processors:
     """
     if model.moe is not None or model.mla is not None or model.has_state or capability < RATED_CAPABILITY:
         return LARGEST
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    flops = 2 * model.hidden_size * (heads + 3 * model.intermediate_size) / ranks
+    heads = max((2 * model.num_heads + 2 * own.count) * own.dim for own in model.kv_heads)
+    flops = 2 * model.hidden_size * (heads + 3 * model.widest_mlp) / ranks
     return max(LARGEST, int(LAUNCHES_OF_LAYER * LAUNCH_SECONDS * processors * PROCESSOR_RATE / flops))
 
 

@@ -68,7 +68,7 @@ class KVPages:
         self._runs_of = {layer: g for g, group in enumerate(groups) if isinstance(group.spec, RunSpec) for layer in group.layers}
         """The second group of layers that compress runs."""
         rows = [(g, group) for g, group in enumerate(groups) if not isinstance(group.spec, RunSpec)]
-        self._group_of |= {layer: g for g, group in rows for layer in group.layers}
+        self._group_of |= {layer: g for g, group in rows for layer in (*group.layers, *dict(group.readers))}
         self.has_state = state is not None
         whole = kv.storage.shape[1]
         self._block_bytes = [*(group.block_bytes for group in groups), whole]
