@@ -32,7 +32,7 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
     config = _read_json(path / "tokenizer_config.json")
     backend = _load_backend(path)
     named, extra = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
-    _add_missing_tokens(backend, config.get("added_tokens_decoder") or {})
+    _add_missing_tokens(backend, _added_tokens(config))
     known = [token for token in [*named.values(), *extra] if backend.token_to_id(token) is not None]
     backend.add_special_tokens(_without_those_marked(backend, known))
     # Some checkpoints have limits for training, but a prompt must never be cut or padded silently.
@@ -53,9 +53,7 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
         content = _decoded(file)
         added = content.get("added_tokens", [])
         ids, special = {token["id"] for token in added}, {token["content"] for token in added if token["special"]}
-        has_all = ids.issuperset(map(int, config.get("added_tokens_decoder") or {})) and special.issuperset(
-            [*named.values(), *extra]
-        )
+        has_all = ids.issuperset(_added_tokens(config)) and special.issuperset([*named.values(), *extra])
         if has_all and "model" in content:
             return {**content, "truncation": None, "padding": None}
     return cast("dict[str, Any]", msgspec.json.decode(read_tokenizer(path).backend.to_str()))
@@ -131,10 +129,22 @@ def _content_of(token: Any) -> str | None:
     return content if isinstance(content, str) and content else None
 
 
-def _add_missing_tokens(backend: tokenizers.Tokenizer, decoder: Mapping[str, Mapping[str, Any]]) -> None:
+def _added_tokens(config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """Returns the tokens that tokenizer_config.json adds, by id. Raises ModelError."""
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict) or not all(id_.isdecimal() and _is_token(token) for id_, token in decoder.items()):
+        raise ModelError("tokenizer_config.json: added_tokens_decoder must hold tokens, each with its content, by their ids")
+    return {int(id_): token for id_, token in decoder.items()}
+
+
+def _is_token(token: Any) -> bool:
+    return isinstance(token, dict) and isinstance(token.get("content"), str)
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, decoder: Mapping[int, Mapping[str, Any]]) -> None:
     """Adds the tokens that only tokenizer_config.json knows. Raises ModelError if their ids would differ."""
     known = backend.get_added_tokens_decoder()
-    for id_, entry in sorted(((int(id_), entry) for id_, entry in decoder.items()), key=lambda item: item[0]):
+    for id_, entry in sorted(decoder.items()):
         if id_ in known:
             continue
         rules = {key: entry[key] for key in ("lstrip", "rstrip", "normalized", "single_word", "special") if key in entry}

@@ -122,7 +122,7 @@ class ChatRenderer:
         if not messages:
             raise InvalidRequest("at least one message is needed", "messages")
         tools = variables.get("tools")
-        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(tool, Mapping) for tool in tools)):
             raise InvalidRequest("must be a list of objects", "tools")
         chosen = self.templates.choose(template, with_tools=tools is not None)
         given = {"tools": None, "documents": None, **self.named_tokens, **_plain(variables, "chat_template_kwargs")}

@@ -288,6 +288,8 @@ class LLM:
         """
         first, second = Side("queries", _listed(queries)), Side("documents", _listed(documents))
         check_sides(first, second)
+        if pooling_task not in (None, *get_args(ComparedTask)):
+            raise InvalidRequest(f"possible: {', '.join(get_args(ComparedTask))}, got {pooling_task!r}", "pooling_task")
         if self._scorer is None:
             check_compared(instruction, use_activation)
             task = pooling_task or self.engine.model_config.pooler.task

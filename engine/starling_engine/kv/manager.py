@@ -10,7 +10,6 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from starling_engine.kv.events import BlockSpan, EventLog
 from starling_engine.kv.hashing import HashChain
@@ -400,10 +399,14 @@ class KVManager:
                     del state.named[other]
             if self._add_snapshot(sequence, tokens, length, blocks):
                 new += [length] if length in state.stops else []
-            for block in blocks:
-                self.pool.release(block, self._worth(sequence, length))
+            self._release_snapshot(sequence, length, blocks)
             self._spend_snapshots(sequence, length)
         return new
+
+    def _release_snapshot(self, sequence: SequenceBlocks, length: int, blocks: list[int]) -> None:
+        worth = self._worth(sequence, length)
+        for block in blocks:
+            self.pool.release(block, worth)
 
     def _next_turn(self, sequence: SequenceBlocks) -> End | None:
         """Returns where the next turn will go on: as this one did, or as nearly all do. None where that is not known."""
@@ -572,8 +575,10 @@ class KVManager:
         """
         if self._notes_ends and sequence.cached_blocks:
             self._note_ends(sequence)
-        for block in (*sequence.state.blocks, *chain.from_iterable(sequence.state.copied.values())):
+        for block in sequence.state.blocks:
             self.pool.release(block)
+        for length, blocks in sequence.state.copied.items():
+            self._release_snapshot(sequence, length, blocks)
         sequence.state = SequenceState()
         sequence.restores = []
         spent_from = sys.maxsize

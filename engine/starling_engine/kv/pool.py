@@ -6,9 +6,11 @@ is the least recently freed one. What is spent is worth nothing: no rank is belo
 others.
 """
 
+import heapq
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection
+from functools import lru_cache
 from itertools import takewhile
 
 from starling_engine.kv.events import EventLog
@@ -21,6 +23,7 @@ CLASSES = 2
 """Classes of worth to a doubling."""
 
 
+@lru_cache(maxsize=256)  # a sequence releases thousands of blocks of one worth
 def worth_class(worth: float) -> float:
     """Returns the class of a worth: so few that all can be looked at."""
     return 2.0 ** (round(CLASSES * math.log2(worth)) / CLASSES) if worth else 0.0
@@ -47,10 +50,10 @@ class BlockPool:
         self.refs = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, 0, -1))
         """Free blocks that are not cached; the last one is taken first, for its memory is warm."""
-        self._free: dict[float, OrderedDict[int, float]] = {}
+        self._free: defaultdict[float, OrderedDict[int, float]] = defaultdict(OrderedDict)
         """Ranks of free blocks that are cached, by their worth in few classes. In each the first one's rank is the least."""
         self._worth = [1.0] * num_blocks
-        """The class of each block, by which it is or was freed."""
+        """The class of each block's worth, by which it was released last since it is cached."""
         self._evicted_rank = 0.0
         self._num_cached_free = 0
         self._hash_of: list[tuple[int, bytes] | None] = [None] * num_blocks
@@ -81,18 +84,30 @@ class BlockPool:
         """Takes `count` free blocks, each with one reference. Raises OutOfBlocks."""
         if count > self.num_free:
             raise OutOfBlocks(count, self.num_free)
-        blocks = [self._blank.pop() if self._blank else self._take_cached() for _ in range(count)]
+        blank = min(count, len(self._blank))
+        blocks = [self._blank.pop() for _ in range(blank)]
+        if blank < count:
+            blocks += self._take_cached(count - blank)
         for block in blocks:
             self.refs[block] = 1
         return blocks
 
-    def _take_cached(self) -> int:
-        ranks = {worth: next(iter(free.values())) for worth, free in self._free.items() if free}
-        worth = min(ranks, key=lambda worth: (ranks[worth], worth))
-        block, self._evicted_rank = self._free[worth].popitem(last=False)
-        self._num_cached_free -= 1
-        self._evict(block)
-        return block
+    def _take_cached(self, count: int) -> list[int]:
+        """Takes the blocks of the lowest ranks. All classes are looked at once, and then one for each block."""
+        lowest = [(next(iter(free.values())), worth) for worth, free in self._free.items() if free]
+        heapq.heapify(lowest)
+        blocks = []
+        for _ in range(count):
+            free = self._free[lowest[0][1]]
+            block, self._evicted_rank = free.popitem(last=False)
+            self._evict(block)
+            blocks.append(block)
+            if free:
+                heapq.heapreplace(lowest, (next(iter(free.values())), lowest[0][1]))
+            else:
+                heapq.heappop(lowest)
+        self._num_cached_free -= count
+        return blocks
 
     def share(self, block: int) -> None:
         """Adds a reference to a block that is in use or cached."""
@@ -107,7 +122,7 @@ class BlockPool:
     def release(self, block: int, worth: float | None = None) -> None:
         """Drops one reference; without any the block is free, and ranked by its worth if it is cached: 0 for a spent one.
 
-        Without a worth it has that by which it was freed before.
+        Without a worth it has that by which it was released before, or 1.
         """
         self.refs[block] -= 1
         assert self.refs[block] >= 0, f"block {block} released more often than taken"
@@ -120,7 +135,7 @@ class BlockPool:
 
     def _rank(self, block: int) -> None:
         worth = self._worth[block]
-        self._free.setdefault(worth, OrderedDict())[block] = self._evicted_rank + worth
+        self._free[worth][block] = self._evicted_rank + worth
         self._num_cached_free += 1
 
     def touch(self, block: int) -> None:
@@ -161,6 +176,7 @@ class BlockPool:
             self.evict_block(other)
         self._cached[group][block_hash] = block
         self._hash_of[block] = (group, block_hash)
+        self._worth[block] = 1.0  # that of what it held before is none of its own
         self.version += 1
         return True
 

@@ -7,8 +7,11 @@ from typing import Any, TypeGuard
 
 from starling_engine.errors import ModelError, UnsupportedModel
 
-LARGEST = 10**30
-"""No field has a larger number: "without end" is written so. Products and powers of such still are finite in float64."""
+LARGEST = int(1e30)
+"""No field has a larger number: transformers writes "without end" so, which is a little more than 10**30.
+
+Products and powers of such still are finite in float64.
+"""
 
 
 class Fields:

@@ -1,5 +1,7 @@
 """The pool of blocks."""
 
+from random import Random
+
 import pytest
 from starling_engine.kv.pool import BlockPool, OutOfBlocks
 
@@ -120,6 +122,28 @@ def test_blocks_of_one_worth_are_taken_by_their_last_use() -> None:
         pool.release(block, worth=5)
     pool.touch(first)
     assert pool.take(3) == [second, third, first]
+
+
+def test_a_block_has_nothing_of_the_worth_of_what_it_held_before() -> None:
+    pool = BlockPool(3)
+    first, second = cached(pool, 2)
+    pool.release(first, worth=0)
+    assert pool.take(1) == [first]
+    pool.cache_block(0, b"other", first)
+    pool.release(second, worth=1)
+    pool.release(first)
+    assert pool.take(1) == [second]
+
+
+def test_blocks_that_are_taken_at_once_are_those_of_one_after_the_other() -> None:
+    together, alone = BlockPool(200), BlockPool(200)
+    for pool in (together, alone):
+        random = Random(0)
+        for block in cached(pool, 190):
+            pool.release(block, worth=random.choice((0.0, 0.3, 1.0, 2.0, 7.0, 40.0)))
+    taken = together.take(180)
+    assert taken == [alone.take(1)[0] for _ in range(180)]
+    together.check_integrity([taken])
 
 
 def test_a_block_that_was_computed_again_takes_the_place_of_a_free_one() -> None:

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from starling_engine.kv.manager import KVManager
 from starling_engine.kv.seen_blocks import SeenBlocks
 from starling_engine.kv.snapshots import SnapshotSpacing, prompt_stops
 from starling_engine.kv.spec import KVGroup
@@ -161,3 +162,18 @@ def test_prompts_stop_seldom() -> None:
     assert stops(0, 2500) == [1008, 2016, 2496]
     assert stops(0, 2100, 512) == [512, 1008, 2016]
     assert stops(1984, 2100) == []
+
+
+def test_a_snapshot_from_a_tier_is_worth_its_length_where_its_request_ends_before_a_step() -> None:
+    kv = KVManager([], 13, state=state_of(3))
+    names = []
+    for number, length in enumerate((192, 16)):
+        sequence, tokens = kv.new_sequence(bytes([number])), prompt_of(length + 8, number)
+        kv.find_prefix(sequence, tokens)
+        assert kv.admit(sequence, [], len(tokens), external=length)
+        kv.cache_external_state(sequence, tokens, length)
+        names.append(sequence.chain.hashes[length // 8 - 1])
+        kv.release(sequence)
+    assert all(map(kv.find_snapshot, names))
+    kv.pool.take(kv.pool.num_blank + 3)
+    assert [kv.find_snapshot(name) is not None for name in names] == [True, False], "the short one goes, though it came later"

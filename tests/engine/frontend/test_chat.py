@@ -300,6 +300,11 @@ def test_several_templates(folders: dict[str, Path], tmp_path: Path) -> None:
     assert tokenizer.render_chat(TALK, template="{{ messages|length }}").text == "3"
 
 
+def test_tools_may_be_a_tuple(folders: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(_checkpoint(folders["byte_level"], tmp_path))
+    assert tokenizer.render_chat(TALK, template="{{ tools[0].type }}", tools=tuple(TOOLS)).text == "function"
+
+
 def test_files_win_over_the_config(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = _checkpoint(folders["byte_level"], tmp_path, chat_template="config")
     (folder / "chat_template.jinja").write_text("file")

@@ -47,6 +47,8 @@ def test_vectors_and_weights_of_tokens(tmp_path: Path) -> None:
         weights = llm.encode(TEXTS, use_tqdm=False, pooling_task="sparse_embed")
         whole = llm.embed(TEXTS, PoolingParams(pooling="cls"), use_tqdm=False)
         scores = {task: llm.score(TEXTS[0], TEXTS[1], False, pooling_task=task)[0].outputs.score for task in (*COMPARED, None)}
+        with pytest.raises(InvalidRequest, match="possible: embed, token_embed, sparse_embed, got 'classify'"):
+            llm.score(TEXTS[0], TEXTS[1], False, pooling_task="classify")  # type: ignore[arg-type]
     late, by_token = [torch.tensor(one.outputs.data) for one in vectors], [weights_of(one.outputs.data) for one in weights]
     assert scores["token_embed"] == pytest.approx((late[0] @ late[1].T).max(1).values.mean().item(), abs=1e-5)
     assert scores["sparse_embed"] == pytest.approx((by_token[0] @ by_token[1]).item(), abs=1e-5)

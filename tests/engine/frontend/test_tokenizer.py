@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.tokenizer import Tokenizer, Truncation
+from starling_engine.tokenizer_files import read_tokenizer_json
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.engine.frontend.conftest import BYTE_KINDS, KINDS
@@ -134,6 +135,16 @@ def test_tokens_that_only_the_config_knows(folders: dict[str, Path], tmp_path: P
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="<new>"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("decoder", [[1], {"x": {"content": "a"}}, {"7": "a"}, {"7": {}}], ids=["list", "name", "text", "nothing"])
+def test_added_tokens_of_another_form_are_named(decoder: object, folders: dict[str, Path], tmp_path: Path) -> None:
+    """So says who reads them for prompts, and who reads them for grammars."""
+    (tmp_path / "tokenizer.json").write_bytes((folders["byte_level"] / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    for read in (Tokenizer.load, read_tokenizer_json):
+        with pytest.raises(ModelError, match=r"added_tokens_decoder must hold tokens"):
+            read(tmp_path)
 
 
 def test_a_special_token_that_the_vocabulary_lacks_gets_no_id(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def test_the_files_of_qwen3_embedding(tmp_path: Path) -> None:
     assert read(tmp_path, QWEN3_EMBEDDING) == PoolerConfig(pooling="last", normalize=True, prompts=prompts)
 
 
+def test_the_longest_text_may_be_without_end(tmp_path: Path) -> None:
+    """The number is that of transformers, int(1e30), which a checkpoint's own limit is less than."""
+    files = {**QWEN3_EMBEDDING, "sentence_bert_config.json": {"max_seq_length": int(1e30)}}
+    assert read(tmp_path, files).max_length == int(1e30)
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
