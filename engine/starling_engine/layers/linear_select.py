@@ -14,7 +14,7 @@ from starling_engine.layers.linear_packed import MkldnnLinear, NativeExactLinear
 from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinear, QuantizedLinear
 from starling_engine.layers.quantized_kernels import quantized_kernels
 from starling_engine.native.group_quantized import Format
-from starling_engine.platforms.triton_support import triton_runs, why_not_triton
+from starling_engine.platforms.triton_support import why_not_triton
 
 logger = logging.getLogger("starling.layers")
 
@@ -22,16 +22,24 @@ NOTHING_STORED: Mapping[str, Format] = {}
 
 
 def select_linear_method(
-    dtype: torch.dtype, device: torch.device, quantization: str | None = None, stored: Mapping[str, Format] = NOTHING_STORED
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None = None,
+    stored: Mapping[str, Format] = NOTHING_STORED,
+    *,
+    causal: bool = True,
 ) -> MethodSelector:
     """Returns the selector for a model of `dtype` on `device`. Logs the choice and its reason once.
+
+    A `causal` model in float32 has the same numbers for a token whatever the rows beside it, as far as torch's product does: who
+    resumes a stream, or compares two revisions, computes in one step what another has in many.
 
     `stored` are the formats of a checkpoint's quantized matrices, by the names of tensors. Where they cannot be multiplied as they
     are, their numbers are.
 
     Raises ConfigError where `quantization` is not possible; so does the selector for a matrix that cannot be quantized.
     """
-    method, reason = _choose(dtype, device)
+    method, reason = _choose(dtype, device, causal)
     logger.info("linear layers: %s (%s)", method.name, reason)
 
     def select_plain(shape: LinearShape) -> LinearMethod:
@@ -103,13 +111,12 @@ def _why_no_kernels(dtype: torch.dtype, device: torch.device) -> str:
     return "there are no native kernels here; the log says why"
 
 
-def _choose(dtype: torch.dtype, device: torch.device) -> tuple[type[LinearMethod], str]:
-    # In its interpreter Triton's kernels stand for a GPU's, where a few rows are multiplied in one launch with what is around them.
-    if device.type == "cpu" and dtype == torch.float32 and has_mkldnn() and not triton_runs(device):
-        return MkldnnLinear, "float32 on a CPU"
+def _choose(dtype: torch.dtype, device: torch.device, causal: bool) -> tuple[type[LinearMethod], str]:
+    if device.type == "cpu" and dtype == torch.float32 and has_mkldnn() and not causal:
+        return MkldnnLinear, "an encoder in float32 on a CPU"
     if device.type != "cpu" or dtype != torch.bfloat16:
         computed = ", computed in float32" if is_emulated(dtype, device.type) else ""
-        return DenseLinear, f"{dtype} on {device.type}{computed}: only bfloat16 and float32 on a CPU have packed weights"
+        return DenseLinear, f"{dtype} on {device.type}{computed}: only bfloat16, and encoders, have packed weights on a CPU"
     if native.load() is not None:
         return NativeLinear, "bfloat16 and native kernels"
     if has_mkldnn_bf16():

@@ -61,7 +61,7 @@ class RankSetup:
             raise ConfigError(f"{config.attention_backend!r} is not possible for an encoder; possible: auto", "attention_backend")
         path, pickles = Path(config.model_path), config.load_format == "pt"
         stored = {} if config.load_format == "dummy" else stored_formats(path, pickles=pickles)
-        linear = select_linear_method(dtype, platform.device, config.quantization, stored)
+        linear = select_linear_method(dtype, platform.device, config.quantization, stored, causal=model.causal)
         experts = select_experts_method(dtype, platform.device, config.quantization, stored)
         return cls(config, platform, dtype, model, attention, linear, experts, join(platform.device))
 

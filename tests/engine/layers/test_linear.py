@@ -155,8 +155,7 @@ TIED = stacked(["a"], [64], 64, lookup=True)
 @pytest.mark.parametrize(
     ("dtype", "has_native", "shape", "expected"),
     [
-        (torch.float32, True, WIDE, "mkldnn"),
-        (torch.float32, True, TIED, "dense"),
+        (torch.float32, True, WIDE, "dense"),
         (torch.float16, True, WIDE, "dense"),
         (BF16, True, WIDE, "native"),
         (BF16, True, TIED, "native"),
@@ -184,3 +183,8 @@ def test_the_selector_says_what_it_takes(
         select = select_linear_method(dtype, CPU)
     assert select(shape).name == expected
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith("linear layers: ")
+
+
+@pytest.mark.parametrize(("shape", "expected"), [(WIDE, "mkldnn"), (TIED, "dense")])
+def test_encoders_in_float32_are_multiplied_in_onednns_layout(shape: LinearShape, expected: str) -> None:
+    assert select_linear_method(torch.float32, CPU, causal=False)(shape).name == expected
