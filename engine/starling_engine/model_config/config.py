@@ -9,6 +9,7 @@ from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
 from starling_engine.model_config.adapters import AdapterConfig
+from starling_engine.model_config.attention_heads import MAX_WIDTH, NO_HEADS, check_own_heads, read_attention
 from starling_engine.model_config.base_model import is_base_model
 from starling_engine.model_config.classifier import MASKED_ENDING, ClassifierConfig, HeadShape, read_classifier
 from starling_engine.model_config.compressed import CompressedShape
@@ -37,11 +38,11 @@ GENERATION_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("float32", "bfloat16", "float16")
 TIED = "tie_word_embeddings"
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
-MAX_WIDTH, MAX_LENGTH, MAX_VOCABULARY = 1 << 20, 1 << 24, 1 << 24
-"""More than any model has of elements in a hidden state or all heads, of tokens in a sequence, and of known ones.
+MAX_LENGTH, MAX_VOCABULARY = 1 << 24, 1 << 24
+"""More than any model has of tokens in a sequence, and of known ones. A config with more is damaged.
 
-A config with more is damaged. Norms and rotations of these sizes are made before a checkpoint's tensors are compared with it.
-The longest sequences are Llama 4's, of 10 M tokens.
+Rotations of so many positions are made before a checkpoint's tensors are compared with it. The longest sequences are Llama 4's, of
+10 M tokens.
 """
 STATE_LENGTH = 1 << 15
 """Tokens of the longest sequence where neither the model nor the engine's arguments say one: a state has room for any number."""
@@ -297,14 +298,14 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     if moe:
         check_experts(config, moe)
     layers = _with_experts(definition.layers(config, num_layers), moe)
-    heads = _read_attention(config, definition) if any(layer.attends for layer in layers) else NO_HEADS
+    heads = read_attention(config, definition) if any(layer.attends for layer in layers) else NO_HEADS
     length_field = definition.length_field if config.has(definition.length_field) else LENGTH_FIELD
     # A model of a state alone need not name a longest sequence.
     length = config.integer(length_field, None if heads.count else MAX_LENGTH)
     ropes = heads.ropes
     max_position = _within_one_chunk(config, min((rope.max_position(length) for rope in ropes), default=length))
     for layer in layers:
-        _check_own_heads(config, heads.count, layer)
+        check_own_heads(config, heads.count, layer)
     traits, classifier = definition.traits(config), read_classifier(config, definition.head, definition.token_head)
     tied = config.boolean(TIED, definition.tie_word_embeddings)
     max_position -= traits.positions_from or 0
@@ -385,87 +386,11 @@ def _with_experts(layers: tuple[LayerConfig, ...], moe: MoeConfig | None) -> tup
     return tuple(replace(layer, feed_forward=part) if at in moe.layers else layer for at, layer in enumerate(layers))
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionHeads:
-    """Layers that attend, as a config describes them: numbers of heads, their dimension, latents, and rotary embeddings."""
-
-    count: int = 0
-    kv_count: int = 0
-    dim: int = 0
-    mla: MlaShape | None = None
-    compressed: CompressedShape | None = None
-    ropes: tuple[RopeConfig, ...] = ()
-
-
-NO_HEADS = AttentionHeads()
-
-
-def _read_attention(config: Fields, definition: ModelDefinition) -> AttentionHeads:
-    count, kv_count = _read_heads(config)
-    compressed = definition.compressed(config, count)
-    mla, ropes = definition.mla(config, count), definition.ropes(config, definition.rope_theta)
-    dim = mla.key_dim if mla else _read_head_dim(config, count, definition)
-    _check_ropes(config, ropes, mla.rope_dim if mla else dim)
-    kv_count = kv_count if compressed is None else 1
-    return AttentionHeads(count=count, kv_count=kv_count, dim=dim, mla=mla, compressed=compressed, ropes=ropes)
-
-
 def _read_mlp_size(config: Fields, definition: ModelDefinition, layers: tuple[LayerConfig, ...]) -> int:
     """Returns the width of a plain MLP, which models with experts alone may write, too."""
     if all(layer.feed_forward == "none" for layer in layers):
         return 0
     return definition.mlp_size(config, config.integer(definition.mlp_field))
-
-
-def _read_heads(config: Fields) -> tuple[int, int]:
-    num_heads = config.integer("num_attention_heads")
-    num_kv_heads = config.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise ModelError(
-            f"{config.source}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
-        )
-    return num_heads, num_kv_heads
-
-
-def _read_head_dim(config: Fields, num_heads: int, definition: ModelDefinition) -> int:
-    if config.has("head_dim") or definition.head_dim:
-        head_dim = config.integer("head_dim", definition.head_dim, high=MAX_WIDTH)
-    else:
-        hidden_size = config.integer("hidden_size", high=MAX_WIDTH)
-        if hidden_size % num_heads:
-            raise ModelError(
-                f"{config.source}: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads}) "
-                "when there is no head_dim"
-            )
-        head_dim = hidden_size // num_heads
-    if head_dim % 2:
-        raise ModelError(f"{config.source}: head_dim must be even to be rotated, got {head_dim}")
-    if num_heads * head_dim > MAX_WIDTH:
-        raise config.error("num_attention_heads", f"times head_dim ({head_dim}) must be at most {MAX_WIDTH}")
-    return head_dim
-
-
-def _check_own_heads(config: Fields, num_heads: int, layer: LayerConfig) -> None:
-    """Raises ModelError for a layer whose own heads are not possible."""
-    own = layer.kv_heads
-    if own is not None and (num_heads % own.count or own.dim % 2 or num_heads * own.dim > MAX_WIDTH):
-        rule = f"an even size, at most {MAX_WIDTH} / {num_heads}, and a number that divides {num_heads}"
-        raise ModelError(f"{config.source}: heads of a layer must have {rule}, got {own.dim} and {own.count}")
-
-
-def _check_ropes(config: Fields, ropes: tuple[RopeConfig, ...], head_dim: int) -> None:
-    """Raises ModelError for heads that the rotary embeddings do not fit."""
-    for rope in ropes:
-        rotary_dim = rope.rotary_dim(head_dim)
-        if rotary_dim < 2 or rotary_dim % 2:
-            raise ModelError(
-                f"{config.source}: partial_rotary_factor must leave an even number of a head's {head_dim} elements to be rotated, "
-                f"got {rotary_dim}"
-            )
-        if isinstance(rope.scaling, LongRopeScaling):
-            for name, factors in (("short_factor", rope.scaling.short), ("long_factor", rope.scaling.long)):
-                if len(factors) != rotary_dim // 2:
-                    raise ModelError(f"{config.source}: {name} must have {rotary_dim // 2} numbers, got {len(factors)}")
 
 
 def _read_activation(config: Fields, definition: ModelDefinition, moe: MoeConfig | None) -> str:

@@ -50,7 +50,7 @@ def test_layers_of_a_kind_have_slabs_of_their_heads_and_readers_have_none(gemma:
 
 
 def test_ranks_have_heads_of_both_sizes(gemma: Sparse, tmp_path: Path) -> None:
-    """What one layout writes to a folder, another one finds."""
+    """One layout finds in a folder what another one has written."""
     tiers = TiersConfig(cpu_bytes=16 << 20, fs_path=str(tmp_path / "kv"), fs_bytes=64 << 20)
     with core_for(gemma.folder, max_model_len=256, tiers=tiers, **LAYOUTS["tensor"]) as core:
         assert run(core, [gemma.request("a")])["a"] == (gemma.tokens, None)

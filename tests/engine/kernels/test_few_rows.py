@@ -179,7 +179,7 @@ def test_heads_are_stored_without_a_launch_of_their_own(cache: torch.dtype) -> N
 def test_heads_are_those_that_two_launches_store(
     dim: int, cache: torch.dtype, dtype: torch.dtype, bias: bool, device: torch.device
 ) -> None:
-    """To the bit. One row has no slot, as padding has none."""
+    """Numbers are equal to the bit. One row has no slot, as padding has none."""
     from starling_engine.kernels.few_rows import few_rows_linear
     from starling_engine.kernels.few_rows_heads import few_rows_heads
     from starling_engine.kernels.store import qk_norm_rope_store

@@ -94,7 +94,7 @@ CODED = {
 
 @pytest.mark.parametrize("cache", [BF16, INT8])
 def test_queries_alone_leave_the_cache_as_it_is(cache: torch.dtype, device: torch.device) -> None:
-    """Of more heads than a program has."""
+    """Queries have more heads than a program has."""
     from starling_engine.kernels.store import qk_norm_rope_store
 
     dim, heads = 64, 18

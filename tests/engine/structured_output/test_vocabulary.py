@@ -54,7 +54,7 @@ def merged() -> Backend:
 
 
 def unigram_with_bytes() -> Backend:
-    """Its special tokens are pieces of the model, and its unknown characters bytes."""
+    """Makes a tokenizer whose special tokens are pieces of the model, and whose unknown characters are bytes."""
     letters = [(letter, -9.0) for letter in ["▁", *map(chr, range(33, 127))]]
     pieces = [("<unk>", 0.0), ("<s>", -1.0), ("</s>", -1.0), *((f"<0x{byte:02X}>", -20.0) for byte in range(256)), *letters]
     backend = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=True))
