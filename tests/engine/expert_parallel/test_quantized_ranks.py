@@ -169,28 +169,29 @@ def parts(path: Path, split: str) -> list[torch.Tensor]:
     return on_ranks(2, "gloo", work)
 
 
+def check_parts(path: Path, split: str) -> None:
+    """Asserts that ranks with parts of a model answer as one does that has it whole."""
+    expected = alone(path)
+    for found in parts(path, split):
+        check(found, expected)
+
+
 @pytest.mark.parametrize("split", ["two ranks", "two stages"])
 @pytest.mark.parametrize("kind", kinds(*TOOLS, *FILES, GATHERED))
 def test_ranks_have_parts_of_matrices(kind: str, split: str, dense: dict[str, Path]) -> None:
-    expected = alone(dense[kind])
-    for found in parts(dense[kind], split):
-        check(found, expected)
+    check_parts(dense[kind], split)
 
 
 @pytest.mark.parametrize("split", ["two ranks", "two stages"])
 @pytest.mark.parametrize("kind", kinds(*TOOLS))
 def test_ranks_have_parts_of_latent_attention(kind: str, split: str, latent: dict[str, Path]) -> None:
-    expected = alone(latent[kind])
-    for found in parts(latent[kind], split):
-        check(found, expected)
+    check_parts(latent[kind], split)
 
 
 @pytest.mark.parametrize("split", ["two ranks", "two stages"])
 @pytest.mark.parametrize("kind", kinds(*TOOLS, *FILES, GATHERED, "mxfp4"))
 def test_ranks_have_parts_of_experts(kind: str, split: str, sparse: dict[str, Path]) -> None:
-    expected = alone(sparse[kind])
-    for found in parts(sparse[kind], split):
-        check(found, expected)
+    check_parts(sparse[kind], split)
 
 
 @pytest.mark.parametrize("source", ["files", "peers"])
