@@ -24,6 +24,7 @@ from starling_operator.cluster.lease import Lease, run_in_thread
 from starling_operator.cluster.waiting import wait_for_key
 from starling_operator.health import STUCK_SECONDS, OperatorHealth
 from starling_operator.logs import Key
+from starling_operator.pace import Pace
 from starling_operator.plan.observed import Manifest, Observed
 from starling_operator.plan.plan import plan
 from starling_operator.reconciler import Reconciler
@@ -49,11 +50,11 @@ class Operator:
     def __init__(self, settings: OperatorSettings, kube: Kube, lease: Lease) -> None:
         self.settings, self._kube, self._lease = settings, kube, lease
         self.cache = Cache()
-        self.reconciler = Reconciler(self.reconcile, settings.parallel)
+        self.reconciler, self._pace = Reconciler(self.reconcile, settings.parallel), Pace()
         self.stop = asyncio.Event()
         self.failure: BaseException | None = None
         self._agents = AgentClient(ANSWER_GRACE_SECONDS)
-        self._reports, self._leaders = AgentReports(self.reconciler.wake, self._agents), Leaders(lease.fence, self._agents)
+        self._reports, self._leaders = AgentReports(self._wake_for_news, self._agents), Leaders(lease.fence, self._agents)
         self._routers = RouterReports(self.reconciler.wake, self._agents)
         self._nodes, self._pod_errors = Nodes(kube), PodCreationErrors(kube)
         self._cordons = Cordons(kube, self._wake_pods_on)
@@ -103,20 +104,24 @@ class Operator:
         deleted = event_type == "DELETED"
         key = self.cache.drop(body["metadata"]["uid"]) if deleted else self.cache.put(kind, body)
         if key is not None:
-            self.reconciler.wake(key, 0.0 if kind is INFERENCE_SERVICE else DEBOUNCE_SECONDS)
+            self.reconciler.wake(key, 0.0 if kind is INFERENCE_SERVICE else self._debounce(key))
 
     async def reconcile(self, key: Key) -> float | None:
         """Observes, plans, applies, writes the status and events. Returns the seconds until the next reconcile."""
-        observed = self._observe(key)
+        self._pace.begin(key)
+        with self._pace.part(key):
+            observed = self._observe(key, reported=False)
         if observed is None:
             self._forget(key)
             return None
-        self._reports.follow(key, observed)
-        self._routers.follow(key, observed)
+        with self._pace.part(key):
+            self._reports.follow(key, observed)
+            self._routers.follow(key, observed)
         await asyncio.gather(self._reports.first_answers(key), self._routers.first_answers(key))
         await self._nodes.refresh(observed.pods)
         await self._pod_errors.refresh(key, observed)
-        refreshed = self._observe(key)
+        with self._pace.part(key):
+            refreshed = self._observe(key)
         return 0.0 if refreshed is None else await self._carry_out(key, refreshed)
 
     def unhealthy(self) -> str | None:
@@ -127,9 +132,11 @@ class Operator:
             self._waiting_for or self.unhealthy() or (None if self._audit.synced.is_set() else "not everything has been seen yet")
         )
 
-    def _observe(self, key: Key) -> Observed | None:
+    def _observe(self, key: Key, *, reported: bool = True) -> Observed | None:
+        """Returns the service's state; if not `reported`, without what agents and routers say: it shows whom to ask."""
         settings, answers = self._optional.adapt(self.settings.plan), self._leaders.answers(key)
-        observed = observe(self.cache, self._reports, self._routers, settings, key, self._key, answers, self.settings.class_name)
+        replies = (self._reports, self._routers) if reported else None
+        observed = observe(self.cache, replies, settings, key, self._key, answers, self.settings.class_name)
         if observed is None:
             return None
         pods, errors = self._nodes.with_lost(observed.pods, observed.now), self._pod_errors.messages(key)
@@ -142,6 +149,13 @@ class Operator:
             cordoned=self._cordons.names,
             unlisted=self._optional.unlisted,
         )
+
+    def _debounce(self, key: Key) -> float:
+        return max(DEBOUNCE_SECONDS, self._pace.pause(key))
+
+    def _wake_for_news(self, key: Key) -> None:
+        """Wakes a service of which an agent has news. What a small one has is decided upon at once."""
+        self.reconciler.wake(key, self._pace.pause(key))
 
     def _wake_pods_on(self, nodes: Iterable[str]) -> None:
         """Wakes the services that have pods on these nodes."""
@@ -160,7 +174,8 @@ class Operator:
         self._waiting_for = problem
 
     async def _carry_out(self, key: Key, observed: Observed) -> float | None:
-        service, decision = observed.service, plan(observed)
+        with self._pace.part(key):
+            service, decision = observed.service, plan(observed)
         notify_after = self._routers.notify(key, observed, decision.notice)
         outcome = await self._applier.carry_out(service, decision)
         resend_after = await self._leaders.send(key, decision.scale_calls, observed.token)
@@ -180,7 +195,7 @@ class Operator:
             await post_events(self._kube, service, events, self.settings.identity)
         if outcome.wrote or wrote_status:
             # The cache has what was written; reconciles end when there is nothing left to write.
-            return DEBOUNCE_SECONDS
+            return self._debounce(key)
         moments = (decision.requeue_after, outcome.retry_after, resend_after, notify_after, pause or None)
         return min((seconds for seconds in moments if seconds is not None), default=None)
 
@@ -192,6 +207,7 @@ class Operator:
         self._leaders.forget(key)
         self._pod_errors.forget(key)
         self._throttle.forget(key)
+        self._pace.forget(key)
 
     async def _lead(self) -> None:
         """Begins to reconcile once everything has been seen and the Lease is acquired."""

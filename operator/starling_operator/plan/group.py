@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from starling_agent.contract.config import LayoutConfig
 from starling_crds.v1alpha1.status import GroupStatus
@@ -15,7 +16,7 @@ from starling_operator.plan.progress import last_progress
 from starling_operator.plan.revision import Revision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """One group that exists.
 
@@ -60,7 +61,7 @@ class Group:
         """Names of pods that its StatefulSet has yet to create. It cannot while a pod of that name drains."""
         return missing_pods(self.name, self.nodes, self.pods)
 
-    @property
+    @cached_property
     def remaining_pods(self) -> tuple[Pod, ...]:
         """Pods that stay: neither being deleted, nor on a lost node."""
         return tuple(pod for pod in self.pods if pod.deleted_at is None and not pod.lost)

@@ -19,24 +19,30 @@ from starling_operator.watch.cache import Cache
 
 def observe(
     cache: Cache,
-    reports: AgentReports,
-    routers: RouterReports,
+    replies: tuple[AgentReports, RouterReports] | None,
     settings: Settings,
     key: Key,
     operator_key: bytes,
     answers: Mapping[str, LeaderRefusal] | None = None,
     class_name: str = "",
 ) -> Observed | None:
-    """Returns None where this operator has no such service, or where it is being deleted, and its children with it."""
+    """Returns None where this operator has no such service, or where it is being deleted, and its children with it.
+
+    Without `replies` pods have no reports.
+    """
     body = cache.service(key)
     if body is None or "deletionTimestamp" in body["metadata"] or class_of(body) != class_name:
         return None
-    service = read_service(body)
+    service, pods, routers = read_service(body), cache.pods(key), cache.routers(key)
+    if replies is not None:
+        of_agents, of_routers = replies
+        pods = tuple(_with_report(pod, key, of_agents) for pod in pods)
+        routers = tuple(_with_router_report(pod, of_routers) for pod in routers)
     return Observed(
         service=service,
         children=cache.children(service.uid),
-        pods=tuple(_with_report(pod, key, reports) for pod in cache.pods(key)),
-        routers=tuple(_with_router_report(pod, routers) for pod in cache.routers(key)),
+        pods=pods,
+        routers=routers,
         answers=answers or {},
         gangs=cache.gangs(),
         settings=settings,
