@@ -1,6 +1,6 @@
 """The router's metrics, in Prometheus' form."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -88,6 +88,12 @@ class RouterMetrics:
         self.cached_tokens.inc(cached)
         if exact:
             self.exact_prompts.inc()
+
+    def weights(self, weights: Mapping[str, float]) -> None:
+        """Shows the weight of each reason for a pick."""
+        gauge = Gauge("starling:router_policy_weight", "Weights of the reasons for picks.", ("reason",), registry=self.registry)
+        for reason, weight in weights.items():
+            gauge.labels(reason).set(weight)
 
     def tenant(self, name: str) -> TenantCounters:
         return TenantCounters(self, name)

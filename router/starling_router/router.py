@@ -71,6 +71,7 @@ class ServiceRouter:
         cached, guessed = CachedBlocks(), GuessedIndex(GUESSED_BLOCKS)
         self._upstream = Upstream()
         self._metrics = metrics = RouterMetrics(backends)
+        metrics.weights({"prefix": policy.prefix, "load": policy.load, "session": policy.session})
         state, token, traffic = ServiceState(), settings.router_token, CanaryTraffic(metrics.registry)
         traffic.take(canary)
         self._hold = Hold(hold, backends, metrics, state, traffic, max(1, len(tenancy.tenants)))

@@ -1,5 +1,6 @@
 """Sends a request to a backend and gives its answer back."""
 
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -94,8 +95,10 @@ class Upstream:
             except KeptConnectionEnded:
                 lost = True
                 response = await _request(self._new_connections, method, url, headers, body)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise BackendUnreachable(str(error), had_it=lost) from None
+        except aiohttp.ClientConnectorError as error:  # its own text tells of TLS, which is not used, and the address twice
+            raise BackendUnreachable(f"it takes no connection: {_cause(error)}", had_it=lost) from None
+        except aiohttp.ConnectionTimeoutError:
+            raise BackendUnreachable(f"it takes no connection: nothing in {CONNECT_SECONDS:.3g} s", had_it=lost) from None
         except (UnicodeDecodeError, aiohttp.InvalidURL) as error:
             raise invalid(f"the path or a header cannot be sent on: {error}") from None
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -107,6 +110,10 @@ class Upstream:
             left_out = _OF_ANSWER | _named_by_connection(came)
             kept = [header for header in came if header[0] not in left_out]
             yield BackendAnswer(response.status, kept, _chunks(response))
+
+
+def _cause(error: aiohttp.ClientConnectorError) -> str:
+    return os.strerror(error.errno) if error.errno else error.strerror or str(error)
 
 
 class KeptConnectionEnded(aiohttp.ServerDisconnectedError):
@@ -157,6 +164,8 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     try:
         async for chunk in response.content.iter_any():
             yield chunk
+    except aiohttp.ClientPayloadError:  # its text is of a parser's
+        raise BackendUnreachable("its connection ended before its answer") from None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise BackendUnreachable(str(error) or type(error).__name__) from None
 

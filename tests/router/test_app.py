@@ -15,6 +15,7 @@ from starling_router.app import MOST_LOST
 from starling_router.router import ServiceRouter
 from starling_router.upstream import MOST_UNFINISHED
 
+from tests.ports import free_port
 from tests.router.backends import Stepwise, StubBackend, drop, echo, refuse, stream
 from tests.router.serving import Start, metric
 from tests.waiting import until
@@ -168,7 +169,8 @@ async def test_a_stream_whose_backend_goes_away_ends_with_an_error(start: Start,
     client = await start()
     text = (await client.post(CHAT, json={"stream": True})).text
     assert text.startswith("data: 0\n\ndata: 1\n\ndata: 2\n\ndata: {")
-    assert json.loads(text.split("data: ")[-1])["error"]["code"] == "backend_lost"
+    error = json.loads(text.split("data: ")[-1])["error"]
+    assert error["code"] == "backend_lost" and "(its connection ended before its answer)" in error["message"]
     assert await metric(client, "router_broken_answers_total") == 1
 
 
@@ -209,6 +211,9 @@ async def test_a_client_that_goes_away_frees_its_backend(start: Start, backends:
 
 async def test_prefixes_of_text_stay_together_and_the_reason_is_told(start: Start) -> None:
     client = await start()
+    lines = (await client.get("/metrics")).text.splitlines()
+    weights = [line for line in lines if line.startswith("starling:router_policy_weight{")]
+    assert weights == [f'starling:router_policy_weight{{reason="{reason}"}} 1.0' for reason in ("prefix", "load", "session")]
     explain = {"X-Starling-Explain": "1"}
     seen = set()
     for i in range(4):
@@ -362,10 +367,19 @@ async def test_a_backend_that_takes_no_connection_had_no_request(monkeypatch: py
         with pytest.raises(upstream.BackendUnreachable) as caught:
             async with asked.send("GET", f"http://127.0.0.1:{full.getsockname()[1]}/", [], b""):
                 raise AssertionError
-        assert not caught.value.had_it
+        assert not caught.value.had_it and str(caught.value) == "it takes no connection: nothing in 0.3 s"
         await asked.close()
         for each in waiting:
             each.close()
+
+
+async def test_a_refused_connection_is_told_in_words() -> None:
+    asked = upstream.Upstream()
+    with pytest.raises(upstream.BackendUnreachable, match=r"^it takes no connection: Connection refused$") as caught:
+        async with asked.send("GET", f"http://127.0.0.1:{free_port()}/", [], b""):
+            raise AssertionError
+    assert not caught.value.had_it
+    await asked.close()
 
 
 @pytest.mark.parametrize("answers", [True, False])
