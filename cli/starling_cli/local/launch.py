@@ -158,8 +158,11 @@ def _source(source: str, mounts: Sequence[Mount], maps: Sequence[PathMap]) -> st
     if not source.startswith(FILE):
         return source
     path = source.removeprefix(FILE)
+    mounted = local_path(path, mounts)
+    if mounted is not None and not mounted.exists() and Path(path).exists():
+        mounted = None  # the folder in place of /tmp is empty, and nobody means that one
     try:
-        return f"{FILE}{local_path(path, mounts) or map_path(path, maps)}"
+        return f"{FILE}{mounted or map_path(path, maps)}"
     except SourceError as error:
         raise LaunchError(f"spec.model.source: {error}") from None
 

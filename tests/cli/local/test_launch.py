@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,11 @@ def test_a_file_source_is_mapped(start, tmp_path):
     (tmp_path / "m" / "small").mkdir(parents=True)
     launched = start(model={"source": "file:///opt/m/small"}, maps=(PathMap("/opt/m", tmp_path / "m"),))
     assert config_of(launched).model.source == f"file://{tmp_path}/m/small"
+
+
+def test_a_source_below_tmp_is_this_machines(start):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        assert config_of(start(model={"source": f"file://{folder}"})).model.source == f"file://{folder}"
 
 
 def test_a_claim_is_mapped(start, tmp_path):
