@@ -31,14 +31,14 @@ from starling_router.metrics import CONTENT_TYPE
 from starling_router.noted_stream import NotedStream
 from starling_router.operator_polls import PATH, OperatorPolls
 from starling_router.picker import Pick
-from starling_router.routing import ClientRequest, RequestRouting
+from starling_router.routing import ClientRequest, RequestRouting, explanation
 from starling_router.service_state import ServiceState
 from starling_router.stored import pod_name
 from starling_router.ui.app import UiApp
 from starling_router.upstream import BackendAnswer, BackendUnreachable, RawHeaders, Upstream, forwarded_headers, is_stream
 from starling_router.without_servers import answer_without_servers
 
-EXPLAIN, RESUME = b"x-starling-explain", b"x-starling-resume"
+RESUME = b"x-starling-resume"
 NEVER = b"never"
 """Value of RESUME for a stream that may end where its backend does."""
 _POD, _RESUMABLE = POD.encode(), RESUMABLE.encode()
@@ -226,7 +226,7 @@ class RouterApp:
                     self._metrics.resumed.inc()
                 carried.began()
                 self._routing.hold.next_turn()
-                await exchange.begin(answer, [*_explanation(scope, pick), *routed.request.account.headers()])
+                await exchange.begin(answer, [*explanation(scope, pick), *routed.request.account.headers()])
                 bill.begin(answer.headers)
                 routed.placed.begin(pick.backend, answer.status, streams=is_stream(answer.headers))
                 exchange.on_events = _taking(bill, routed.placed)
@@ -312,12 +312,6 @@ async def _refusal(answer: BackendAnswer) -> bytes:
 
 def _is_noted(answer: BackendAnswer) -> bool:
     return any(name == _RESUMABLE for name, _ in answer.headers)
-
-
-def _explanation(scope: Scope, pick: Pick) -> RawHeaders:
-    if all(name != EXPLAIN for name, _ in scope["headers"]):
-        return []
-    return [(b"x-starling-route", f"backend={pick.backend.name}; cached={pick.cached}; reason={pick.reason}".encode("latin-1"))]
 
 
 def _url(backend: Backend, scope: Scope) -> str:

@@ -22,6 +22,9 @@ from starling_router.prompt import NO_PROMPT, RoutedPrompt, read_body
 from starling_router.prompt_source import PromptSource
 from starling_router.shadows import Shadows
 from starling_router.stored import pod_name, response_of
+from starling_router.upstream import RawHeaders
+
+EXPLAIN = b"x-starling-explain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +136,10 @@ class RequestRouting:
         ready = [backend for backend in choices if request.pod in (None, backend.pod)]
         cached, begun = self.prefixes.cached_tokens(request.prompt), self.prefixes.begun_tokens(request.prompt)
         return self.picker.pick(ready, request.prompt.tokens, cached, request.session, tried, placed.order, begun)
+
+
+def explanation(scope: Scope, pick: Pick) -> RawHeaders:
+    """Returns the header that tells a client who asks for it which backend was picked, and why."""
+    if all(name != EXPLAIN for name, _ in scope["headers"]):
+        return []
+    return [(b"x-starling-route", f"backend={pick.backend.name}; cached={pick.cached}; reason={pick.reason}".encode("latin-1"))]

@@ -117,11 +117,14 @@ async def test_the_gateway_follows_the_pick(behind: Behind, backends: list[StubB
         assert not [name for name in answers[0].headers if name.startswith("x-gateway")]
     assert [len(each.paths) for each in backends] == [3, 3]
     assert (await gateway.client.get("/v1/models")).json()["method"] == "GET"
+    assert "x-starling-route" not in answers[0].headers
+    explained = await gateway.client.post(CHAT, json=ASKED, headers={"X-Starling-Explain": "1", "X-Session-Token": "b"})
+    assert explained.headers["x-starling-route"] == "backend=chat-2-0; cached=0; reason=session"
     renamed = await gateway.client.post(CHAT, json=ASKED, headers={"X-Gateway-Model-Name-Rewrite": "an adapter of a long name"})
     assert json.loads(renamed.json()["body"]) == ASKED | {"model": "an adapter of a long name"}
     await gateway.all_ended()
     shown = (await gateway.direct.get("/metrics")).text
-    assert 'llm_d_epp_request_ttft_seconds_count{model_name="m",target_model_name="m"} 8.0' in shown
+    assert 'llm_d_epp_request_ttft_seconds_count{model_name="m",target_model_name="m"} 9.0' in shown
     assert "llm_d_epp_ready_endpoints 2.0" in shown and 'picks_total{backend="chat-1-0",reason="session"} 2.0' in shown
 
 

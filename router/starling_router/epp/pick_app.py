@@ -25,7 +25,7 @@ from starling_router.epp.stream import EXTENSION, ExtProcStream, GatewayAnswer
 from starling_router.exchange import Exchange
 from starling_router.hold import ELSEWHERE, BackendRefusal, HeldRequest
 from starling_router.picker import Pick
-from starling_router.routing import ClientRequest, RequestRouting
+from starling_router.routing import ClientRequest, RequestRouting, explanation
 from starling_router.service_state import ServiceState
 from starling_router.upstream import BackendAnswer, is_stream
 from starling_router.without_servers import answer_without_servers
@@ -109,7 +109,7 @@ class PickApp:
             endpoints = [endpoint_of(backend.url) for backend in (pick.backend, *others)]
             request.placed.sent()
             await stream.route(endpoints, request.request.body, self._headers(request.request))
-            answer = await stream.answer(request.request.account.headers())
+            answer = await stream.answer([*explanation(request.request.scope, pick), *request.request.account.headers()])
             if answer.status >= 400:
                 request.bill.refused()
             carried.began()
