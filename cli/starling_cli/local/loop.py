@@ -113,8 +113,9 @@ class LocalService:
         await self._proxy.close()
 
     def _step(self) -> Decision:
-        decision = plan(self._machine.observe(self._service))
-        self._machine.carry_out(decision)
+        observed = self._machine.observe(self._service)
+        decision = plan(observed)
+        self._machine.carry_out(decision, observed.token)
         self._service = dataclasses.replace(self._service, status=decision.status)
         for event in decision.events:
             self._display.event(event)

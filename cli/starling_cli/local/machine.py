@@ -51,7 +51,7 @@ class Machine:
         self._leader_ports: dict[str, int] = {}
         self._client = AgentClient(CONNECT_SECONDS)
         self._leaders = LocalLeaders(self._client, changed)
-        self._routers = LocalRouters(folders, self._objects, changed)
+        self._routers = LocalRouters(folders, self._objects, self._client, changed)
         self._routed = False
         """True while clients are led to routers, and agents are told so."""
         self._key = secrets.token_bytes(32)
@@ -74,8 +74,9 @@ class Machine:
         seen = observe(service, children, self.pods, routers, SETTINGS, socket.gethostname(), time.time(), self._key)
         return replace(seen, answers=self._leaders.answers)
 
-    def carry_out(self, decision: Decision) -> None:
+    def carry_out(self, decision: Decision, admin_token: str) -> None:
         """Carries out a decision in the order that a cluster would see."""
+        self._routers.notify(decision.notice, admin_token)
         for manifest in decision.create:
             self.children.create(manifest)
         for manifest in decision.apply:

@@ -4,9 +4,14 @@ import asyncio
 import contextlib
 import itertools
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from starling_agent.client.agent_client import AgentClient, AgentRefusal, NoAnswer
+from starling_agent.client.bounded import BadAnswer
+from starling_agent.contract.router import router_token
+from starling_agent.contract.router_report import ServiceNotice
 from starling_operator.plan.observed import Manifest
 
 from starling_cli.local.launch import Launch
@@ -17,6 +22,8 @@ from starling_cli.local.router_launch import router_launch
 from starling_cli.local.volumes import Objects
 
 PROBE_SECONDS = 0.1
+NOTICE_SECONDS, NOTICE_AGAIN_SECONDS = 1.0, 20.0
+"""Seconds between two notices to a router, at least and at most: it forgets one after a minute."""
 
 
 @dataclass
@@ -33,8 +40,11 @@ class LocalRouter(LocalPod):
 class LocalRouters:
     """Runs one router, however many the Deployment asks for. `changed` is called after every change of its state."""
 
-    def __init__(self, folders: MachineFolders, objects: Callable[[], Objects], changed: Callable[[], None]) -> None:
-        self._folders, self._objects, self._changed = folders, objects, changed
+    def __init__(
+        self, folders: MachineFolders, objects: Callable[[], Objects], client: AgentClient, changed: Callable[[], None]
+    ) -> None:
+        self._folders, self._objects, self._client, self._changed = folders, objects, client, changed
+        self._notice, self._token = ServiceNotice(), ""
         self._backends = folders.folder / "backends"
         """File in place of the headless Service of agents."""
         self._runners: dict[str, PodRunner[LocalRouter]] = {}
@@ -62,6 +72,10 @@ class LocalRouters:
             for runner in self._runners.values():
                 if runner.pod.revision != version:
                     runner.stop()
+
+    def notify(self, notice: ServiceNotice, admin_token: str) -> None:
+        """Has routers told the service's state: they answer by it while no group serves."""
+        self._notice, self._token = notice, router_token(admin_token.encode()).decode()
 
     def end_all(self) -> None:
         """Ends all routers as Ctrl-C does: no server is to come, so what they hold has nothing to wait for."""
@@ -105,21 +119,31 @@ class LocalRouters:
             log=log,
         )
         self._runners[name] = PodRunner(router, lambda: self._prepare(router, deployment), self._changed)
-        self._probes[name] = asyncio.create_task(self._probe(router))
+        self._probes[name] = asyncio.create_task(self._attend(router))
 
     def _prepare(self, router: LocalRouter, deployment: Manifest) -> Launch:
         """Prepares each start: the port may be taken by now. Raises LaunchError."""
         (router.endpoint_port,) = free_ports(1)
         return router_launch(deployment, self._objects(), router, self._backends)
 
-    async def _probe(self, router: LocalRouter) -> None:
-        """Notes once for each process that it listens; that it has ended is known without a probe."""
+    async def _attend(self, router: LocalRouter) -> None:
+        """Notes once for each process that it listens, and tells it the state of the service; its end is known without a probe."""
+        told, at = ServiceNotice(), 0.0
         while True:
             pid = router.pid
             if pid not in (None, router.listening) and await _listens(router.endpoint_port) and router.pid == pid:
-                router.listening = pid
+                router.listening, at = pid, 0.0
                 self._changed()
+            notice, age = self._notice, time.monotonic() - at
+            if router.is_ready and age >= (NOTICE_SECONDS if notice != told else NOTICE_AGAIN_SECONDS):
+                told, at = notice, time.monotonic()
+                await self._tell(router, notice)
             await asyncio.sleep(PROBE_SECONDS)
+
+    async def _tell(self, router: LocalRouter, notice: ServiceNotice) -> None:
+        address = f"{LOCALHOST}:{router.endpoint_port}"
+        with contextlib.suppress(NoAnswer, AgentRefusal, BadAnswer):  # one that ends; the next notice comes soon
+            await self._client.router_report(address, self._token, notice, wait=0.0, seconds=NOTICE_AGAIN_SECONDS)
 
 
 async def _listens(port: int) -> bool:

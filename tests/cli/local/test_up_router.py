@@ -105,3 +105,15 @@ def test_streams_go_on_and_routers_follow_the_file(up, edit):
 
     assert running.end() == 0
     assert not running.leftovers()
+
+
+def test_routers_know_the_service_while_no_group_serves(up, edit):
+    running = up(edit(replicas=0, router={"hold": {"requests": 0}}))
+    running.wait_for(lambda status: [row["ready"] for row in routers(status)] == [True])
+    with httpx.Client(base_url=running.status["url"], trust_env=False) as client:
+        running.wait_for(lambda _: client.get("/models").status_code == 200)
+        assert [model["id"] for model in client.get("/models").json()["data"]] == ["router"]
+        refused = client.post("/completions", json={"model": "router", "prompt": "import"})
+    assert (refused.status_code, refused.headers["x-starling-phase"]) == (503, "ScaledToZero")
+    assert "ScaledToZero: " in refused.json()["error"]["message"]
+    assert running.end() == 0
