@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -128,19 +129,19 @@ class LocalRouters:
 
     async def _attend(self, router: LocalRouter) -> None:
         """Notes once for each process that it listens, and tells it the state of the service; its end is known without a probe."""
-        told, at = ServiceNotice(), 0.0
+        given, at = ServiceNotice(), -math.inf
         while True:
             pid = router.pid
             if pid not in (None, router.listening) and await _listens(router.endpoint_port) and router.pid == pid:
-                router.listening, at = pid, 0.0
+                router.listening, at = pid, -math.inf
                 self._changed()
             notice, age = self._notice, time.monotonic() - at
-            if router.is_ready and age >= (NOTICE_SECONDS if notice != told else NOTICE_AGAIN_SECONDS):
-                told, at = notice, time.monotonic()
-                await self._tell(router, notice)
+            if router.is_ready and age >= (NOTICE_SECONDS if notice != given else NOTICE_AGAIN_SECONDS):
+                given, at = notice, time.monotonic()
+                await self._notify(router, notice)
             await asyncio.sleep(PROBE_SECONDS)
 
-    async def _tell(self, router: LocalRouter, notice: ServiceNotice) -> None:
+    async def _notify(self, router: LocalRouter, notice: ServiceNotice) -> None:
         address = f"{LOCALHOST}:{router.endpoint_port}"
         with contextlib.suppress(NoAnswer, AgentRefusal, BadAnswer):  # one that ends; the next notice comes soon
             await self._client.router_report(address, self._token, notice, wait=0.0, seconds=NOTICE_AGAIN_SECONDS)
