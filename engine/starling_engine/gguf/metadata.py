@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
@@ -14,21 +15,23 @@ OF_A_LAYER = re.compile(r"blk\.([0-9]{1,9})\.(.+)")
 class GgufMetadata:
     """Values by their names without the architecture's prefix, which errors name."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile, by_layer: Collection[str] = ()) -> None:
+        """`by_layer` are names of numbers in which layers may differ."""
         self.file = file
+        self._may_differ = by_layer
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self.file.get(self.written(name))
         return default if value is None else value
 
     def number(self, name: str, default: float | None = None) -> Any:
-        """Returns a number above 0. One that is written for each layer is the same wherever a layer has it."""
+        """Returns a number above 0. One that is written for each layer is the same wherever a layer has it, or the least."""
         value = self.get(name, default)
         if isinstance(value, list):
             others = {each for each in value if each}
-            if len(others) > 1:
+            if len(others) > 1 and name not in self._may_differ:
                 raise UnsupportedModel(f"{self.file.path}: {self.written(name)}: layers that differ are not supported")
-            value = others.pop() if others else 0
+            value = min(others, default=0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ModelError(f"{self.file.path}: {self.written(name)} must be a number above 0, got {value!r}")
         return value
