@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
     "minimax_m2": "minimax-m2", "gemma4_text": "gemma4",
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "distilbert"), "bert"),
+    "phi": "phi2", "gpt_neox": "gptneox",
     "nomic_bert": "nomic-bert", "jina_embeddings_v3": "jina-bert-v3", "modernbert": "modern-bert",
 }  # fmt: skip
 """Architectures by transformers' model types; the others have the same name."""
@@ -230,6 +231,8 @@ def _gemma4(config: Any) -> dict[str, Any]:
 
 _RULES: dict[str, tuple[Rule, ...]] = {
     "gemma4": (_gemma4,),
+    "phi2": (lambda c: {"feed_forward_length": 4 * c.hidden_size},),
+    "gptneox": (lambda c: {"use_parallel_residual": c.use_parallel_residual, "rope.freq_base": None},),
     "gemma-embedding": (_window_as_written,),
     "bert": (
         _encoder,
@@ -383,6 +386,8 @@ def _changed(key: str, x: torch.Tensor, config: Any, name: str) -> Iterator[tupl
         else:
             yield f"{block}.ffn_gate_exps.{kind}", x[:, 0::2]
             yield f"{block}.ffn_up_exps.{kind}", x[:, 1::2]
+    elif "query_key_value" in key:
+        yield key, x.view(config.num_attention_heads, 3, -1, *x.shape[1:]).transpose(0, 1).flatten(0, 2)
     elif key.endswith("position_embeddings.weight"):
         yield key, x[_before_positions(config) :]
     elif name == "gemma4" and ".experts." in key:

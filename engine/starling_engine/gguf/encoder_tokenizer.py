@@ -42,7 +42,7 @@ def unigram(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     """Returns XLM-RoBERTa's tokenizer, which splits at white space. Raises ModelError for a map of characters that is damaged."""
     unknown, characters = token_id(file, "unknown_token_id", len(tokens)), tokenizer_field(file, "precompiled_charsmap")
     backend = Tokenizer(models.Unigram(list(zip(tokens, token_scores(file, tokens), strict=True)), unknown, False))
-    if characters:
+    if isinstance(characters, list) and characters:
         try:
             backend.normalizer = normalizers.Precompiled(bytes(characters))
         except Exception as error:  # the library raises nothing narrower

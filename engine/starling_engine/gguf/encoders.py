@@ -28,9 +28,10 @@ def _segments(data: GgufMetadata) -> Config:
 
 def _modernbert(data: GgufMetadata) -> Config:
     """Reads the fields of ModernBERT. A pattern of n says that every n-th layer sees all tokens, from the first one on."""
-    pattern, biased = data.get("attention.sliding_window_pattern", 3), "output_norm.bias" in data.file.tensors
-    layers = range(data.num_layers)
-    slides = pattern if isinstance(pattern, list) else [at % pattern > 0 for at in layers]
+    slides, biased = data.get("attention.sliding_window_pattern"), "output_norm.bias" in data.file.tensors
+    if not isinstance(slides, list):
+        pattern = data.number("attention.sliding_window_pattern", 3)
+        slides = [at % pattern > 0 for at in data.layers]
     return {
         "local_attention": data.number("attention.sliding_window"),
         "layer_types": ["sliding_attention" if each else "full_attention" for each in slides[: data.num_layers]],

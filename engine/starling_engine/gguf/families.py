@@ -261,6 +261,12 @@ def _nemotron(data: GgufMetadata) -> Config:
     return {"attention_bias": "attn_q.bias" in data.modules}
 
 
+def _gpt_neox(data: GgufMetadata) -> Config:
+    rotated: int = data.number("rope.dimension_count", _head_dim(data))
+    parallel = data.get("use_parallel_residual", True)
+    return {"use_parallel_residual": parallel, "rotary_pct": rotated / _head_dim(data)}
+
+
 def _stablelm(data: GgufMetadata) -> Config:
     return {
         "use_qkv_bias": "attn_q.bias" in data.modules,
@@ -315,6 +321,8 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "hunyuan-moe": family("HunYuanMoEV1ForCausalLM", _hunyuan_moe, names.SHARED),
     "command-r": family("CohereForCausalLM", _cohere, eps="layer_norm_eps"),
     "cohere2": family("Cohere2ForCausalLM", _cohere, eps="layer_norm_eps"),
+    "phi2": family("PhiForCausalLM", nothing, names.FUSED_QKV, eps="layer_norm_eps"),
+    "gptneox": family("GPTNeoXForCausalLM", _gpt_neox, {"attn_qkv": Stored("q", part="heads in turn")}, eps="layer_norm_eps"),
     "starcoder2": family("Starcoder2ForCausalLM", _starcoder2, eps="norm_epsilon"),
     "arcee": family("ArceeForCausalLM", nothing, names.PAIRED),
     "minimax-m2": family("MiniMaxM2ForCausalLM", _minimax),

@@ -41,7 +41,9 @@ def _gemma4(data: GgufMetadata) -> Config:
     windows, full = read_windows(data), data.number("attention.key_length")
     sliding = data.number("attention.key_length_swa", full)
     counts, widths = data.get("attention.head_count_kv"), data.get("feed_forward_length")
-    kinds = windows.get("layer_types", ["full_attention"] * data.num_layers)
+    kinds = windows.get("layer_types", ["full_attention" for _ in data.layers])
+    if isinstance(counts, list) and len(counts) < len(kinds):
+        raise data.refused("attention.head_count_kv", f"must have a number for each of {len(kinds)} layers")
     heads = {
         str(layer): {
             "num_key_value_heads": counts[layer] if isinstance(counts, list) else counts,

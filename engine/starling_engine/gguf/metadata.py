@@ -48,6 +48,11 @@ class GgufMetadata:
         drafts = self.get("nextn_predict_layers", 0)
         return int(self.number("block_count")) - (drafts if isinstance(drafts, int) else 0)
 
+    @property
+    def layers(self) -> range:
+        """Layers, of a file that lies about them no more than it has tensors."""
+        return range(min(self.num_layers, len(self.file.tensors)))
+
     @cached_property
     def modules(self) -> frozenset[str]:
         """Names of tensors that a layer has, without its own."""
@@ -58,9 +63,7 @@ class GgufMetadata:
 
     def kinds(self, kinds: dict[str, str], other: str) -> list[str]:
         """Returns the kind of each layer by the first of these tensors that it has; `other` for one that has none."""
-        # A file that lies about its layers has no more of them here than tensors.
-        layers = range(min(self.num_layers, len(self.file.tensors)))
-        return [next((kind for tensor, kind in kinds.items() if self.has(layer, tensor)), other) for layer in layers]
+        return [next((kind for tensor, kind in kinds.items() if self.has(layer, tensor)), other) for layer in self.layers]
 
     @cached_property
     def _by_layer(self) -> dict[int, set[str]]:

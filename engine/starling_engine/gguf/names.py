@@ -18,12 +18,13 @@ row        a matrix of one row became one of its elements, or may have
 flat       one dimension became two, or one more
 pairs      rows of the two halves of a head lie in turn
 """
-Part = Literal["all", "keys and values", "value heads", "value heads as columns", "gate", "decay"]
-"""Parts of a Gated DeltaNet's tensors, which lie in another order.
+Part = Literal["all", "keys and values", "value heads", "value heads as columns", "gate", "decay", "heads in turn"]
+"""Parts of tensors that lie in another order: those of a Gated DeltaNet, and the last one.
 
 keys and values  queries and keys lie as they did; of values, the first heads of all key heads come first
 value heads      these heads alone, in that order
 gate, decay      rows of either, which take turns by key head
+heads in turn    queries of all heads, keys, and values, which the checkpoint has head by head
 """
 
 

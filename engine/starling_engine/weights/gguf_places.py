@@ -112,6 +112,11 @@ class _Places:
             if not heads or tensor.shape[0] % (2 * heads):
                 raise WeightError(f"{tensor.name} {list(tensor.shape)} has rows that are no {heads} heads of pairs")
             return GgufPlace(tensor, shape, change="pairs", rows=_pairs(tensor.shape[0], heads))
+        if stored.part == "heads in turn":
+            heads = self._config.num_heads
+            if tensor.shape[0] % (3 * heads):
+                raise WeightError(f"{tensor.name} {list(tensor.shape)} has rows that are no {heads} heads")
+            return GgufPlace(tensor, shape, rows=_head_by_head(tensor.shape[0], heads))
         delta = self._config.gated_delta
         if stored.part == "all" or delta is None:
             return GgufPlace(tensor, shape, change=stored.change)
@@ -154,6 +159,12 @@ def _shape(stored: tuple[int, ...], change: Change) -> tuple[int, ...]:
 def _pairs(rows: int, heads: int) -> Tensor:
     """Returns the order of rows of which those of the two halves of a head lie in turn."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+
+
+@lru_cache(maxsize=64)
+def _head_by_head(rows: int, heads: int) -> Tensor:
+    """Returns the order of rows of which those of queries, keys and values lie behind one another."""
+    return torch.arange(rows).view(3, heads, -1).transpose(0, 1).flatten()
 
 
 @lru_cache(maxsize=64)

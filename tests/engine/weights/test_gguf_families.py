@@ -91,6 +91,7 @@ CODES = {
     "phi3": ("Q4_0", {}),
     "qwen3.5-moe": ("Q8_0", {"linear_value_head_dim": 32, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}),
     "gpt-oss": ("MXFP4", {}),
+    "gpt-neox": ("Q4_0", {}),
     "gemma4-moe": ("Q4_0", {"moe_intermediate_size": 64}),
     "gemma4-inputs": ("Q8_0", {"hidden_size_per_layer_input": 32}),
 }
@@ -208,6 +209,24 @@ def test_rows_of_no_heads_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "one.gguf").write_bytes(data[:at] + struct.pack("<I", 1) + data[at + 4 :])
     with pytest.raises(WeightError, match=r"blk\.\d\.attn_[qk]\.weight .* no 0 heads"):
         open_checkpoint(tmp_path / "one.gguf")
+
+
+def test_a_file_that_scores_pairs_is_refused(tmp_path: Path) -> None:
+    entries = entry("general.architecture", 8, text("bert")) + typed_entry("bert.pooling_type", 4)
+    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=2))
+    with pytest.raises(UnsupportedModel, match=r"bert\.pooling_type rank is not supported: serve the original checkpoint"):
+        load_model_config(tmp_path / "model.gguf")
+
+
+def test_dense_layers_behind_the_pooling_are_refused(tmp_path: Path) -> None:
+    sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
+    numbers = {**dict.fromkeys(sizes, 64), "attention.layer_norm_rms_epsilon": 1e-5}
+    entries = [typed_entry(f"gemma-embedding.{name}", each) for name, each in numbers.items()]
+    entries.insert(0, entry("general.architecture", 8, text("gemma-embedding")))
+    data = header(entries=b"".join(entries), entry_count=len(entries), tensors=tensor("dense_2.weight", (8, 8)))
+    (tmp_path / "model.gguf").write_bytes(data.ljust(1 << 12, b"\0"))
+    with pytest.raises(UnsupportedModel, match=r"dense_2\.weight is not supported: dense layers behind the pooling"):
+        load_model_config(tmp_path / "model.gguf")
 
 
 def test_a_number_of_thousands_of_digits_is_of_no_layer(tmp_path: Path) -> None:
