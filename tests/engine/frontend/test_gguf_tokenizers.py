@@ -33,7 +33,7 @@ def _gemma() -> PreTrainedTokenizerBase:
     words = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>"]
     words += [f"<0x{byte:02X}>" for byte in range(256)]
     words += ["▁", "\n", "\t", *LETTERS, *LETTERS.upper(), *"0123456789!',.;()é你好"]
-    merges = [
+    merges: Any = [
         ("\n", "\n"),
         ("\n\n", "\n"),
         ("▁", "▁"),
@@ -79,7 +79,8 @@ def _xlm_roberta() -> PreTrainedTokenizerBase:
         ("and", -5.2),
         ("<mask>", 0.0),
     ]
-    return XLMRobertaTokenizer(vocab=words, _spm_precompiled_charsmap=_map_of_ligatures())
+    characters: Any = _map_of_ligatures()
+    return XLMRobertaTokenizer(vocab=words, _spm_precompiled_charsmap=characters)
 
 
 def _phantom(token: str) -> str:
@@ -99,7 +100,7 @@ def written(tokenizer: PreTrainedTokenizerBase, folder: Path, kind: str) -> Gguf
         writer.add_add_space_prefix(False)
         writer.add_add_bos_token(True)
     else:
-        tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        tokens = list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
         special = set(tokenizer.all_special_tokens)
         types = tuple(3 if token in special else 1 for token in tokens)
         if kind == "bert":
