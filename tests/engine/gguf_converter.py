@@ -3,6 +3,7 @@
 `gguf_files.py` writes those of Llama and Qwen, and has the quantizers. Here tensors have the names of the package `gguf`.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import AutoConfig
 from tests.engine.gguf_files import _PROJECTIONS, _add, _in_pairs
 
 PAIRED = ("smollm3", "granite", "granitemoe", "granitehybrid", "arcee")
-ONE_ADDED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron")
+ONE_ADDED = ("gemma", "gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 MAMBA2 = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 IN_FLOATS = ("gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "_norm", "shortconv.conv")
 """Parts of names of matrices that are never quantized."""
@@ -24,7 +25,10 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "olmo3": "olmo2",
     "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r", "falcon_h1": "falcon-h1",
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
-    "minimax_m2": "minimax-m2",
+    "minimax_m2": "minimax-m2", "gemma4_text": "gemma4",
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "distilbert"), "bert"),
+    "phi": "phi2", "gpt_neox": "gptneox",
+    "nomic_bert": "nomic-bert", "jina_embeddings_v3": "jina-bert-v3", "modernbert": "modern-bert",
 }  # fmt: skip
 """Architectures by transformers' model types; the others have the same name."""
 Rule = Callable[[Any], dict[str, Any]]
@@ -33,8 +37,11 @@ Rule = Callable[[Any], dict[str, Any]]
 def convert(path: Path, folder: Path, choose: Callable[[str], str] = lambda _: "F32") -> None:
     """Writes the checkpoint in `folder`. `choose` names a matrix's type."""
     config = AutoConfig.from_pretrained(folder)
+    config.allow_global_per_layer_attribute_access = True  # where layers differ, a rule reads each
     kind = config.model_type
     name = ARCHITECTURES.get(kind, kind)
+    if name == "gemma3" and config.use_bidirectional_attention:
+        name = "gemma-embedding"
     if name == "nemotron_h" and "moe" in config.layers_block_type:
         name = "nemotron_h_moe"
     writer = gguf.GGUFWriter(path, name)
@@ -53,7 +60,7 @@ def convert(path: Path, folder: Path, choose: Callable[[str], str] = lambda _: "
 def _write(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     """Writes a value; None is left out, and of a list that is the same for all layers, one number is written."""
     match value:
-        case [int(first), *_] if "pattern" not in key:
+        case [int(first), *_] if isinstance(value, list) and "pattern" not in key:
             writer.add_uint32(key, first)
         case bool():
             writer.add_bool(key, value)
@@ -63,7 +70,7 @@ def _write(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_float32(key, value)
         case str():
             writer.add_string(key, value)
-        case list():
+        case list() | tuple():
             writer.add_array(key, value)
 
 
@@ -180,7 +187,70 @@ def _long(config: Any) -> dict[str, Any]:
     return {"attention.sliding_window": config.sliding_window or 0, "rope.scaling.type": None}
 
 
+def _encoder(_config: Any) -> dict[str, Any]:
+    return {"attention.causal": False, "pooling_type": int(gguf.PoolingType.MEAN), "attention.sliding_window": None}
+
+
+def _window_as_written(config: Any) -> dict[str, Any]:
+    """Returns the window of the config.json; transformers has it on each side."""
+    written = json.loads(Path(config.name_or_path, "config.json").read_text())
+    return {"attention.sliding_window": written["sliding_window"], "pooling_type": int(gguf.PoolingType.MEAN)}
+
+
+def _before_positions(config: Any) -> int:
+    """Returns how many rows of the table of positions the converter leaves out: those that no token takes."""
+    return config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+
+
+def _gemma4(config: Any) -> dict[str, Any]:
+    """Returns the fields of Gemma 4, whose layers differ in heads and in widths."""
+    written, slides = config.to_dict(), [kind == "sliding_attention" for kind in config.layer_types]
+    own = written.get("per_layer_config") or {}
+    layers = [{**written, **own.get(str(at), own.get(at, {}))} for at in range(len(slides))]
+    shared, width = config.num_kv_shared_layers, config.intermediate_size
+    sizes = {at: layer["head_dim"] for at, layer in zip(slides, layers, strict=True)}
+    experts = config.enable_moe_block
+    return {
+        **_pattern(config),
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input or 0,
+        **{f"attention.{of}_length": sizes[False] for of in ("key", "value")},
+        **{f"attention.{of}_length_swa": sizes[True] for of in ("key", "value")},
+        "attention.head_count_kv": tuple(layer["num_key_value_heads"] for layer in layers),
+        "feed_forward_length": tuple(width * (1 + (at >= len(slides) - shared)) for at in range(len(slides)))
+        if config.use_double_wide_mlp
+        else width,
+        "rope.dimension_count": sizes[False],
+        "rope.dimension_count_swa": sizes[True],
+        "final_logit_softcapping": config.final_logit_softcapping,
+        "expert_count": config.num_experts if experts else None,
+        "expert_used_count": config.top_k_experts if experts else None,
+        "expert_feed_forward_length": config.moe_intermediate_size if experts else None,
+    }
+
+
 _RULES: dict[str, tuple[Rule, ...]] = {
+    "gemma4": (_gemma4,),
+    "phi2": (lambda c: {"feed_forward_length": 4 * c.hidden_size},),
+    "gptneox": (lambda c: {"use_parallel_residual": c.use_parallel_residual, "rope.freq_base": None},),
+    "gemma-embedding": (_window_as_written,),
+    "bert": (
+        _encoder,
+        lambda c: {"context_length": c.max_position_embeddings - _before_positions(c)},
+        lambda c: {"attention.layer_norm_epsilon": 1e-12} if c.model_type == "distilbert" else {},
+    ),
+    "nomic-bert": (_encoder,),
+    "jina-bert-v3": (_encoder,),
+    "eurobert": (_encoder,),
+    "modern-bert": (
+        _encoder,
+        lambda c: {
+            "attention.sliding_window": c.local_attention,
+            "attention.sliding_window_pattern": 3,
+            "attention.layer_norm_epsilon": c.norm_eps,
+            "hidden_act": c.hidden_activation,
+        },
+    ),
     "gemma2": (
         lambda c: {
             "attn_logit_softcapping": c.attn_logit_softcapping,
@@ -237,6 +307,8 @@ def _tensors(stored: dict[str, torch.Tensor], config: Any, name: str) -> Iterato
     )
     stacks: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in stored.items():
+        if key.startswith("pooler."):
+            continue
         for part, values in _changed(key, tensor, config, name):
             parent, _, last = part.rpartition(".experts.")
             number, _, module = last.partition(".")
@@ -248,6 +320,10 @@ def _tensors(stored: dict[str, torch.Tensor], config: Any, name: str) -> Iterato
                 yield _target(names, part), values
     for target, each in stacks.items():
         yield target, torch.stack([each[number] for number in sorted(each)])
+    if name == "gemma4":
+        rope, size = config.rope_parameters["full_attention"], _gemma4(config)["attention.key_length"]
+        rotated = int(size * rope["partial_rotary_factor"] / 2)
+        yield "rope_freqs.weight", torch.tensor([1.0] * rotated + [1e30] * (size // 2 - rotated))
     if "long_factor" in (_first(config, "rope_parameters") or {}):
         for length in ("long", "short"):
             yield f"rope_factors_{length}.weight", torch.tensor(config.rope_parameters[f"{length}_factor"])
@@ -257,6 +333,7 @@ _RENAMED = {
     "e_score_correction_bias": "e_score_correction.bias",
     "expert_bias": "expert_bias.bias",
     ".sinks": ".sinks.weight",
+    "layer_scalar": "layer_scalar.weight",
     "dt_bias": "dt_proj.bias",
 }
 """Parts of names, where the converter adds an ending, or takes one off, before it looks them up."""
@@ -309,6 +386,16 @@ def _changed(key: str, x: torch.Tensor, config: Any, name: str) -> Iterator[tupl
         else:
             yield f"{block}.ffn_gate_exps.{kind}", x[:, 0::2]
             yield f"{block}.ffn_up_exps.{kind}", x[:, 1::2]
+    elif "query_key_value" in key:
+        yield key, x.view(config.num_attention_heads, 3, -1, *x.shape[1:]).transpose(0, 1).flatten(0, 2)
+    elif key.endswith("position_embeddings.weight"):
+        yield key, x[_before_positions(config) :]
+    elif name == "gemma4" and ".experts." in key:
+        yield f"{block}.ffn_{'gate_up' if 'gate_up' in key else 'down'}_exps.weight", x
+    elif key.endswith("router.scale"):
+        yield f"{block}.ffn_gate_inp.scale", x
+    elif key.endswith("per_expert_scale"):
+        yield f"{block}.ffn_down_exps.scale", x
     elif "in_proj_qkvz" in key:
         q = config.linear_key_head_dim
         v = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim

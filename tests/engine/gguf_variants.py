@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.engine.checkpoints import CONV, FAMILIES, FULL, LINEAR, NTK, SLIDING, VARIANTS, Variant
+from tests.engine.encoder_checkpoints import ENCODERS
 
 
 def _with(name: str, edits: dict[str, Any] | None = None, **changes: Any) -> Variant:
@@ -12,11 +13,28 @@ def _with(name: str, edits: dict[str, Any] | None = None, **changes: Any) -> Var
     return replace(found, changes={**found.changes, **changes}, edits={**found.edits, **(edits or {})})
 
 
+_KIN = ("bert", "roberta", "xlm-roberta", "distilbert", "nomic-bert", "jina-v3", "modernbert", "eurobert")
+GGUF_ENCODERS = {
+    **{name: ENCODERS[name] for name in _KIN},
+    "gemma-embedding": replace(
+        ENCODERS["gemma3"],
+        changes={
+            **ENCODERS["gemma3"].changes,
+            "query_pre_attn_scalar": 16,
+            "num_hidden_layers": 7,
+            "layer_types": [SLIDING] * 5 + [FULL, SLIDING],
+        },
+    ),
+}
 GGUF_VARIANTS = {
     **{name: FAMILIES[name] for name in ("gemma", "smollm3", "granite", "granite-moe", "granite-moe-shared", "olmo2", "olmo3")},
     **{name: FAMILIES[name] for name in ("phi3", "phi3-long", "glm4", "glm4-moe", "exaone4")},
     **{name: FAMILIES[name] for name in ("qwen2-moe", "cohere", "mamba", "mamba-biases", "mamba2", "lfm2")},
+    **{name: FAMILIES[name] for name in ("gemma4", "gemma4-moe", "gemma4-inputs")},
     **{name: FAMILIES[name] for name in ("jamba", "minimax-m2", "nemotron-biases", "stablelm", "stablelm-parallel")},
+    "gpt-neox": FAMILIES["gpt-neox"],
+    "gpt-neox-sequential": _with("gpt-neox-sequential", hidden_act="gelu"),
+    "phi": _with("phi", intermediate_size=256),
     "seed-oss": _with("seed-oss", attention_out_bias=False),
     "ernie-moe": _with("ernie-moe", moe_intermediate_size=32),
     "ernie": _with("ernie", use_bias=False),

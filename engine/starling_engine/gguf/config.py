@@ -3,7 +3,8 @@
 from typing import Any, Literal
 
 from starling_engine.errors import UnsupportedModel
-from starling_engine.gguf.families import FAMILIES, GgufFamily
+from starling_engine.gguf.families import FAMILIES
+from starling_engine.gguf.family import GgufFamily
 from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.reader import GgufFile
 from starling_engine.gguf.rope import DEFAULT_THETA, read_scaling
@@ -11,6 +12,7 @@ from starling_engine.gguf.vocabulary import end_token_ids
 
 _POOLING: dict[Any, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: "last"}
 """Numbers of llama.cpp, which has some for other kinds of models besides."""
+_RANK = 4
 
 Config = dict[str, Any]
 
@@ -20,9 +22,12 @@ def read_config(file: GgufFile) -> tuple[Config, Config]:
 
     Raises UnsupportedModel for an architecture that cannot be read from GGUF, ModelError for metadata that is missing.
     """
-    family, data = family_of(file), GgufMetadata(file)
+    family = family_of(file)
+    data = GgufMetadata(file, family.by_layer)
     if file.get("split.count") not in (None, 0, 1):
         raise UnsupportedModel(f"{file.path}: a model in several files is not supported; merge them (llama-gguf-split --merge)")
+    if data.get("pooling_type") == _RANK:
+        raise data.refused("pooling_type", "rank is not supported: serve the original checkpoint, whose head scores pairs")
     config = {"architectures": [family.name], **(_attention(data) if family.attends else {}), **_common(data, family)}
     return config | family.fields(data), {"eos_token_id": end_token_ids(file), **_generation_defaults(file)}
 

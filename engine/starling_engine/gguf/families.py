@@ -4,92 +4,25 @@ Fields are what the family's own config.json has beside those that `config.py` r
 and its models (src/models/*.cpp) say what is in a file.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from starling_engine.gguf import names
+from starling_engine.gguf.encoders import ENCODERS
+from starling_engine.gguf.family import Config, GgufFamily, family, nothing, present, read_experts, read_windows
+from starling_engine.gguf.gemma import GEMMAS
 from starling_engine.gguf.metadata import GgufMetadata
-from starling_engine.gguf.names import COMMON, ModuleNames, Stored
+from starling_engine.gguf.names import ModuleNames, Stored
 from starling_engine.gguf.rope import read_scaling
 
-Config = dict[str, Any]
-READ_EVERYWHERE = "rms_norm_eps"
 SIGMOID = 2
 """Number of llama.cpp for experts that are scored by sigmoids."""
-
-
-def _nothing(_data: GgufMetadata) -> Config:
-    return {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GgufFamily:
-    """One architecture.
-
-    name     in `architectures` of a config.json, unless `fields` have another one
-    fields   of the config, which may replace those that all have
-    modules  its names of modules beside those of all
-    eps      the field for the epsilon of norms
-    attends  False where no layer does
-    """
-
-    name: str
-    fields: Callable[[GgufMetadata], Config] = _nothing
-    modules: ModuleNames
-    eps: str = READ_EVERYWHERE
-    attends: bool = True
-
-
-def _family(
-    name: str,
-    fields: Callable[[GgufMetadata], Config] = _nothing,
-    *modules: ModuleNames,
-    eps: str = READ_EVERYWHERE,
-    attends: bool = True,
-) -> GgufFamily:
-    """Makes a family whose later names of modules replace earlier ones."""
-    merged: dict[str, str | Stored | tuple[Stored, ...]] = dict(COMMON)
-    for each in modules:
-        merged.update(each)
-    return GgufFamily(name=name, fields=fields, modules=merged, eps=eps, attends=attends)
-
-
-def _present(data: GgufMetadata, **keys: str) -> Config:
-    """Returns fields by keys of the file, where it has these."""
-    return {field: data.get(key) for field, key in keys.items() if data.get(key) is not None}
-
-
-def _windows(data: GgufMetadata) -> Config:
-    """Returns the sliding window, and which layers have it: a list, the length of a pattern, or what the family does."""
-    window, pattern = data.get("attention.sliding_window", 0), data.get("attention.sliding_window_pattern")
-    if not window or (isinstance(pattern, list) and not any(pattern)):
-        return {"sliding_window": None}
-    found: Config = {"sliding_window": window}
-    if isinstance(pattern, list):
-        kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern[: data.num_layers]]
-        return found | {"layer_types": kinds}
-    return found if pattern is None else found | {"sliding_window_pattern": pattern}
-
-
-def _experts(data: GgufMetadata) -> Config:
-    count, used = data.number("expert_count"), data.number("expert_used_count")
-    found = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), count)
-    found |= dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), used)
-    scaling, renormalize = data.get("expert_weights_scale", 0.0) or 1.0, data.get("expert_weights_norm", False)
-    return found | {
-        **_present(data, moe_intermediate_size="expert_feed_forward_length"),
-        "routed_scaling_factor": scaling,
-        "norm_topk_prob": renormalize,
-        "n_group": data.get("expert_group_count", 1) or 1,
-        "topk_group": data.get("expert_group_used_count", 1) or 1,
-    }
 
 
 def _llama(data: GgufMetadata) -> Config:
     """Reads what may also be Mistral or Mixtral, which llama.cpp has no names for."""
     if data.get("expert_count", 0):
-        return {"architectures": ["MixtralForCausalLM"], **_experts(data)}
+        return {"architectures": ["MixtralForCausalLM"], **read_experts(data)}
     if (window := data.get("attention.sliding_window")) is not None:
         return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
     return {}
@@ -98,7 +31,7 @@ def _llama(data: GgufMetadata) -> Config:
 def _mistral3(data: GgufMetadata) -> Config:
     if data.get("attention.temperature_scale", 0.0):
         raise data.refused("attention.temperature_scale", "is not supported; supported: 0")
-    return _windows(data)
+    return read_windows(data)
 
 
 def _shared_width(data: GgufMetadata) -> Config:
@@ -106,11 +39,11 @@ def _shared_width(data: GgufMetadata) -> Config:
 
 
 def _qwen2_moe(data: GgufMetadata) -> Config:
-    return {**_experts(data), **_shared_width(data), "qkv_bias": "attn_q.bias" in data.modules}
+    return {**read_experts(data), **_shared_width(data), "qkv_bias": "attn_q.bias" in data.modules}
 
 
 def _qwen3_moe(data: GgufMetadata) -> Config:
-    return {**_experts(data), "norm_topk_prob": True, "attention_bias": False}
+    return {**read_experts(data), "norm_topk_prob": True, "attention_bias": False}
 
 
 def _gated_delta(data: GgufMetadata) -> Config:
@@ -126,31 +59,15 @@ def _gated_delta(data: GgufMetadata) -> Config:
 
 
 def _qwen3_5_moe(data: GgufMetadata) -> Config:
-    return {**_experts(data), **_shared_width(data), **_gated_delta(data)}
-
-
-def _gemma2(data: GgufMetadata, big: int = 46) -> Config:
-    """Reads the fields of Gemma 2. Of scores, a file has no scale: those of the model of 27B alone are not scaled by a head."""
-    width = data.number("embedding_length") / data.number("attention.head_count")
-    return {
-        **_windows(data),
-        "query_pre_attn_scalar": width if data.num_layers == big else data.number("attention.key_length", 256),
-        "attn_logit_softcapping": data.get("attn_logit_softcapping"),
-        "final_logit_softcapping": data.get("final_logit_softcapping"),
-    }
-
-
-def _gemma3(data: GgufMetadata) -> Config:
-    local = _present(data, rope_local_base_freq="rope.freq_base_swa")
-    return {**_gemma2(data, big=62), **local, "rope_theta": data.get("rope.freq_base", 1e6)}
+    return {**read_experts(data), **_shared_width(data), **_gated_delta(data)}
 
 
 def _gpt_oss(data: GgufMetadata) -> Config:
     """Reads the fields of gpt-oss. The band of its YaRN has borders that are not rounded, which no file says."""
     scaling = read_scaling(data)
     return {
-        **_windows(data),
-        **_experts(data),
+        **read_windows(data),
+        **read_experts(data),
         "intermediate_size": data.number("expert_feed_forward_length"),
         "rope_scaling": scaling and {**scaling, "truncate": False},
     }
@@ -174,16 +91,16 @@ def _head_dim(data: GgufMetadata) -> int:
 
 
 def _granite_moe(data: GgufMetadata) -> Config:
-    shared = _present(data, shared_intermediate_size="expert_shared_feed_forward_length")
+    shared = present(data, shared_intermediate_size="expert_shared_feed_forward_length")
     name = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
-    return {**_granite(data), **_experts(data), **shared, "architectures": [name]}
+    return {**_granite(data), **read_experts(data), **shared, "architectures": [name]}
 
 
 def _granite_hybrid(data: GgufMetadata) -> Config:
     width = data.get("expert_shared_feed_forward_length") or data.number("feed_forward_length")
     return {
         **_granite(data),
-        **(_experts(data) if data.get("expert_count", 0) else {"num_local_experts": 0}),
+        **(read_experts(data) if data.get("expert_count", 0) else {"num_local_experts": 0}),
         **_mamba2(data),
         "shared_intermediate_size": width,
         "layer_types": data.kinds({"ssm_in.weight": "mamba"}, "attention"),
@@ -238,8 +155,8 @@ def _falcon_h1(data: GgufMetadata) -> Config:
 
 def _nemotron_h(data: GgufMetadata) -> Config:
     parts = {"ssm_in.weight": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe"}
-    shared = _present(data, moe_shared_expert_intermediate_size="expert_shared_feed_forward_length")
-    experts = {**_experts(data), **shared} if data.get("expert_count", 0) else {}
+    shared = present(data, moe_shared_expert_intermediate_size="expert_shared_feed_forward_length")
+    experts = {**read_experts(data), **shared} if data.get("expert_count", 0) else {}
     if data.get("moe_latent_size"):
         raise data.refused("moe_latent_size", "is not supported; supported: none")
     return {
@@ -260,7 +177,7 @@ def _width_of(data: GgufMetadata, module: str) -> int:
 def _jamba(data: GgufMetadata) -> Config:
     return {
         **_mamba(data),
-        **(_experts(data) if "ffn_gate_inp.weight" in data.modules else {"num_experts": 1}),
+        **(read_experts(data) if "ffn_gate_inp.weight" in data.modules else {"num_experts": 1}),
         **_periods(data, "attn", "attn_q.weight"),
         **_periods(data, "expert", "ffn_gate_inp.weight"),
     }
@@ -281,7 +198,7 @@ def _periods(data: GgufMetadata, kind: str, module: str) -> Config:
 def _lfm2(data: GgufMetadata) -> Config:
     experts: Mapping[str, Any] = {}
     if data.get("expert_count", 0):
-        experts = {**_experts(data), "norm_topk_prob": True, "num_dense_layers": data.get("leading_dense_block_count", 0)}
+        experts = {**read_experts(data), "norm_topk_prob": True, "num_dense_layers": data.get("leading_dense_block_count", 0)}
         if data.get("expert_gating_func", SIGMOID) != SIGMOID:
             raise data.refused("expert_gating_func", f"{data.get('expert_gating_func')} is not supported; supported: {SIGMOID}")
     return {
@@ -295,13 +212,13 @@ def _lfm2(data: GgufMetadata) -> Config:
 
 
 def _olmo2(data: GgufMetadata) -> Config:
-    windows = _windows(data)
+    windows = read_windows(data)
     return {**windows, "architectures": ["Olmo3ForCausalLM" if windows["sliding_window"] else "Olmo2ForCausalLM"]}
 
 
 def _glm4_moe(data: GgufMetadata) -> Config:
     return {
-        **_experts(data),
+        **read_experts(data),
         "n_shared_experts": data.get("expert_shared_count", 0),
         "first_k_dense_replace": data.get("leading_dense_block_count", 0),
         "use_qk_norm": "attn_q_norm.weight" in data.modules,
@@ -315,7 +232,7 @@ def _ernie(data: GgufMetadata) -> Config:
 
 def _ernie_moe(data: GgufMetadata) -> Config:
     return {
-        **_experts(data),
+        **read_experts(data),
         "moe_layer_start_index": data.get("leading_dense_block_count", 0),
         "moe_layer_interval": data.get("interleave_moe_layer_step", 1),
         "moe_num_shared_experts": data.get("expert_shared_count", 0),
@@ -327,11 +244,11 @@ def _seed_oss(data: GgufMetadata) -> Config:
 
 
 def _hunyuan_moe(data: GgufMetadata) -> Config:
-    return {**_experts(data), "num_shared_expert": data.get("expert_shared_count", 1)}
+    return {**read_experts(data), "num_shared_expert": data.get("expert_shared_count", 1)}
 
 
 def _cohere(data: GgufMetadata) -> Config:
-    return {**_windows(data), "logit_scale": data.number("logit_scale"), "use_qk_norm": "attn_q_norm.weight" in data.modules}
+    return {**read_windows(data), "logit_scale": data.number("logit_scale"), "use_qk_norm": "attn_q_norm.weight" in data.modules}
 
 
 def _starcoder2(data: GgufMetadata) -> Config:
@@ -342,6 +259,12 @@ def _starcoder2(data: GgufMetadata) -> Config:
 
 def _nemotron(data: GgufMetadata) -> Config:
     return {"attention_bias": "attn_q.bias" in data.modules}
+
+
+def _gpt_neox(data: GgufMetadata) -> Config:
+    rotated: int = data.number("rope.dimension_count", _head_dim(data))
+    parallel = data.get("use_parallel_residual", True)
+    return {"use_parallel_residual": parallel, "rotary_pct": rotated / _head_dim(data)}
 
 
 def _stablelm(data: GgufMetadata) -> Config:
@@ -356,7 +279,7 @@ def _minimax(data: GgufMetadata) -> Config:
     if data.get("expert_gating_func", SIGMOID) != SIGMOID:
         raise data.refused("expert_gating_func", f"{data.get('expert_gating_func')} is not supported; supported: {SIGMOID}")
     return {
-        **_experts(data),
+        **read_experts(data),
         "intermediate_size": data.number("expert_feed_forward_length"),
         "use_routing_bias": "exp_probs_b.bias" in data.modules,
     }
@@ -366,49 +289,50 @@ _DELTA_MOE = (names.SHARED, names.BEFORE_MLP, names.NORMS_PLUS_ONE)
 _AFTER_PLUS_ONE: ModuleNames = {"post_attention_norm": Stored("mlp_norm", "one added")}
 
 FAMILIES: Mapping[str, GgufFamily] = {
-    "llama": _family("LlamaForCausalLM", _llama, names.PAIRED),
-    "mistral3": _family("MistralForCausalLM", _mistral3, names.PAIRED),
-    "qwen2": _family("Qwen2ForCausalLM"),
-    "qwen2moe": _family("Qwen2MoeForCausalLM", _qwen2_moe, names.SHARED),
-    "qwen3": _family("Qwen3ForCausalLM"),
-    "qwen3moe": _family("Qwen3MoeForCausalLM", _qwen3_moe),
-    "qwen3next": _family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, _AFTER_PLUS_ONE),
-    "qwen35": _family("Qwen3_5ForCausalLM", _gated_delta, names.NORMS_PLUS_ONE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
-    "qwen35moe": _family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
-    "gemma": _family("GemmaForCausalLM", _nothing, names.NORMS_PLUS_ONE),
-    "gemma2": _family("Gemma2ForCausalLM", _gemma2, names.NORMS_PLUS_ONE),
-    "gemma3": _family("Gemma3ForCausalLM", _gemma3, names.NORMS_PLUS_ONE),
-    "gpt-oss": _family("GptOssForCausalLM", _gpt_oss, names.SINKS, names.BEFORE_MLP),
-    "phi3": _family("Phi3ForCausalLM", _windows, names.FUSED_QKV, names.FUSED_GATE_UP),
-    "smollm3": _family("SmolLM3ForCausalLM", _nothing, names.PAIRED),
-    "granite": _family("GraniteForCausalLM", _granite, names.PAIRED),
-    "granitemoe": _family("GraniteMoeForCausalLM", _granite_moe, names.PAIRED, names.SHARED),
-    "granitehybrid": _family("GraniteMoeHybridForCausalLM", _granite_hybrid, names.PAIRED, names.SHARED, names.MAMBA2),
-    "lfm2": _family("Lfm2ForCausalLM", _lfm2, names.SHORT_CONV, {"token_embd_norm": "norm"}, eps="norm_eps"),
-    "lfm2moe": _family("Lfm2MoeForCausalLM", _lfm2, names.SHORT_CONV, {"token_embd_norm": "norm"}, eps="norm_eps"),
-    "olmo2": _family("Olmo2ForCausalLM", _olmo2),
-    "glm4": _family("Glm4ForCausalLM", _nothing, names.FUSED_GATE_UP),
-    "glm4moe": _family("Glm4MoeForCausalLM", _glm4_moe, names.SHARED, names.BEFORE_MLP),
-    "exaone4": _family("Exaone4ForCausalLM", _windows),
-    "seed_oss": _family("SeedOssForCausalLM", _seed_oss, names.BEFORE_MLP),
-    "ernie4_5": _family("Ernie4_5ForCausalLM", _ernie),
-    "ernie4_5-moe": _family(
+    **GEMMAS,
+    **ENCODERS,
+    "llama": family("LlamaForCausalLM", _llama, names.PAIRED),
+    "mistral3": family("MistralForCausalLM", _mistral3, names.PAIRED),
+    "qwen2": family("Qwen2ForCausalLM"),
+    "qwen2moe": family("Qwen2MoeForCausalLM", _qwen2_moe, names.SHARED),
+    "qwen3": family("Qwen3ForCausalLM"),
+    "qwen3moe": family("Qwen3MoeForCausalLM", _qwen3_moe),
+    "qwen3next": family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, _AFTER_PLUS_ONE),
+    "qwen35": family("Qwen3_5ForCausalLM", _gated_delta, names.NORMS_PLUS_ONE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
+    "qwen35moe": family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
+    "gpt-oss": family("GptOssForCausalLM", _gpt_oss, names.SINKS, names.BEFORE_MLP),
+    "phi3": family("Phi3ForCausalLM", read_windows, names.FUSED_QKV, names.FUSED_GATE_UP),
+    "smollm3": family("SmolLM3ForCausalLM", nothing, names.PAIRED),
+    "granite": family("GraniteForCausalLM", _granite, names.PAIRED),
+    "granitemoe": family("GraniteMoeForCausalLM", _granite_moe, names.PAIRED, names.SHARED),
+    "granitehybrid": family("GraniteMoeHybridForCausalLM", _granite_hybrid, names.PAIRED, names.SHARED, names.MAMBA2),
+    "lfm2": family("Lfm2ForCausalLM", _lfm2, names.SHORT_CONV, {"token_embd_norm": "norm"}, eps="norm_eps"),
+    "lfm2moe": family("Lfm2MoeForCausalLM", _lfm2, names.SHORT_CONV, {"token_embd_norm": "norm"}, eps="norm_eps"),
+    "olmo2": family("Olmo2ForCausalLM", _olmo2),
+    "glm4": family("Glm4ForCausalLM", nothing, names.FUSED_GATE_UP),
+    "glm4moe": family("Glm4MoeForCausalLM", _glm4_moe, names.SHARED, names.BEFORE_MLP),
+    "exaone4": family("Exaone4ForCausalLM", read_windows),
+    "seed_oss": family("SeedOssForCausalLM", _seed_oss, names.BEFORE_MLP),
+    "ernie4_5": family("Ernie4_5ForCausalLM", _ernie),
+    "ernie4_5-moe": family(
         "Ernie4_5_MoeForCausalLM", _ernie_moe, names.SHARED, {"exp_probs_b.bias": Stored("router_bias", "row", whole=True)}
     ),
-    "hunyuan-dense": _family("HunYuanDenseV1ForCausalLM"),
-    "hunyuan-moe": _family("HunYuanMoEV1ForCausalLM", _hunyuan_moe, names.SHARED),
-    "command-r": _family("CohereForCausalLM", _cohere, eps="layer_norm_eps"),
-    "cohere2": _family("Cohere2ForCausalLM", _cohere, eps="layer_norm_eps"),
-    "starcoder2": _family("Starcoder2ForCausalLM", _starcoder2, eps="norm_epsilon"),
-    "arcee": _family("ArceeForCausalLM", _nothing, names.PAIRED),
-    "minimax-m2": _family("MiniMaxM2ForCausalLM", _minimax),
-    "nemotron": _family("NemotronForCausalLM", _nemotron, names.WEIGHTS_PLUS_ONE, eps="norm_eps"),
-    "stablelm": _family("StableLmForCausalLM", _stablelm, eps="layer_norm_eps"),
-    "mamba": _family("MambaForCausalLM", _mamba_alone, names.MAMBA, eps="layer_norm_epsilon", attends=False),
-    "mamba2": _family("Mamba2ForCausalLM", _mamba2, names.MAMBA2, eps="layer_norm_epsilon", attends=False),
-    "falcon-h1": _family("FalconH1ForCausalLM", _falcon_h1, names.MAMBA2),
-    "nemotron_h": _family("NemotronHForCausalLM", _nemotron_h, names.MAMBA2, names.SHARED, eps="layer_norm_epsilon"),
-    "nemotron_h_moe": _family("NemotronHForCausalLM", _nemotron_h, names.MAMBA2, names.SHARED, eps="layer_norm_epsilon"),
-    "jamba": _family("JambaForCausalLM", _jamba, names.MAMBA),
+    "hunyuan-dense": family("HunYuanDenseV1ForCausalLM"),
+    "hunyuan-moe": family("HunYuanMoEV1ForCausalLM", _hunyuan_moe, names.SHARED),
+    "command-r": family("CohereForCausalLM", _cohere, eps="layer_norm_eps"),
+    "cohere2": family("Cohere2ForCausalLM", _cohere, eps="layer_norm_eps"),
+    "phi2": family("PhiForCausalLM", nothing, names.FUSED_QKV, eps="layer_norm_eps"),
+    "gptneox": family("GPTNeoXForCausalLM", _gpt_neox, {"attn_qkv": Stored("q", part="heads in turn")}, eps="layer_norm_eps"),
+    "starcoder2": family("Starcoder2ForCausalLM", _starcoder2, eps="norm_epsilon"),
+    "arcee": family("ArceeForCausalLM", nothing, names.PAIRED),
+    "minimax-m2": family("MiniMaxM2ForCausalLM", _minimax),
+    "nemotron": family("NemotronForCausalLM", _nemotron, names.WEIGHTS_PLUS_ONE, eps="norm_eps"),
+    "stablelm": family("StableLmForCausalLM", _stablelm, eps="layer_norm_eps"),
+    "mamba": family("MambaForCausalLM", _mamba_alone, names.MAMBA, eps="layer_norm_epsilon", attends=False),
+    "mamba2": family("Mamba2ForCausalLM", _mamba2, names.MAMBA2, eps="layer_norm_epsilon", attends=False),
+    "falcon-h1": family("FalconH1ForCausalLM", _falcon_h1, names.MAMBA2),
+    "nemotron_h": family("NemotronHForCausalLM", _nemotron_h, names.MAMBA2, names.SHARED, eps="layer_norm_epsilon"),
+    "nemotron_h_moe": family("NemotronHForCausalLM", _nemotron_h, names.MAMBA2, names.SHARED, eps="layer_norm_epsilon"),
+    "jamba": family("JambaForCausalLM", _jamba, names.MAMBA),
 }
 """Families by llama.cpp's names of architectures."""

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
@@ -14,21 +15,23 @@ OF_A_LAYER = re.compile(r"blk\.([0-9]{1,9})\.(.+)")
 class GgufMetadata:
     """Values by their names without the architecture's prefix, which errors name."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile, by_layer: Collection[str] = ()) -> None:
+        """`by_layer` are names of numbers in which layers may differ."""
         self.file = file
+        self._may_differ = by_layer
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self.file.get(self.written(name))
         return default if value is None else value
 
     def number(self, name: str, default: float | None = None) -> Any:
-        """Returns a number above 0. One that is written for each layer is the same wherever a layer has it."""
+        """Returns a number above 0. One that is written for each layer is the same wherever a layer has it, or the least."""
         value = self.get(name, default)
         if isinstance(value, list):
             others = {each for each in value if each}
-            if len(others) > 1:
+            if len(others) > 1 and name not in self._may_differ:
                 raise UnsupportedModel(f"{self.file.path}: {self.written(name)}: layers that differ are not supported")
-            value = others.pop() if others else 0
+            value = min(others, default=0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ModelError(f"{self.file.path}: {self.written(name)} must be a number above 0, got {value!r}")
         return value
@@ -45,6 +48,11 @@ class GgufMetadata:
         drafts = self.get("nextn_predict_layers", 0)
         return int(self.number("block_count")) - (drafts if isinstance(drafts, int) else 0)
 
+    @property
+    def layers(self) -> range:
+        """Layers, of a file that lies about them no more than it has tensors."""
+        return range(min(self.num_layers, len(self.file.tensors)))
+
     @cached_property
     def modules(self) -> frozenset[str]:
         """Names of tensors that a layer has, without its own."""
@@ -55,9 +63,7 @@ class GgufMetadata:
 
     def kinds(self, kinds: dict[str, str], other: str) -> list[str]:
         """Returns the kind of each layer by the first of these tensors that it has; `other` for one that has none."""
-        # A file that lies about its layers has no more of them here than tensors.
-        layers = range(min(self.num_layers, len(self.file.tensors)))
-        return [next((kind for tensor, kind in kinds.items() if self.has(layer, tensor)), other) for layer in layers]
+        return [next((kind for tensor, kind in kinds.items() if self.has(layer, tensor)), other) for layer in self.layers]
 
     @cached_property
     def _by_layer(self) -> dict[int, set[str]]:

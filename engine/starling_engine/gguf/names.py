@@ -18,12 +18,13 @@ row        a matrix of one row became one of its elements, or may have
 flat       one dimension became two, or one more
 pairs      rows of the two halves of a head lie in turn
 """
-Part = Literal["all", "keys and values", "value heads", "value heads as columns", "gate", "decay"]
-"""Parts of a Gated DeltaNet's tensors, which lie in another order.
+Part = Literal["all", "keys and values", "value heads", "value heads as columns", "gate", "decay", "heads in turn"]
+"""Parts of tensors that lie in another order: those of a Gated DeltaNet, and the last one.
 
 keys and values  queries and keys lie as they did; of values, the first heads of all key heads come first
 value heads      these heads alone, in that order
 gate, decay      rows of either, which take turns by key head
+heads in turn    queries of all heads, keys, and values, which the checkpoint has head by head
 """
 
 
@@ -107,6 +108,28 @@ MAMBA2: ModuleNames = {
     "ssm_norm": Stored("mamba2.norm", "flat"),
     "ssm_out": "mamba2.out",
 }
+BERT: ModuleNames = {
+    "token_embd_norm": "embedding_norm",
+    "token_types": "token_types",
+    "position_embd": "positions",
+    "attn_qkv": "fused_qkv",
+    "attn_output_norm": "attention_out_norm",
+    "layer_output_norm": "mlp_out_norm",
+}
+GEMMA4: ModuleNames = {
+    "layer_output_scale.weight": Stored("layer_scalar", whole=True),
+    "per_layer_token_embd": "layer_table",
+    "per_layer_model_proj": "layer_projection",
+    "per_layer_proj_norm": "layer_projection_norm",
+    "inp_gate": "layer_input_gate",
+    "proj": "layer_input_projection",
+    "post_norm": "layer_input_norm",
+    "ffn_gate_inp.scale": Stored("router_scale", whole=True),
+    "ffn_down_exps.scale": Stored("expert_scales", whole=True),
+    "post_ffw_norm_1": "beside_out_norm",
+    "pre_ffw_norm_2": "experts_norm",
+    "post_ffw_norm_2": "experts_out_norm",
+}
 DELTA: ModuleNames = {
     "attn_qkv": "delta.fused_qkv",
     "attn_gate": "delta.z",
@@ -128,5 +151,10 @@ VALUE_HEADS: ModuleNames = {
     "ssm_out": Stored("delta.out", part="value heads as columns"),
 }
 """Modules of a Gated DeltaNet whose value heads lie in another order than in its checkpoint (Qwen 3.5)."""
-EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-"""Modules that hold all experts of a layer, in the order of `expert_projections`."""
+EXPERTS: Mapping[str, tuple[int, ...]] = {
+    "ffn_gate_exps": (0,),
+    "ffn_up_exps": (1,),
+    "ffn_down_exps": (2,),
+    "ffn_gate_up_exps": (0, 1),
+}
+"""Modules that hold all experts of a layer, and which of `expert_projections` follow one another in the rows of each."""

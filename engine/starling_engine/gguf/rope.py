@@ -12,12 +12,15 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_LENGTH = 1.0, 4.0, 8192
 """The band of Llama 3.1's scaling, which the file has only as the factors that follow from it."""
+_NEVER = 1e29
+"""Factors above this one are of pairs that are not rotated."""
 
 
 def read_scaling(data: GgufMetadata) -> dict[str, Any] | None:
     """Raises UnsupportedModel for a scaling that is not known, ModelError for factors that are no numbers."""
     if ROPE_FACTORS in data.file.tensors:
-        return _llama3(data)
+        factors = _factors(data, ROPE_FACTORS)
+        return _proportional(factors) or _llama3(data, factors)
     if LONG_FACTORS in data.file.tensors or SHORT_FACTORS in data.file.tensors:
         return _longrope(data)
     # Older files have another name; a factor without a type is linear, as in llama.cpp.
@@ -53,9 +56,17 @@ def _longrope(data: GgufMetadata) -> dict[str, Any]:
     return scaling if attention is None else scaling | {"attention_factor": attention}
 
 
-def _llama3(data: GgufMetadata) -> dict[str, Any]:
+def _proportional(factors: tuple[float, ...]) -> dict[str, Any] | None:
+    """Returns the scaling of Gemma 4, by which the first pairs of a head are rotated and no others; None for other factors."""
+    rotated = sum(factor == 1 for factor in factors)
+    if not rotated or any(factor < _NEVER for factor in factors[rotated:]):
+        return None
+    return {"rope_type": "proportional", "partial_rotary_factor": rotated / len(factors)}
+
+
+def _llama3(data: GgufMetadata, factors: tuple[float, ...]) -> dict[str, Any]:
     """Finds the factor of Llama 3.1's scaling. Raises UnsupportedModel where the file's factors are others."""
-    path, factors = data.file.path, _factors(data, ROPE_FACTORS)
+    path = data.file.path
     factor, theta = max(factors), data.number("rope.freq_base", DEFAULT_THETA)
     if not all(1 <= each < math.inf for each in factors):
         raise ModelError(f"{path}: {ROPE_FACTORS} must be numbers of at least 1")

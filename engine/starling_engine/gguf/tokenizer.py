@@ -1,17 +1,28 @@
 """The tokenizer of a GGUF file, made from its metadata.
 
 Byte-level BPE ("gpt2") splits text by a rule that the file only names, as llama.cpp does. SentencePiece's BPE ("llama") has its
-merges as scores. (llama.cpp's src/llama-vocab.cpp; the rules themselves are those of the models' tokenizer.json.)
+merges as scores, Gemma 4's ("gemma4") as merges. Those of encoders are in `encoder_tokenizer.py`. (llama.cpp's
+src/llama-vocab.cpp; the rules themselves are those of the models' tokenizer.json.)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.gguf.encoder_tokenizer import pair_of, unigram, word_piece
 from starling_engine.gguf.reader import GgufFile
-from starling_engine.gguf.vocabulary import CONTROL, ENDS, NORMAL, USER_DEFINED, token_id, token_types, tokenizer_field
+from starling_engine.gguf.vocabulary import (
+    CONTROL,
+    ENDS,
+    NORMAL,
+    USER_DEFINED,
+    token_id,
+    token_scores,
+    token_types,
+    tokenizer_field,
+)
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -50,7 +61,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("falcon3", "falcon-h1", "lfm2", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
     **dict.fromkeys(("hunyuan", "stablelm2"), (_QWEN2,)),
     **dict.fromkeys(("command-r", "exaone", "codeshell"), (_DIGIT, _GPT2)),
-    **dict.fromkeys(("olmo", "phi-2", "exaone4"), (_GPT2,)),
+    **dict.fromkeys(("olmo", "phi-2", "exaone4", "roberta-bpe", "modern-bert", "jina-v2-code"), (_GPT2,)),
     "qwen35": (_QWEN35,),
     "gpt-4o": (_GPT4O,),
     "seed-coder": (_SEED,),
@@ -70,7 +81,12 @@ _NAMED = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "sep_token": "seperator_token_id",
+    "mask_token": "mask_token_id",
 }
+_OF_ENCODERS = ("bert", "t5")
+"""Kinds of tokenizers that encoders have alone. Their inputs begin with a token and end with one where the file does not say."""
 
 _INSTEAD = "name a folder or repository with the model's tokenizer.json as the tokenizer (--tokenizer)"
 
@@ -82,16 +98,18 @@ def read_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str], dict
     """
     tokens = _texts(file, "tokens")
     kind = tokenizer_field(file, "model")
-    if kind == "gpt2":
-        backend = _byte_level(file, tokens)
-    elif kind == "llama":
-        backend = _sentence_piece(file, tokens)
-    else:
-        raise UnsupportedModel(
-            f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; supported: gpt2, llama. Or {_INSTEAD}"
-        )
+    read = _KINDS.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        known = ", ".join(_KINDS)
+        raise UnsupportedModel(f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; supported: {known}. Or {_INSTEAD}")
+    backend = read(file, tokens)
     _add_tokens(backend, tokens, token_types(file))
     named = {name: tokens[id_] for name, key in _NAMED.items() if (id_ := token_id(file, key, len(tokens))) is not None}
+    if kind in _OF_ENCODERS:  # older files name these two alone
+        found = {
+            ours: named[theirs] for ours, theirs in (("bos_token", "cls_token"), ("eos_token", "sep_token")) if theirs in named
+        }
+        named = {**found, **named}
     backend.post_processor = _ends(file, backend, named, kind)
     return backend, named, {"chat_template": _templates(file)}
 
@@ -101,8 +119,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     if not isinstance(pre, str) or pre not in _SPLITS:
         known = ", ".join(sorted(_SPLITS))
         raise UnsupportedModel(f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported; supported: {known}. Or {_INSTEAD}")
-    merges = [tuple(merge.split(" ")) for merge in _texts(file, "merges")]
-    backend = Tokenizer(_bpe(file, tokens, merges, ignore_merges=pre in _WHOLE_WORDS))
+    backend = Tokenizer(_bpe(file, tokens, _written_merges(file), ignore_merges=pre in _WHOLE_WORDS))
     splits = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in _SPLITS[pre]]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     backend.decoder = decoders.ByteLevel()
@@ -110,18 +127,39 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
 
 
 def _sentence_piece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
-    scores, types = tokenizer_field(file, "scores"), token_types(file)
-    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(isinstance(each, float) for each in scores):
-        raise ModelError(f"{file.path}: tokenizer.ggml.scores does not hold a number for each token")
+    scores, types = token_scores(file, tokens), token_types(file)
     normal = {token: id_ for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)) if type_ in (NORMAL, USER_DEFINED)}
+    prefix = file.get("tokenizer.ggml.add_space_prefix") is not False
+    return _pieces(file, tokens, list(_merges(normal, scores)), prefix=prefix)
+
+
+def _gemma(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
+    return _pieces(file, tokens, _written_merges(file), prefix=False)
+
+
+def _pieces(file: GgufFile, tokens: Sequence[str], merges: list[Any], *, prefix: bool) -> Tokenizer:
+    """Returns BPE over characters, in which spaces are one of their own, and bytes are tokens."""
     unknown = token_id(file, "unknown_token_id", len(tokens))
     options = {} if unknown is None else {"unk_token": tokens[unknown], "fuse_unk": True}
-    backend = Tokenizer(_bpe(file, tokens, list(_merges(normal, scores)), byte_fallback=True, **options))
-    prefix = [normalizers.Prepend("▁")] if file.get("tokenizer.ggml.add_space_prefix") is not False else []
-    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    backend = Tokenizer(_bpe(file, tokens, merges, byte_fallback=True, **options))
+    prepend = [normalizers.Prepend("▁")] if prefix else []
+    backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return backend
+
+
+_KINDS: Mapping[str, Callable[[GgufFile, Sequence[str]], Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
+    "gemma4": _gemma,
+    "bert": word_piece,
+    "t5": unigram,
+}
+
+
+def _written_merges(file: GgufFile) -> list[Any]:
+    return [tuple(merge.split(" ")) for merge in _texts(file, "merges")]
 
 
 def _bpe(file: GgufFile, tokens: Sequence[str], merges: list[Any], **options: Any) -> models.BPE:
@@ -153,15 +191,18 @@ def _ends(file: GgufFile, backend: Tokenizer, named: Mapping[str, str], kind: st
     """Returns what puts BOS before a prompt, and EOS behind it, where the file wants that."""
     wants_bos = file.get("tokenizer.ggml.add_bos_token")
     if wants_bos is None:
-        wants_bos = kind == "llama" or tokenizer_field(file, "pre") in _BEGUN
-    wants_eos = file.get("tokenizer.ggml.add_eos_token") or False
+        wants_bos = kind != "gpt2" or tokenizer_field(file, "pre") in _BEGUN
+    wants_eos = file.get("tokenizer.ggml.add_eos_token")
+    if wants_eos is None:
+        wants_eos = kind in _OF_ENCODERS
     before = [named["bos_token"]] if wants_bos and "bos_token" in named else []
     after = [named["eos_token"]] if wants_eos and "eos_token" in named else []
     own = processors.ByteLevel(trim_offsets=False) if kind == "gpt2" else None
     if not before and not after:
         return own
     ids = [(token, backend.token_to_id(token)) for token in (*before, *after)]
-    template = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
+    pair = {"pair": pair_of(kind, before, after)} if kind in _OF_ENCODERS else {}
+    template = processors.TemplateProcessing(single=[*before, "$A", *after], **pair, special_tokens=ids)
     return template if own is None else processors.Sequence([own, template])
 
 

@@ -1,7 +1,9 @@
 """The vocabulary of a GGUF file as its metadata has it: ids and types of tokens. It needs no library."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from starling_engine.errors import ModelError
 from starling_engine.gguf.reader import GgufFile
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
@@ -10,7 +12,7 @@ NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 ENDS = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
-        *("<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>"),
     )
 )
 """Tokens that end an answer, whichever of them the file names as its end, and whatever type it gives them (src/llama-vocab.cpp)."""
@@ -32,6 +34,14 @@ def token_types(file: GgufFile) -> list[Any]:
     """Returns the type of each token, empty where the file does not say."""
     found = tokenizer_field(file, "token_type")
     return found if isinstance(found, list) else []
+
+
+def token_scores(file: GgufFile, tokens: Sequence[str]) -> list[float]:
+    """Returns the score of each token. Raises ModelError where the file has not as many numbers."""
+    scores = tokenizer_field(file, "scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(isinstance(each, float) for each in scores):
+        raise ModelError(f"{file.path}: tokenizer.ggml.scores does not hold a number for each token")
+    return scores
 
 
 def token_id(file: GgufFile, name: str, count: int) -> int | None:

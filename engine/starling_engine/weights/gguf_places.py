@@ -83,7 +83,7 @@ class _Places:
         # Weights of Falcon-H1's norms, decays and skips have no ending.
         module, kind = (ending[1], f".{ending[2]}") if ending else (written, ".weight")
         if module in EXPERTS and len(tensor.shape) == (3 if kind == ".weight" else 2):
-            yield from self._experts(tensor, prefix, EXPERTS.index(module), kind)
+            yield from self._experts(tensor, prefix, EXPERTS[module], kind)
             return
         found = self._modules.get(written, self._modules.get(module))
         if found is None:
@@ -93,15 +93,17 @@ class _Places:
             each = Stored(stored) if isinstance(stored, str) else stored
             yield f"{prefix}{_resolved(self._names, each.name)}{'' if each.whole else kind}", self._place(tensor, each)
 
-    def _experts(self, tensor: GgufTensor, prefix: str, index: int, kind: str) -> Iterator[tuple[str, GgufPlace]]:
+    def _experts(self, tensor: GgufTensor, prefix: str, parts: tuple[int, ...], kind: str) -> Iterator[tuple[str, GgufPlace]]:
         moe, count = self._config.moe, tensor.shape[0]
         if moe is None or count != moe.num_experts:
             wanted = moe.num_experts if moe else "no"
             raise WeightError(f"{tensor.name} {list(tensor.shape)} has {count} experts (expected {wanted})")
-        names = self._names
+        size = -(-tensor.shape[1] // len(parts))
         for expert in range(count):
-            name = f"{prefix}{names.experts}.{expert}.{names.expert_projections[index]}{kind}"
-            yield name, GgufPlace(tensor, tensor.shape[1:], expert)
+            for at, part in enumerate(parts):
+                name = f"{prefix}{self._names.experts}.{expert}.{self._names.expert_projections[part]}{kind}"
+                rows = None if len(parts) == 1 else torch.arange(at * size, (at + 1) * size)
+                yield name, GgufPlace(tensor, (size, *tensor.shape[2:]), expert, rows=rows)
 
     def _place(self, tensor: GgufTensor, stored: Stored) -> GgufPlace:
         shape = _shape(tensor.shape, stored.change)
@@ -110,6 +112,11 @@ class _Places:
             if not heads or tensor.shape[0] % (2 * heads):
                 raise WeightError(f"{tensor.name} {list(tensor.shape)} has rows that are no {heads} heads of pairs")
             return GgufPlace(tensor, shape, change="pairs", rows=_pairs(tensor.shape[0], heads))
+        if stored.part == "heads in turn":
+            heads = self._config.num_heads
+            if tensor.shape[0] % (3 * heads):
+                raise WeightError(f"{tensor.name} {list(tensor.shape)} has rows that are no {heads} heads")
+            return GgufPlace(tensor, shape, rows=_head_by_head(tensor.shape[0], heads))
         delta = self._config.gated_delta
         if stored.part == "all" or delta is None:
             return GgufPlace(tensor, shape, change=stored.change)
@@ -152,6 +159,12 @@ def _shape(stored: tuple[int, ...], change: Change) -> tuple[int, ...]:
 def _pairs(rows: int, heads: int) -> Tensor:
     """Returns the order of rows of which those of the two halves of a head lie in turn."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+
+
+@lru_cache(maxsize=64)
+def _head_by_head(rows: int, heads: int) -> Tensor:
+    """Returns the order of rows of which those of queries, keys and values lie behind one another."""
+    return torch.arange(rows).view(3, heads, -1).transpose(0, 1).flatten()
 
 
 @lru_cache(maxsize=64)

@@ -108,7 +108,7 @@ def test_the_tokenizer_and_the_template_are_the_folders(files: dict[str, Path]) 
 
 ENDS = (
     *("<|eot_id|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]"),
-    *("<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+    *("<end_of_utterance>", "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>"),
 )
 
 

@@ -175,7 +175,7 @@ def test_all_types_are_known_by_their_name_and_size() -> None:
     ("entries", "message"),
     [
         (b"", "general.architecture is missing"),
-        (entry("general.architecture", 8, text("bloom")), "'bloom' is not supported; supported: arcee, cohere2, .*, starcoder2$"),
+        (entry("general.architecture", 8, text("bloom")), "'bloom' is not supported; supported: arcee, bert, .*, starcoder2$"),
         (ARCHITECTURE, "llama.attention.head_count must be a number above 0, got None"),
         (ARCHITECTURE + entry("llama.attention.head_count", 8, text("9")), "head_count must be a number above 0, got '9'"),
         (ARCHITECTURE + entry("llama.attention.head_count", 4, struct.pack("<I", 0)), "head_count must be a number above 0, got 0"),

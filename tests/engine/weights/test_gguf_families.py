@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from starling_engine import native
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import UnsupportedModel, WeightError
@@ -17,20 +18,35 @@ from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator
+from starling_engine.params import PoolingParams
 from starling_engine.topology.shard import Shard
 from starling_engine.weights.checkpoint import open_checkpoint, stored_formats
 from starling_engine.weights.loader import load_weights
 from starling_engine.weights.safetensors_source import SINGLE
 
 from tests.engine.checkpoints import write_checkpoint
+from tests.engine.encoder_checkpoints import write_encoder
 from tests.engine.gguf_converter import ARCHITECTURES, convert
 from tests.engine.gguf_files import entry, header, tensor, text, typed_entry
-from tests.engine.gguf_variants import GGUF_VARIANTS
+from tests.engine.gguf_variants import GGUF_ENCODERS, GGUF_VARIANTS
+from tests.engine.models.test_encoders import answers
 from tests.engine.paged_driver import PagedDriver
 from tests.engine.parallel.threads import on_ranks
 from tests.engine.weights.test_loader import CPU, PROMPT, loaded
 
-OF_A_KIND = ("gemma3", "gpt-oss", "phi3-long", "lfm2", "granite-hybrid-experts", "qwen3-next", "qwen3.5-moe", "ernie-moe", "jamba")
+OF_A_KIND = (
+    "gemma3",
+    "gpt-oss",
+    "phi3-long",
+    "lfm2",
+    "granite-hybrid-experts",
+    "qwen3-next",
+    "qwen3.5-moe",
+    "ernie-moe",
+    "jamba",
+    "gemma4-moe",
+    "gemma4-inputs",
+)
 """Those between which each thing that the converter does to tensors occurs; the others run in make test-all."""
 ALL = [name if name in OF_A_KIND else pytest.param(name, marks=pytest.mark.matrix) for name in GGUF_VARIANTS]
 ELSEWHERE = {"llama", "mistral3", "qwen2", "qwen3", "qwen3moe"}
@@ -52,18 +68,37 @@ def test_the_model_is_that_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize(
+    "name", [name if name in ("bert", "modernbert") else pytest.param(name, marks=pytest.mark.matrix) for name in GGUF_ENCODERS]
+)
+def test_an_encoder_is_that_of_its_checkpoint(name: str, tmp_path: Path) -> None:
+    write_encoder(tmp_path, GGUF_ENCODERS[name])
+    convert(tmp_path / "model.gguf", tmp_path)
+    wanted = [PoolingParams(pooling=kind, normalize=False) for kind in ("mean", "last", "mean", "cls")]
+    actual, expected = (torch.tensor(answers(path, wanted)) for path in (tmp_path / "model.gguf", tmp_path))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
+    assert load_model_config(tmp_path / "model.gguf").pooler.pooling == "mean"
+
+
 def test_every_family_is_read_by_a_test() -> None:
-    types = {each.model_type for each in GGUF_VARIANTS.values()}
-    names = {ARCHITECTURES.get(each, each) for each in types}
-    assert names | ELSEWHERE | {"nemotron_h_moe"} == FAMILIES.keys()
+    decoders = {each.model_type for each in GGUF_VARIANTS.values()}
+    encoders = {getattr(transformers, each.config).model_type for each in GGUF_ENCODERS.values()} - {"gemma3_text"}
+    names = {ARCHITECTURES.get(each, each) for each in decoders | encoders}
+    assert names | ELSEWHERE | {"nemotron_h_moe", "gemma-embedding"} == FAMILIES.keys()
 
 
 CODES = {
     "phi3": ("Q4_0", {}),
     "qwen3.5-moe": ("Q8_0", {"linear_value_head_dim": 32, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}),
     "gpt-oss": ("MXFP4", {}),
+    "gpt-neox": ("Q4_0", {}),
+    "gemma4-moe": ("Q4_0", {"moe_intermediate_size": 64}),
+    "gemma4-inputs": ("Q8_0", {"hidden_size_per_layer_input": 32}),
 }
-"""Types, and sizes of whole blocks: of rows with other ones beside them, of columns in another order, and of experts."""
+"""Types, and sizes of whole blocks.
+
+They are of rows with others beside them, of columns in another order, of experts alone or in pairs, and of tables.
+"""
 
 
 @pytest.mark.parametrize("name", CODES)
@@ -121,6 +156,8 @@ def answer(path: Path, dtype: torch.dtype, ranks: Communicator = ALONE, stages: 
     "name", [name if name in SPLIT else pytest.param(name, marks=pytest.mark.matrix) for name in GGUF_VARIANTS]
 )
 def test_ranks_have_parts_of_a_file(name: str, split: str, tmp_path: Path) -> None:
+    if (name, split) == ("gemma4-inputs", "two stages"):
+        pytest.skip("later stages do not know token ids")
     file, dtype = written(tmp_path, name), torch.float32
     expected = loaded(tmp_path)
     parts = [answer(file, dtype, stages=2)] if split == "two stages" else on_ranks(2, "gloo", lambda r: answer(file, dtype, r))
@@ -172,6 +209,24 @@ def test_rows_of_no_heads_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "one.gguf").write_bytes(data[:at] + struct.pack("<I", 1) + data[at + 4 :])
     with pytest.raises(WeightError, match=r"blk\.\d\.attn_[qk]\.weight .* no 0 heads"):
         open_checkpoint(tmp_path / "one.gguf")
+
+
+def test_a_file_that_scores_pairs_is_refused(tmp_path: Path) -> None:
+    entries = entry("general.architecture", 8, text("bert")) + typed_entry("bert.pooling_type", 4)
+    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=2))
+    with pytest.raises(UnsupportedModel, match=r"bert\.pooling_type rank is not supported: serve the original checkpoint"):
+        load_model_config(tmp_path / "model.gguf")
+
+
+def test_dense_layers_behind_the_pooling_are_refused(tmp_path: Path) -> None:
+    sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
+    numbers = {**dict.fromkeys(sizes, 64), "attention.layer_norm_rms_epsilon": 1e-5}
+    entries = [typed_entry(f"gemma-embedding.{name}", each) for name, each in numbers.items()]
+    entries.insert(0, entry("general.architecture", 8, text("gemma-embedding")))
+    data = header(entries=b"".join(entries), entry_count=len(entries), tensors=tensor("dense_2.weight", (8, 8)))
+    (tmp_path / "model.gguf").write_bytes(data.ljust(1 << 12, b"\0"))
+    with pytest.raises(UnsupportedModel, match=r"dense_2\.weight is not supported: dense layers behind the pooling"):
+        load_model_config(tmp_path / "model.gguf")
 
 
 def test_a_number_of_thousands_of_digits_is_of_no_layer(tmp_path: Path) -> None:
