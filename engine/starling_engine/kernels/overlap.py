@@ -4,13 +4,14 @@ What is launched so has to wait before it reads or writes what others may have t
 Then a launch has ended when all before it have, as if none overlapped. Until then it may ask for weights, which no step changes.
 """
 
+import torch
 import triton
 import triton.language as tl
 
-from starling_engine.platforms.triton_support import Device, capability
+from starling_engine.platforms.triton_support import capability
 
 
-def overlaps(device: Device) -> bool:
+def overlaps(device: torch.device) -> bool:
     """Returns whether a launch on the device may begin early."""
     return device.type != "cpu" and capability(device) >= 90
 
