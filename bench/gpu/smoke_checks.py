@@ -72,7 +72,8 @@ def cases(*, toy: bool) -> list[Check]:
         _norm(tokens, hidden),
         _gate(tokens, inner),
         *(_few_rows(rows, hidden, inner, half) for rows in ((3,) if toy else (1, 16))),
-        *(_stored_heads(heads, rows, hidden, half) for rows in ((3,) if toy else (1, 16))),
+        _raw_decode(step(sequences, 1, long)),
+        _raw_decode(step(1, 1, 8 * long)),
         *(_sample(tokens, vocab, filtered=filtered) for filtered in (False, True)),
         _adjust(tokens, vocab),
         _mask(tokens, vocab),
@@ -197,33 +198,37 @@ def _few_rows(rows: int, hidden: int, inner: int, dtype: torch.dtype) -> Check:
     return Check(f"products with norm, gate and sum, {rows} x {hidden} x {inner}", pair)
 
 
-def _stored_heads(heads: Heads, rows: int, hidden: int, dtype: torch.dtype) -> Check:
-    """Queries, keys and values of rows in one launch, beside the product, and then the launch that rotates and stores."""
+def _raw_decode(step: Step) -> Check:
+    """A decode from the product on: norms, rotation and store, attention, and the sum of its parts where there are some."""
 
     def pair(device: torch.device) -> tuple[Result, Result]:
-        from starling_engine.kernels.few_rows_heads import few_rows_heads
-        from starling_engine.kernels.fused_rows import HeadStore, RowNorm
+        from starling_engine.kernels.paged_attention import AttentionCall, RawHeads, attend, most_arrived
 
+        heads, sequences, last = step.heads, step.sequences, step.row.context - 1
+        p = Paged.draw(step, device)
         width = (heads.queries + 2 * heads.keys) * heads.dim
-        x, norm = (torch.randn(size, dtype=dtype, device=device) for size in ((rows, hidden), (hidden,)))
-        weight, at = torch.randn(width, hidden, dtype=dtype, device=device) * hidden**-0.5, torch.arange(rows, device=device)
-        turns = torch.rand(rows, heads.dim // 2, device=device) * 6
-        places = torch.cat((turns.cos(), turns.sin()), 1)
+        qkv, norm = (torch.randn(size, dtype=step.dtype, device=device) for size in ((sequences, width), (heads.dim,)))
+        turns = torch.rand(step.row.context, heads.dim // 2, device=device) * 6
+        at, slots = torch.full((sequences,), last, device=device), p.tables[:, last // BLOCK].long() * BLOCK + last % BLOCK
+        places = at, torch.cat((turns.cos(), turns.sin()), 1), norm, norm, 1e-6
+        names = ("positions", "cos_sin", "q_norm", "k_norm", "eps")
+        raw = RawHeads(qkv=qkv, slot_mapping=slots, **dict(zip(names, places, strict=True)))
+        arrived = torch.zeros(most_arrived(device), dtype=torch.int32, device=device)
+        rest, scale = {"block_tables": p.tables, "query_start": p.starts, "context_lens": p.contexts}, heads.dim**-0.5
 
-        def stored(op: Callable[[Tensor], Tensor]) -> Tensor:
-            kv = torch.zeros(rows // BLOCK + 1, 2, heads.keys, BLOCK, heads.dim, dtype=dtype, device=device)
-            return torch.cat((op(kv).flatten(), kv.flatten()))
+        def once() -> Tensor:
+            kv, q = p.kv.clone(), raw.queries(heads.dim, heads.keys)
+            out = attend(AttentionCall(q=q, kv=kv, scale=scale, raw=raw, arrived=arrived, **rest), 1)
+            return torch.cat((out.flatten(), kv.flatten()))
 
-        def once(kv: Tensor) -> Tensor:
-            return few_rows_heads(x, weight, None, RowNorm(norm, 1e-6), HeadStore(at, at, places, kv))
+        def written_out() -> Tensor:
+            kv = p.kv.clone()
+            q = reference.qk_norm_rope_store(qkv, *places, kv, slots)
+            return torch.cat((reference.paged_attention(q, kv, *rest.values(), scale).flatten(), kv.flatten()))
 
-        def twice(kv: Tensor) -> Tensor:
-            product = F.linear(F.rms_norm(x.float(), (hidden,), norm.float(), 1e-6), weight.float()).to(dtype)
-            return reference.qk_norm_rope_store(product, at, places, None, None, 1e-6, kv, at)
+        return once, written_out
 
-        return lambda: stored(once), lambda: stored(twice)
-
-    return Check(f"product, rotation and store of {rows} tokens", pair)
+    return Check(f"norm, rotation, store and attention, {step}", pair)
 
 
 def _sample(rows: int, vocab: int, *, filtered: bool) -> Check:

@@ -31,7 +31,7 @@ def whole_tables() -> list[str]:
     return [tape.table(), tape.expectations()]
 
 
-@pytest.mark.parametrize(("quantization", "budget"), [(None, 6), ("fp8", 11)])
+@pytest.mark.parametrize(("quantization", "budget"), [(None, 5), ("fp8", 9)])
 def test_a_layer_launches_no_more_than_it_must(quantization: str | None, budget: int) -> None:
     """Rows are rounded by norms and gates. Only those behind attention take a launch more."""
     launches = in_compiler(layer_of, "decode, 1 row of 1,024 tokens", quantization)
@@ -42,9 +42,9 @@ def test_a_layer_launches_no_more_than_it_must(quantization: str | None, budget:
 @pytest.mark.parametrize(
     ("shape", "what", "budget"),
     [
-        ("Llama-3-8B", "decode, 64 rows", 9),
-        pytest.param("30B-A3B", "decode, 1 row of 1,024 tokens", 14, marks=pytest.mark.whole),
-        pytest.param("30B-A3B", "decode, 64 rows", 16, marks=pytest.mark.whole),
+        ("Llama-3-8B", "decode, 64 rows", 8),
+        pytest.param("30B-A3B", "decode, 1 row of 1,024 tokens", 11, marks=pytest.mark.whole),
+        pytest.param("30B-A3B", "decode, 64 rows", 12, marks=pytest.mark.whole),
         ("DeepSeek-V3", "decode, 1 row of 1,024 tokens", 24),
         pytest.param("DeepSeek-V3", "decode, 64 rows", 25, marks=pytest.mark.whole),
     ],

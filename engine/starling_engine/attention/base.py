@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -42,7 +42,7 @@ class AttentionWeights:
 
 
 class AttentionBackend(Protocol):
-    """Causal attention over the paged cache. Stateless: all state is in the arguments."""
+    """Causal attention over the paged cache. All that a step leaves to the next one is in the arguments."""
 
     name: str
     capturable: bool
@@ -61,13 +61,4 @@ class AttentionBackend(Protocol):
 
         Returns [T, num_heads * head_dim] in qkv's dtype.
         """
-        ...
-
-
-@runtime_checkable
-class AttendsToStored(Protocol):
-    """A backend that can leave the first part of `forward` to another."""
-
-    def attend(self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
-        """Does the rest of `forward`: q [T, num_heads, head_dim] is rotated, and the step's keys and values are in kv."""
         ...

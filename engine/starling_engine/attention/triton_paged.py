@@ -1,12 +1,14 @@
-"""Paged attention by Triton's kernels: one pass to normalise, rotate and store, one to attend. Imports triton."""
+"""Paged attention by Triton's kernels. A decode is one launch; other steps have one before, to normalise, rotate and store.
+
+Imports triton.
+"""
 
 import torch
 
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import cascade_pays
-from starling_engine.kernels.paged_attention import AttentionCall, attend, cascade_attention
-from starling_engine.kernels.store import qk_norm_rope_store
+from starling_engine.kernels.paged_attention import AttentionCall, RawHeads, attend, cascade_attention, most_arrived
 from starling_engine.platforms.triton_support import sms
 
 
@@ -22,27 +24,23 @@ class TritonAttention:
     cascades = True
     takes_query_blocks = True
 
+    def __init__(self) -> None:
+        self._arrived: torch.Tensor | None = None
+
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
-        q = qk_norm_rope_store(
-            qkv,
-            meta.positions,
-            layer.cos_sin,
-            layer.q_norm,
-            layer.k_norm,
-            layer.norm_eps,
-            kv,
-            meta.slot_mapping,
+        raw = RawHeads(
+            qkv=qkv,
+            positions=meta.positions,
+            slot_mapping=meta.slot_mapping,
+            cos_sin=layer.cos_sin,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=layer.norm_eps,
             stores=layer.stores,
-            key_scale=layer.key_scale,
-            value_scale=layer.value_scale,
         )
-        return self.attend(q, layer, kv, meta)
-
-    def attend(self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
-        """See `AttendsToStored`."""
         call = AttentionCall(
-            q=q,
+            q=raw.queries(layer.head_dim, kv.shape[2]),
             kv=kv,
             block_tables=meta.block_tables,
             query_start=meta.query_start,
@@ -54,8 +52,16 @@ class TritonAttention:
             query_blocks=meta.query_blocks,
             key_scale=layer.key_scale,
             value_scale=layer.value_scale,
+            raw=raw,
+            arrived=self._zeros(qkv.device),
         )
         shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]
-        if cascade_pays(call.shape, shared, sms(q.device)):
-            return cascade_attention(call, shared, meta.max_query_len).flatten(1)
-        return attend(call, meta.max_query_len).flatten(1)
+        if cascade_pays(call.shape, shared, sms(qkv.device)):
+            return cascade_attention(call.stored(), shared, meta.max_query_len).flatten(1)
+        return attend(call if meta.max_query_len == 1 else call.stored(), meta.max_query_len).flatten(1)
+
+    def _zeros(self, device: torch.device) -> torch.Tensor:
+        """Returns what programs of a launch count in. Launches follow one another, and each leaves zeros to the next."""
+        if self._arrived is None or self._arrived.device != device:
+            self._arrived = torch.zeros(most_arrived(device), dtype=torch.int32, device=device)
+        return self._arrived

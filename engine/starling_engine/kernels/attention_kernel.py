@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from starling_engine.kernels.coded_rows import load_coded, load_tile
-
-LOG2_E = tl.constexpr(1.4426950408889634)
+from starling_engine.kernels.overlap import begin_after
+from starling_engine.kernels.split_attention import LOG2_E, merged_rows
+from starling_engine.kernels.store import cached_row, store_whole, turned
 
 
 @triton.jit
@@ -83,15 +84,17 @@ def _attend(
 
 
 @triton.jit(
-    do_not_specialize=["sequences", "blocks", "shortest", "longest", "prefix", "suffix", "segment_base", "all_segments", "room"]
+    do_not_specialize=["sequences", "blocks", "shortest", "longest", "prefix", "suffix", "segment_base", "all_segments", "room"],
+    do_not_specialize_on_alignment=["slot_mapping"],
 )
 def attention_kernel(
-    q, kv, block_tables, query_start, context_lens, query_blocks, sinks, out, partial_out, partial_lse, sequences, blocks, shortest,
-    longest, prefix, suffix, segment_base, all_segments, room, scale, value_scale, soft_cap, stride_q_token, stride_block,
-    stride_value, stride_head, stride_table,
+    q, kv, block_tables, query_start, context_lens, query_blocks, sinks, out, partial_out, partial_lse, arrived, positions,
+    slot_mapping, cos_sin, q_norm, k_norm, eps, sequences, blocks, shortest, longest, prefix, suffix, segment_base, all_segments,
+    room, scale, key_scale, value_scale, soft_cap, stride_q_token, stride_block, stride_value, stride_head, stride_table,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROW_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PARTIAL: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr,
+    PARTIAL: tl.constexpr, SHORT: tl.constexpr, PREFIX: tl.constexpr, PRECISION: tl.constexpr, HALF: tl.constexpr,
+    STORES: tl.constexpr, MERGED: tl.constexpr, AT_ONCE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Program (query block, key-value head, segment). See `paged_attention`.
 
@@ -100,10 +103,16 @@ def attention_kernel(
     `query_blocks` lists them, as `AttentionMetadata` has them, with a sequence of -1 where there is none.
     PARTIAL: keys are split over the segments, of which there may be one. Writes results of `all_segments`, at `segment_base` plus
     the segment. Their number is no constant, so that one kernel serves all of them. `room`: as in `Partial`. `sinks` come in where
-    they are merged.
+    they are merged. With `arrived` [query blocks, key-value heads] the last program of a query block merges its segments to `out`.
+    It has room for MERGED heads, takes AT_ONCE segments at a time, and leaves each number 0, as it was. Segments past the last key
+    do not count.
+    `positions`: sequences have one token at most, and q has rows of queries, keys and values that are neither normalised nor
+    rotated. A program does that for its queries; the one that reads the token's key stores it with its value, if the layer STORES.
+    HALF: half of the elements that rotate. OVERLAPS: as for `begin_after`.
     ROW_SIZE: elements of a cached row, known when this is compiled. A row of codes is no multiple of 16 bytes, and yet is read in
     more than one.
     """
+    begin_after(OVERLAPS)
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     # The last blocks of a sequence see the most keys, so they go first.
     query_block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -144,9 +153,14 @@ def attention_kernel(
     real = (own < queries) & (rows < BLOCK_Q * GROUP)
     at = begin + own
     head = kv_head * GROUP + rows % GROUP
-    q_pointers = q + at.to(tl.int64)[:, None] * stride_q_token + head[:, None] * HEAD_DIM + dims[None, :]
+    q_rows = q + at.to(tl.int64) * stride_q_token + head * HEAD_DIM
     whole = real[:, None] & (dims < HEAD_DIM)[None, :]
-    queries_here = tl.load(q_pointers, mask=whole, other=0.0)
+    if positions is None:
+        queries_here = tl.load(q_rows[:, None] + dims[None, :], mask=whole, other=0.0)
+    else:
+        turns_at = cos_sin + tl.load(positions + begin).to(tl.int64) * (2 * HALF)
+        _, rotated = turned(q_rows, turns_at, q_norm, real, eps, HEAD_DIM, PADDED_DIM, HALF)
+        queries_here = rotated.to(q.dtype.element_ty)
 
     # The keys that some row sees, from seen_from to seen_to; all rows see those from all_from to all_to.
     if PREFIX:
@@ -171,8 +185,26 @@ def attention_kernel(
     last = tl.maximum(tl.cdiv(seen_to, KEYS), first)
     if PARTIAL:
         share = tl.cdiv(last - first, tl.num_programs(2))
+        used = tl.maximum(tl.cdiv(last - first, tl.maximum(share, 1)), 1)
+        if arrived is not None:  # noqa: SIM102 - known when it is compiled
+            if tl.program_id(2) >= used:
+                return
         first = first + tl.program_id(2) * share
         last = tl.minimum(first + share, last)
+    if positions is not None and STORES:
+        newest = (seen_to - 1) // KEYS
+        if (newest >= first) & (newest < last):
+            part = tl.arange(0, 2)
+            is_value = part == 1
+            slot = tl.load(slot_mapping + begin).to(tl.int64) + part * 0
+            news = q + begin.to(tl.int64) * stride_q_token + (HEADS + kv_head + part * (HEADS // GROUP)) * HEAD_DIM
+            places = cached_row(kv, slot, kv_head, is_value, stride_block, stride_value, stride_head, ROW_SIZE, BLOCK_SIZE)
+            inverse_scale = 1.0 / tl.where(is_value, value_scale, key_scale)
+            store_whole(
+                news, turns_at, k_norm, part >= 0, is_value, places, slot >= 0, eps, inverse_scale, HEAD_DIM, PADDED_DIM, HALF
+            )  # fmt: skip
+            # Other threads of this block read what was stored here.
+            tl.debug_barrier()
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -217,6 +249,21 @@ def attention_kernel(
         lse = tl.where(total > 0, top + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
         tl.store(partial_lse + place, lse, mask=real)
         tl.store(partial_out + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=whole)
+        if arrived is not None:
+            # One thread counts for all that this block has written, and sees for all what others have.
+            tl.debug_barrier()
+            counter = arrived + tl.program_id(0) * tl.num_programs(1) + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
+                tl.store(counter, 0)
+                each = tl.arange(0, MERGED)
+                mine = each < GROUP
+                row = begin.to(tl.int64) * HEADS + kv_head * GROUP + each
+                merged = merged_rows(
+                    partial_out, partial_lse, sinks, row, kv_head * GROUP + each, mine, used, all_segments, AT_ONCE, HEAD_DIM,
+                    PADDED_DIM,
+                )  # fmt: skip
+                to = out + row[:, None] * HEAD_DIM + dims[None, :]
+                tl.store(to, merged.to(out.dtype.element_ty), mask=mine[:, None] & (dims < HEAD_DIM)[None, :])
     else:
         place = at.to(tl.int64) * HEADS + head
         tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty), mask=whole)

@@ -61,6 +61,12 @@ MAX_GROUP = 32
 MAX_DECODE_TOKENS = 8
 """Tokens of a sequence that is bound by memory in any case: a decode with at most 7 drafts."""
 
+MERGED_ROWS = 8
+"""Most query heads for which the last program of a split decode merges its segments: with more, it would do the work of many."""
+
+MERGED_NUMBERS = 8192
+"""Numbers of other segments that it loads at once: 64 registers a thread, or 32 KiB."""
+
 CASCADE_BYTES = 16 << 20
 """Fixed cost of cascade: two more launches, about 4 us, as bytes that memory delivers in that time."""
 
@@ -181,6 +187,12 @@ def decode_segments(shape: AttentionShape, longest: int, sms: int) -> int:
     `longest` is the longest possible context.
     """
     return _segments(shape.sequences * shape.kv_heads, longest, PROGRAMS_PER_SM * sms)
+
+
+def merged_at_once(group: int, head_dim: int) -> int:
+    """Returns how many segments the last program of a split decode merges at a time; 0 where a launch of its own does."""
+    rows, columns = (1 << (each - 1).bit_length() for each in (group, head_dim))
+    return min(MAX_SEGMENTS, MERGED_NUMBERS // (rows * columns)) if rows <= MERGED_ROWS else 0
 
 
 def keys_saved(context: int, kv_heads: int, longest: int, *, sequences: int, room: int, sms: int) -> int:

@@ -7,6 +7,8 @@ through memory and wait for the last program: an estimated 2 us, as much as it w
 The norm takes no launch and no time before the first copy. It is x * weight / rms(x), and a row's rms is known when all of it was
 read: so rows are multiplied by `weight` tile by tile, and the sums by 1 / rms(x) in the end. What is rounded between them differs
 from `norm.rms_norm`; the sums are as exact.
+
+On Hopper a program asks for its part of the matrix before the launch before it has ended: see `overlap`.
 """
 
 import torch
@@ -17,10 +19,17 @@ from torch import Tensor
 from starling_engine.kernels.coded_rows import load_tile
 from starling_engine.kernels.fused_rows import MOST_ROWS, RowNorm
 from starling_engine.kernels.grouped import ProgramTile
+from starling_engine.kernels.overlap import ask_for, begin_after, overlaps
 from starling_engine.platforms.triton_support import sms
 
 NARROW_ROWS = 8
 """Most rows for which columns may be few: programs of 16 columns read 16 rows as often as the matrix, though from the L2 cache."""
+
+THREADS = tl.constexpr(128)
+"""Threads of a program."""
+
+AHEAD = tl.constexpr(1024)
+"""Bytes of each matrix row that the L2 cache is asked for while the launch before ends: 32 KiB a program, or 16."""
 
 
 def few_rows_tile(rows: int, columns: int, processors: int, *, normed: bool) -> ProgramTile:
@@ -47,8 +56,13 @@ def products(
     ROWS: tl.constexpr,
     TILE_DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Returns the products [ROWS, COLUMNS] fp32 of x [rows, DEPTH], or its norm, with the matrix's rows `column`; adds the bias."""
+    ROW_BYTES: tl.constexpr = DEPTH * weight.dtype.element_ty.primitive_bitwidth // 8
+    if OVERLAPS and ROW_BYTES % 16 == 0 and ROW_BYTES >= AHEAD:
+        ask_for(weight + column.to(tl.int64) * DEPTH, AHEAD, THREADS // column.shape[0])
+    begin_after(OVERLAPS)
     row = tl.arange(0, ROWS)
     x_at = x + row[:, None] * DEPTH
     weight_at = weight + column.to(tl.int64)[None, :] * DEPTH
@@ -96,6 +110,7 @@ def _few_rows(
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of columns). With ADD the products are added to what `out` has.
 
@@ -107,7 +122,7 @@ def _few_rows(
     first_column = tl.program_id(0) * OWN
     # Columns past the end read the last one: cheaper than a mask, and never stored.
     column = tl.minimum(first_column + place % OWN, WIDTH - 1) + place // OWN * WIDTH
-    sums = products(x, norm, weight, bias, column, rows, eps, DEPTH, ROWS, TILE_DEPTH, PRECISION)
+    sums = products(x, norm, weight, bias, column, rows, eps, DEPTH, ROWS, TILE_DEPTH, PRECISION, OVERLAPS)
     if GATED:
         gate, up = halves(sums)
         sums = gate / (1.0 + tl.exp(-gate)) * up
@@ -157,7 +172,9 @@ def few_rows_linear(
         GATED=gated,
         ADD=add_to is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        OVERLAPS=overlaps(x.device),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        launch_pdl=overlaps(x.device),
     )
     return out

@@ -25,27 +25,6 @@ class RowNorm:
     eps: float
 
 
-HEAD_COLUMNS = 32
-"""Columns of a head in a program: 16 of either half."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadStore:
-    """Places for queries, keys and values of rows [T]: arguments of `qk_norm_rope_store`, of heads that have no norms."""
-
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    cos_sin: torch.Tensor
-    kv: torch.Tensor
-    key_scale: float = 1.0
-    value_scale: float = 1.0
-
-    def takes(self, head_dim: int) -> bool:
-        """Returns whether a product can store its heads: they rotate whole, in pairs of columns, and cached rows are no codes."""
-        whole = self.cos_sin.shape[1] == head_dim and head_dim % HEAD_COLUMNS == 0
-        return whole and self.kv.dtype.is_floating_point
-
-
 def fused_rows(dtype: torch.dtype, device: torch.device) -> int:
     """Returns the most rows for `few_rows_linear`; 0 where its kernel does not run, or cuBLAS is taken for faster."""
     if dtype not in (torch.bfloat16, torch.float32) or why_not_triton(device) is not None:

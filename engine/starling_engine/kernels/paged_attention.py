@@ -4,7 +4,7 @@
 results that `split_attention` merges.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -13,15 +13,19 @@ from torch import Tensor
 from starling_engine.kernels.attention_kernel import attention_kernel
 from starling_engine.kernels.attention_plan import (
     MAX_GROUP,
+    PROGRAMS_PER_SM,
     AttentionShape,
     AttentionTiles,
     QueryBlocks,
     decode_segments,
     decode_tiles,
+    merged_at_once,
     prefill_tiles,
     prefix_segments,
 )
+from starling_engine.kernels.overlap import overlaps
 from starling_engine.kernels.split_attention import Partial, merge, merge_short
+from starling_engine.kernels.store import qk_norm_rope_store
 from starling_engine.native.cache_rows import columns
 from starling_engine.platforms.triton_support import sms
 
@@ -29,8 +33,31 @@ NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
+class RawHeads:
+    """A step's product before attention, qkv [T, (H + 2 KVH) D], and what it takes to be attention's: see `qk_norm_rope_store`."""
+
+    qkv: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    cos_sin: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
+    stores: bool = True
+
+    def queries(self, head_dim: int, kv_heads: int) -> Tensor:
+        """Returns a view of the queries [T, H, D]."""
+        heads = self.qkv.shape[1] // head_dim - 2 * kv_heads * self.stores
+        return self.qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """Arguments of all launches for one layer and step; for the fields see `paged_attention`."""
+    """Arguments of all launches for one layer and step; for the fields see `paged_attention`.
+
+    With `raw`, q is its view: sequences have one token at most, whose key and value are not in kv yet.
+    `arrived` [`most_arrived`] int32: zeros, and zeros again behind each launch. With it, a split decode may be one launch.
+    """
 
     q: Tensor
     kv: Tensor
@@ -44,6 +71,8 @@ class AttentionCall:
     value_scale: float = 1.0
     sinks: Tensor | None = None
     query_blocks: Tensor | None = None
+    raw: RawHeads | None = None
+    arrived: Tensor | None = None
 
     def __post_init__(self) -> None:
         heads, dim = self.q.shape[1:]
@@ -52,6 +81,25 @@ class AttentionCall:
         assert self.sinks is None or (self.sinks.shape == (heads,) and self.sinks.is_contiguous())
         assert self.q.stride()[1:] == (dim, 1) and self.block_tables.stride(1) == 1
         assert self.kv.stride()[3:] == (self.kv.shape[4], 1)
+
+    def stored(self) -> "AttentionCall":
+        """Returns the call after the launch that `raw` needs in other steps, which stores keys and values."""
+        raw = self.raw
+        assert raw is not None
+        q = qk_norm_rope_store(
+            raw.qkv,
+            raw.positions,
+            raw.cos_sin,
+            raw.q_norm,
+            raw.k_norm,
+            raw.eps,
+            self.kv,
+            raw.slot_mapping,
+            key_scale=self.key_scale,
+            value_scale=self.value_scale,
+            stores=raw.stores,
+        )
+        return replace(self, q=q, raw=None)
 
     @property
     def sequences(self) -> int:
@@ -139,6 +187,11 @@ def paged_attention(
     return attend(call, len(q) if max_query_len is None else max_query_len)
 
 
+def most_arrived(device: torch.device) -> int:
+    """Returns how many query blocks of a split step there are at most, times key-value heads: see `attention_plan`."""
+    return PROGRAMS_PER_SM * sms(device) // 2
+
+
 def attend(call: AttentionCall, max_query_len: int) -> Tensor:
     """Does the same as `paged_attention`."""
     tiles = decode_tiles(call.q.shape[2], call.q.itemsize, call.group, max_query_len)
@@ -152,11 +205,14 @@ def _attend_short(call: AttentionCall, tiles: AttentionTiles, max_query_len: int
     """
     part = AttentionScope(blocks=tiles.blocks(max_query_len, call.group))
     segments = decode_segments(call.shape, call.longest, sms(call.q.device))
+    out = call.q.new_empty(call.q.shape)
     if segments == 1:
-        out = torch.empty_like(call.q)
         launch(call, part, tiles, out)
         return out
     partial = Partial.empty(call.q, segments)
+    if max_query_len == 1 and call.arrived is not None and merged_at_once(call.group, call.q.shape[2]):
+        launch(call, part, tiles, out, segments, merged=partial)
+        return out
     launch(call, part, tiles, partial, segments)
     return merge(partial, call.q.dtype, call.sinks)
 
@@ -213,8 +269,12 @@ def launch(
     out: Tensor | Partial,
     segments: int = 1,
     segment_base: int = 0,
+    merged: Partial | None = None,
 ) -> None:
-    """Starts the kernel. Results go to out [T, H, D], or to segments of partial results, from segment_base on."""
+    """Starts the kernel. Results go to out [T, H, D], or to segments of partial results, from segment_base on.
+
+    With `merged`, they go there first, and from there to `out`.
+    """
     tokens, heads, dim = call.q.shape
     kv_heads, block_size = call.kv.shape[2:4]
     block_q = tiles.tokens(call.group)
@@ -225,11 +285,12 @@ def launch(
         query_blocks = len(listed)
     else:
         query_blocks = call.sequences * part.blocks or tokens // block_q + call.sequences
-    partial = out if isinstance(out, Partial) else None
+    partial = out if isinstance(out, Partial) else merged
+    raw, early = call.raw, overlaps(call.q.device)
     assert segments == 1 or partial is not None
     final = out if isinstance(out, Tensor) else None
     attention_kernel[query_blocks, kv_heads, segments](
-        call.q,
+        call.q if raw is None else raw.qkv,
         call.kv,
         call.block_tables,
         call.query_start,
@@ -239,6 +300,13 @@ def launch(
         final,
         partial and partial.out,
         partial and partial.lse,
+        None if merged is None else call.arrived,
+        raw and raw.positions,
+        raw and raw.slot_mapping,
+        raw and raw.cos_sin,
+        raw and raw.q_norm,
+        raw and raw.k_norm,
+        raw.eps if raw else 0.0,
         call.sequences,
         part.blocks,
         part.shortest,
@@ -249,6 +317,7 @@ def launch(
         partial.segments if partial else 0,
         partial.room if partial else 0,
         call.scale * call.key_scale,
+        call.key_scale,
         call.value_scale,
         call.soft_cap,
         call.q.stride(0),
@@ -268,7 +337,13 @@ def launch(
         SHORT=part.blocks > 0,
         PREFIX=part.prefix > 0,
         PRECISION="ieee" if call.q.dtype == torch.float32 else "tf32",
+        HALF=raw.cos_sin.shape[1] // 2 if raw else 0,
+        STORES=raw is not None and raw.stores,
+        MERGED=triton.next_power_of_2(call.group),
+        AT_ONCE=merged_at_once(call.group, dim),
+        OVERLAPS=early,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         maxnreg=tiles.registers,
+        launch_pdl=early,
     )

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from starling_engine.kernels.attention_kernel import LOG2_E
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 FEW, MANY = 8, 64
 """Segments that a program merges at once: with two kernels for all numbers of segments, no step meets another one."""
@@ -61,27 +61,40 @@ def _merge(
         token = begin + own
     to = token.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     dims = tl.arange(0, PADDED_DIM)
-    top = tl.full((), float("-inf"), tl.float32)
-    total = tl.zeros((), tl.float32)
-    merged = tl.zeros([PADDED_DIM], tl.float32)
+    one = tl.zeros([1], tl.int64)
+    head = tl.program_id(1) + one
+    merged = merged_rows(partial_out, partial_lse, sinks, row + one, head, one == 0, count, count, AT_ONCE, HEAD_DIM, PADDED_DIM)
+    tl.store(out + to * HEAD_DIM + dims[None, :], merged.to(out.dtype.element_ty), mask=(dims < HEAD_DIM)[None, :])
+
+
+@triton.jit
+def merged_rows(
+    partial_out, partial_lse, sinks, row, head, real, used, count, AT_ONCE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+):  # fmt: skip
+    """Returns [ROWS, PADDED_DIM] fp32: the first `used` of `count` segments of rows [ROWS], which are `real`, AT_ONCE at a time."""
+    dims = tl.arange(0, PADDED_DIM)
+    top = tl.full([row.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([row.shape[0]], tl.float32)
+    merged = tl.zeros([row.shape[0], PADDED_DIM], tl.float32)
     if sinks is not None:
-        top = tl.load(sinks + tl.program_id(1)) * LOG2_E
+        top = tl.load(sinks + head, mask=real, other=0.0) * LOG2_E
         total += 1
-    for first in range(0, count, AT_ONCE):
+    for first in range(0, used, AT_ONCE):
         segment = first + tl.arange(0, AT_ONCE)
-        lse = tl.load(partial_lse + row * count + segment, mask=segment < count, other=float("-inf"))
+        place = row[:, None] * count + segment[None, :]
+        lse = tl.load(partial_lse + place, mask=real[:, None] & (segment < used)[None, :], other=float("-inf"))
         # A segment without keys was never written, and is not read.
         some = lse > float("-inf")
-        new_top = tl.maximum(top, tl.max(lse, 0))
+        new_top = tl.maximum(top, tl.max(lse, 1))
         base = tl.where(new_top > float("-inf"), new_top, 0.0)
-        weight, shrink = tl.exp2(lse - base), tl.exp2(top - base)
-        pointers = partial_out + (row * count + segment)[:, None] * HEAD_DIM + dims[None, :]
-        parts = tl.load(pointers, mask=some[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-        merged = merged * shrink + tl.sum(parts * weight[:, None], 0)
-        total = total * shrink + tl.sum(weight, 0)
+        weight, shrink = tl.exp2(lse - base[:, None]), tl.exp2(top - base)
+        pointers = partial_out + place[:, :, None] * HEAD_DIM + dims[None, None, :]
+        parts = tl.load(pointers, mask=some[:, :, None] & (dims < HEAD_DIM)[None, None, :], other=0.0)
+        merged = merged * shrink[:, None] + tl.sum(parts * weight[:, :, None], 1)
+        total = total * shrink + tl.sum(weight, 1)
         top = new_top
-    merged = merged / tl.where(total > 0, total, 1.0)
-    tl.store(out + to * HEAD_DIM + dims, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    return merged / tl.where(total > 0, total, 1.0)[:, None]
 
 
 def merge(partial: Partial, dtype: torch.dtype, sinks: Tensor | None = None) -> Tensor:

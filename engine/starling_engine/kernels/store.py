@@ -40,47 +40,68 @@ def _weights(q_norm, k_norm, at, real, is_key):
 
 
 @triton.jit
-def put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
+def _put(x, q_out, kv_out, at, real, is_query, is_cached, inverse_scale):
     """Stores rows x at the elements `at`: queries to q_out, keys and values to kv_out, both pointers [heads].
 
-    Rows of codes are stored whole, by `_whole_rows`.
+    Rows of codes are stored whole, by `store_whole`.
     """
-    mask = real[None, :]
-    tl.store(q_out[:, None] + at[None, :], x.to(q_out.dtype.element_ty), mask=mask & is_query[:, None])
+    tl.store(q_out[:, None] + at[None, :], x.to(q_out.dtype.element_ty), mask=real[None, :] & is_query[:, None])
     if not kv_out.dtype.element_ty.is_int():
-        if kv_out.dtype.element_ty == tl.float8e4nv:
-            # NaN stays NaN, so that it shows where it is read.
-            x = tl.maximum(x * inverse_scale[:, None], -FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-            x = tl.minimum(x, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(kv_out[:, None] + at[None, :], x.to(kv_out.dtype.element_ty), mask=mask & is_cached[:, None])
+        _put_cached(x, kv_out, at, real, is_cached, inverse_scale)
 
 
 @triton.jit
-def _whole_rows(
-    rows, table, k_norm, exists, is_value, eps, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HALF: tl.constexpr,
-    NORM: tl.constexpr,
-):  # fmt: skip
-    """Returns keys and values [heads, PADDED_DIM] fp32 as they are cached, rounded to the input's type.
+def _put_cached(x, kv_out, at, real, is_cached, inverse_scale):
+    if kv_out.dtype.element_ty == tl.float8e4nv:
+        # NaN stays NaN, so that it shows where it is read.
+        x = tl.maximum(x * inverse_scale[:, None], -FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(kv_out[:, None] + at[None, :], x.to(kv_out.dtype.element_ty), mask=real[None, :] & is_cached[:, None])
 
-    Columns of a row share scales whether or not they rotate, so each is loaded with the one that it rotates with.
+
+@triton.jit
+def turned(rows, table, norm, exists, eps, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HALF: tl.constexpr):
+    """Returns the heads at pointers [heads], as they are and rotated, [heads, PADDED_DIM] fp32. `norm` is of the rotated ones.
+
+    `table` has the cosines and sines of their token. Each column is loaded with the one that it rotates with.
     """
     at = tl.arange(0, PADDED_DIM)
     real = at < HEAD_DIM
     turns = at < 2 * HALF
     partner = tl.where(turns, tl.where(at < HALF, at + HALF, at - HALF), at)
-    x = tl.load(rows + at[None, :], mask=exists[:, None] & real[None, :], other=0.0)
-    kind: tl.constexpr = x.dtype
-    x = x.to(tl.float32)
-    other = tl.load(rows + partner[None, :], mask=exists[:, None] & real[None, :], other=0.0).to(tl.float32)
-    key = x
-    if NORM:
+    plain = tl.load(rows[:, None] + at[None, :], mask=exists[:, None] & real[None, :], other=0.0).to(tl.float32)
+    other = tl.load(rows[:, None] + partner[None, :], mask=exists[:, None] & real[None, :], other=0.0).to(tl.float32)
+    x = plain
+    if norm is not None:
         inverse = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-        key = _weighted(x, inverse, tl.load(k_norm + at, mask=real, other=0.0)[None, :])
-        other = _weighted(other, inverse, tl.load(k_norm + partner, mask=real, other=0.0)[None, :])
+        x = _weighted(x, inverse, tl.load(norm + at, mask=real, other=0.0)[None, :])
+        other = _weighted(other, inverse, tl.load(norm + partner, mask=real, other=0.0)[None, :])
     cosine = tl.load(table + at % HALF, mask=turns, other=1.0)
     sine = tl.load(table + HALF + at % HALF, mask=turns, other=0.0)
-    key = key * cosine[None, :] + other * tl.where(at < HALF, -sine, sine)[None, :]
-    return tl.where(is_value[:, None], x, key).to(kind).to(tl.float32)
+    return plain, x * cosine[None, :] + other * tl.where(at < HALF, -sine, sine)[None, :]
+
+
+@triton.jit
+def store_whole(
+    rows, table, k_norm, exists, is_value, kv_out, is_cached, eps, inverse_scale,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Stores the keys and values at pointers [heads] to kv_out, pointers [heads]: columns of a row of codes share scales."""
+    plain, key = turned(rows, table, k_norm, exists, eps, HEAD_DIM, PADDED_DIM, HALF)
+    whole = tl.where(is_value[:, None], plain, key)
+    if kv_out.dtype.element_ty.is_int():
+        store_coded(whole.to(rows.dtype.element_ty).to(tl.float32), kv_out, is_cached, HEAD_DIM)
+    else:
+        at = tl.arange(0, PADDED_DIM)
+        _put_cached(whole, kv_out, at, at < HEAD_DIM, is_cached, inverse_scale)
+
+
+@triton.jit
+def cached_row(kv, slot, head, is_value, stride_block, stride_value, stride_head, stride_offset, BLOCK_SIZE: tl.constexpr):
+    """Returns where the cache has a head's key or value of a token's slot, which is taken for 0 if it is less."""
+    place = tl.maximum(slot, 0)
+    at = (place // BLOCK_SIZE) * stride_block + (place % BLOCK_SIZE) * stride_offset
+    return kv + at + head.to(tl.int64) * stride_head + tl.where(is_value, 1, 0) * stride_value
 
 
 @triton.jit(do_not_specialize_on_alignment=["slot_mapping"])  # a group's slots begin where the group's before end
@@ -102,10 +123,11 @@ def _qk_norm_rope_store(
     turns = half < HALF
     rest_at = 2 * HALF + tl.arange(0, PADDED_REST)
     stays = rest_at < HEAD_DIM
-    rows = qkv + token * stride_token + head[:, None] * HEAD_DIM
-    low = tl.load(rows + half[None, :], mask=exists[:, None] & turns[None, :], other=0.0).to(tl.float32)
-    high = tl.load(rows + HALF + half[None, :], mask=exists[:, None] & turns[None, :], other=0.0).to(tl.float32)
-    rest = tl.load(rows + rest_at[None, :], mask=exists[:, None] & stays[None, :], other=0.0).to(tl.float32)
+    rows = qkv + token * stride_token + head * HEAD_DIM
+    at = rows[:, None]
+    low = tl.load(at + half[None, :], mask=exists[:, None] & turns[None, :], other=0.0).to(tl.float32)
+    high = tl.load(at + HALF + half[None, :], mask=exists[:, None] & turns[None, :], other=0.0).to(tl.float32)
+    rest = tl.load(at + rest_at[None, :], mask=exists[:, None] & stays[None, :], other=0.0).to(tl.float32)
 
     x_low, x_high, x_rest = low, high, rest
     if NORM:
@@ -124,18 +146,17 @@ def _qk_norm_rope_store(
     slot = tl.load(slot_mapping + token).to(tl.int64)
     is_cached = exists & (head >= HEADS) & (slot >= 0)
     cached_head = (head - HEADS) % (KV_HEADS if KV_HEADS > 0 else 1)
-    place = tl.maximum(slot, 0)
-    at = (place // BLOCK_SIZE) * stride_block + (place % BLOCK_SIZE) * stride_offset
-    kv_out = kv + at + cached_head.to(tl.int64) * stride_head + tl.where(is_value, 1, 0) * stride_value
+    kv_out = cached_row(kv, slot, cached_head, is_value, stride_block, stride_value, stride_head, stride_offset, BLOCK_SIZE)
     q_out = out + (token * HEADS + head) * HEAD_DIM
     inverse_scale = 1.0 / tl.where(is_value, value_scale, key_scale)
-    put(new_low, q_out, kv_out, half, turns, is_query, is_cached, inverse_scale)
-    put(new_high, q_out, kv_out, HALF + half, turns, is_query, is_cached, inverse_scale)
-    put(new_rest, q_out, kv_out, rest_at, stays, is_query, is_cached, inverse_scale)
+    _put(new_low, q_out, kv_out, half, turns, is_query, is_cached, inverse_scale)
+    _put(new_high, q_out, kv_out, HALF + half, turns, is_query, is_cached, inverse_scale)
+    _put(new_rest, q_out, kv_out, rest_at, stays, is_query, is_cached, inverse_scale)
     if kv.dtype.element_ty.is_int():  # noqa: SIM102 - known when this is compiled, the other condition when it runs
         if (tl.program_id(1) + 1) * AT_ONCE > HEADS:
-            whole = _whole_rows(rows, table, k_norm, exists, is_value, eps, HEAD_DIM, PADDED_DIM, HALF, NORM)
-            store_coded(whole, kv_out, is_cached, HEAD_DIM)
+            store_whole(
+                rows, table, k_norm, exists, is_value, kv_out, is_cached, eps, inverse_scale, HEAD_DIM, PADDED_DIM, HALF
+            )  # fmt: skip
 
 
 def qk_norm_rope_store(

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from starling_engine.kernels.fused_rows import HeadStore, RowNorm
+from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.low_rank import LowRankMatrix
 from starling_engine.model_config.adapters import AdapterConfig
@@ -165,10 +165,6 @@ class FusesRows(Protocol):
         """Does as `apply` with the norm of x; adds that to `add_to`, in place, and returns it."""
         ...
 
-    def apply_to_heads(self, x: torch.Tensor, norm: RowNorm, store: HeadStore) -> torch.Tensor:
-        """Does as `apply` with the norm of x, stores keys and values, and returns queries [T, num_heads, head_dim]."""
-        ...
-
 
 MethodSelector = Callable[[LinearShape], LinearMethod]
 """Chooses the method of one matrix."""
@@ -220,11 +216,6 @@ class Linear:
         """Does as `forward` with the norm of x, in one launch. With `add_to` [T, out_size] adds to that, and returns it."""
         assert self._fuses is not None and len(x) <= self.fused_rows
         return self._fuses.apply_fused(x, norm, add_to)
-
-    def forward_to_heads(self, x: torch.Tensor, norm: RowNorm, store: HeadStore) -> torch.Tensor:
-        """Does as `forward_fused`; stores keys and values, and returns queries [T, num_heads, head_dim]."""
-        assert self._fuses is not None and len(x) <= self.fused_rows
-        return self._fuses.apply_to_heads(x, norm, store)
 
     def forward_rounded(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
         """Does as `forward`, also with rows that are rounded as `rounding` says."""

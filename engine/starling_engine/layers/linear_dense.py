@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch.nn import functional as F
 
-from starling_engine.kernels.fused_rows import HeadStore, RowNorm, fused_rows
+from starling_engine.kernels.fused_rows import RowNorm, fused_rows
 from starling_engine.kernels.matmul import linear, linear_fp32, sums_in_fp32
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
@@ -118,12 +118,6 @@ class DenseLinear(StackedMethod):
         from starling_engine.kernels.few_rows import few_rows_linear
 
         return few_rows_linear(x, self._weight, self._bias, norm, gated=self._activation is not None, add_to=add_to)
-
-    def apply_to_heads(self, x: torch.Tensor, norm: RowNorm, store: HeadStore) -> torch.Tensor:
-        """See `FusesRows`."""
-        from starling_engine.kernels.few_rows_heads import few_rows_heads
-
-        return few_rows_heads(x, self._weight, self._bias, norm, store)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self._weight)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from starling_engine.attention.base import AttendsToStored, AttentionWeights
+from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.compressed import CompressedAttention
 from starling_engine.attention.mla_base import MlaBackend
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kernels.fused_rows import HeadStore, RowNorm
+from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.kv_cache import LayerCache, ParallelCache
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.activation import gate_mul
@@ -87,10 +87,6 @@ class Attention:
         self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps) if has_values else None
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
-        between = (self._gate_size or None, self._width_norm, self._rotated_norm, self._temperature, self.weights.q_norm)
-        plain = all(each is None for each in (*between, self._value_norm, layer.cache_of))
-        self._attends = build.backend if plain and isinstance(build.backend, AttendsToStored) else None
-        """The backend, where nothing lies between the product and the cache but a rotation."""
         self._open = gate_mul(build.dtype, build.device, sigmoid=True)
 
     @property
@@ -120,13 +116,7 @@ class Attention:
 
     def forward_fused(self, x: torch.Tensor, norm: RowNorm, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """Adds `forward` of x's norm to x [T, hidden_size], in place, and returns it."""
-        weights = self.weights
-        store = HeadStore(meta.positions, meta.slot_mapping, weights.cos_sin, kv, weights.key_scale, weights.value_scale)
-        if self._attends is not None and store.takes(weights.head_dim):
-            out = self._attends.attend(self._qkv.forward_to_heads(x, norm, store), weights, kv, meta)
-        else:
-            out = self._attended(self._qkv.forward_fused(x, norm), kv, meta, None)
-        return self._o.forward_fused(out, add_to=x)
+        return self._o.forward_fused(self._attended(self._qkv.forward_fused(x, norm), kv, meta, None), add_to=x)
 
     def _attended(self, qkv: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
         """Returns the heads' results, of the tokens `rows` or of all, as the output's matrix takes them."""

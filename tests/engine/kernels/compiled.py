@@ -25,6 +25,9 @@ MAX_SHARED = 227 << 10
 IN_FLIGHT = 40 << 10
 """Bytes that an SM has to ask for at once to keep memory busy: its latency times its share of the bandwidth."""
 
+MEMORY = r"\b((?:ld|st|atom|red|cp|prefetch)\.(?!param)[\w.]+)"
+"""Instructions of PTX that read or write memory, but for parameters."""
+
 SHARED, REGISTERS, THREADS, RESERVED = 228 << 10, 1 << 16, 2048, 1 << 10
 """An SM of Hopper has bytes of shared memory, registers and threads. Each block takes so much shared memory beside its own."""
 
@@ -40,6 +43,17 @@ class Compiled:
     threads: int
     ptx: str
     cubin: str
+    overlaps: bool
+    """True where it begins before the launch before it ends. Then it waits before it reads or writes anything."""
+
+    @property
+    def before_waiting(self) -> list[str]:
+        """The instructions of memory that come before the wait for the launch before, in the order of the code."""
+        begin, wait, _ = self.ptx.partition("griddepcontrol.wait")
+        assert wait and "griddepcontrol.launch_dependents" in begin, (
+            f"{self.name} overlaps, and neither waits nor lets others begin"
+        )
+        return re.findall(MEMORY, begin)
 
     @property
     def blocks(self) -> int:
@@ -142,4 +156,4 @@ def _look(kernel: Any) -> Compiled:
     )
     registers, stack = (int(re.search(rf"{word}:(\d+)", usage.stdout)[1]) for word in ("REG", "STACK"))
     own = kernel.metadata
-    return Compiled(own.name, own.shared, registers, stack, 32 * own.num_warps, kernel.asm["ptx"], cubin)
+    return Compiled(own.name, own.shared, registers, stack, 32 * own.num_warps, kernel.asm["ptx"], cubin, own.launch_pdl)

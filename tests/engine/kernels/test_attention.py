@@ -9,11 +9,14 @@ import torch
 from starling_engine.kernels.attention_plan import (
     MAX_DECODE_TOKENS,
     MAX_SEGMENTS,
+    MERGED_ROWS,
     AttentionShape,
     QueryBlocks,
     decode_segments,
     decode_tiles,
 )
+from starling_engine.layers.rope import build_cos_sin
+from starling_engine.model_config.rope import RopeConfig
 from starling_engine.native import reference
 from starling_engine.native.cache_rows import FP8, INT4, INT8, cached, uncached
 from torch import Tensor
@@ -235,6 +238,70 @@ def test_large_scores_overflow_nowhere(device: torch.device) -> None:
         with np.errstate(over="ignore"):
             actual = paged_attention(*inputs.all(), case.head_dim**-0.5, case.window, case.soft_cap)
         assert_close(actual, expected(case, inputs))
+
+
+RAW = {
+    "split": (Case(DECODE, group=4, max_blocks=48, sinks=True), 64, False),
+    "split, head norms, partly rotated, fp32": (Case(DECODE, head_dim=80, dtype=FP32, max_blocks=64), 48, True),
+    "head norms, int4": (Case(DECODE, cache=INT4, head_dim=32, group=4, block_size=32, max_blocks=6), 32, True),
+    "split in a window, fp8": (Case(DECODE, group=3, window=520, max_blocks=80, cache=FP8), 64, False),
+    "many heads each, split": (Case(DECODE, group=16, kv_heads=1, max_blocks=48), 64, False),
+}
+"""Decodes from the product on: elements that rotate, and whether heads have norms."""
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_a_decode_in_one_launch_is_that_of_several(name: str, device: torch.device, watch: Watch) -> None:
+    """Its queries are normalised and rotated, and the token is stored, before it attends."""
+    from starling_engine.kernels.paged_attention import AttentionCall, RawHeads, attend, most_arrived
+
+    case, rotary, normed = RAW[name]
+    once, twice = (make(case, device) for _ in range(2))
+    counts = torch.tensor([queries for _, queries in case.rows], device=device)
+    at = (once.context_lens.long() - 1)[counts > 0]
+    pages = once.block_tables.long()[counts > 0].gather(1, at.clamp(min=0)[:, None] // case.block_size)[:, 0]
+    slots = torch.where(at >= 0, pages * case.block_size + at % case.block_size, -1)
+    width = (case.group + 2) * case.kv_heads * case.head_dim
+    generator = torch.Generator().manual_seed(8)
+    norms = [torch.rand(case.head_dim, generator=generator).to(device, case.dtype) if normed else None for _ in range(2)]
+    raw = RawHeads(
+        qkv=torch.randn(len(at), width, generator=generator).to(device, case.dtype),
+        positions=at.clamp(min=0),
+        slot_mapping=slots,
+        cos_sin=build_cos_sin(RopeConfig(), rotary, 256, device),
+        q_norm=norms[0],
+        k_norm=norms[1],
+        eps=1e-6,
+    )
+    arrived = torch.zeros(most_arrived(device), dtype=torch.int32, device=device)
+
+    def call(inputs: Inputs) -> AttentionCall:
+        return AttentionCall(
+            q=raw.queries(case.head_dim, case.kv_heads),
+            kv=inputs.kv,
+            block_tables=inputs.block_tables,
+            query_start=inputs.query_start,
+            context_lens=inputs.context_lens,
+            scale=case.head_dim**-0.5,
+            window=case.window,
+            key_scale=0.5 if case.cache == FP8 else 1.0,
+            sinks=inputs.sinks,
+            raw=raw,
+            arrived=arrived,
+        )
+
+    with watch.counted() as launches:
+        found = attend(call(once), 1)
+    if device.type == "cpu":
+        merged = ["_merge"] if case.group > MERGED_ROWS else []
+        assert [each.kernel for each in launches] == ["attention_kernel", *merged] and not arrived.any()
+    wanted = attend(replace(call(twice).stored(), arrived=None), 1)
+    if normed and case.cache is None:
+        # Squares are added up in another order.
+        torch.testing.assert_close(once.kv, twice.kv, equal_nan=True)
+    else:
+        assert torch.equal(once.kv.view(torch.uint8), twice.kv.view(torch.uint8))
+    assert_close(found, wanted.float())
 
 
 CASCADES = {

@@ -33,6 +33,32 @@ def launch_attention(tokens: int, sequences: int, longest: int, cache: torch.dty
     paged_attention(*arguments, max_query_len=longest, query_blocks=blocks)
 
 
+def launch_decode(rows: int, cache: torch.dtype = BF16, dim: int = 128) -> None:
+    """Makes a decode in one launch, with head norms, rotation and store; contexts of up to 8,192 tokens."""
+    from starling_engine.kernels.paged_attention import AttentionCall, RawHeads, attend, most_arrived
+
+    raw = RawHeads(
+        qkv=empty(rows, 48 * dim, dtype=BF16),
+        positions=empty(rows, dtype=torch.int64),
+        slot_mapping=empty(rows, dtype=torch.int64),
+        cos_sin=empty(8192, dim, dtype=torch.float32),
+        q_norm=empty(dim, dtype=BF16),
+        k_norm=empty(dim, dtype=BF16),
+        eps=1e-6,
+    )
+    call = AttentionCall(
+        q=raw.queries(dim, 8),
+        kv=empty_cache(cache, dim),
+        block_tables=empty(rows, 512),
+        query_start=empty(rows + 1),
+        context_lens=empty(rows),
+        scale=0.1,
+        raw=raw,
+        arrived=empty(most_arrived(raw.qkv.device)),
+    )
+    attend(call, 1)
+
+
 def launch_cascade() -> None:
     from starling_engine.kernels.paged_attention import AttentionCall, cascade_attention
 
@@ -108,6 +134,18 @@ def test_decode_reads_the_cache_sixteen_bytes_at_a_time_three_blocks_at_a_time()
     assert decode.blocks == 3 and decode.in_flight >= IN_FLIGHT
     assert decode.products == {"HMMA"} and decode.instructions["LDGSTS.E.BYPASS.128"] > 8
     assert _copied(decode) == {4, 16}
+
+
+@pytest.mark.parametrize("cache", [BF16, pytest.param(FP8, marks=pytest.mark.whole), pytest.param(INT4, marks=pytest.mark.whole)])
+def test_a_split_decode_is_one_launch_three_blocks_at_a_time(cache: torch.dtype) -> None:
+    """What a block has written is there for all when one of its threads counts, and what that thread sees is there for all."""
+    (decode,) = compiled(launch_decode, 1, cache)
+    assert decode.stack == 0 and not decode.spills and decode.in_flight >= IN_FLIGHT
+    assert decode.blocks == (3 if cache == BF16 else 2) and decode.products == {"HMMA"}
+    written, counted, merged = re.split(r"(atom\.global\.gpu\.acq_rel\.add\.[su]32)", decode.ptx)
+    assert counted and re.search(r"st\.global(?!.*cp\.async).*bar\.sync", written[written.rindex("cp.async") :], re.DOTALL)
+    assert not re.search(r"[ls][td]\.global", written[written.rindex("bar.sync") :])
+    assert merged.index("bar.sync") < merged.index("ld.global")
 
 
 def test_a_decode_that_fills_the_device_is_not_split_and_fits_three_blocks_at_a_time() -> None:
