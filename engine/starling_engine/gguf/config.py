@@ -20,9 +20,9 @@ def read_config(file: GgufFile) -> tuple[Config, Config]:
 
     Raises UnsupportedModel for an architecture that cannot be read from GGUF, ModelError for metadata that is missing.
     """
-    family, data = family_of(file), GgufMetadata(file)
-    if file.get("split.count") not in (None, 0, 1):
+    if file.get("split.count") not in (None, 0, 1):  # first, since only the first of them says more
         raise UnsupportedModel(f"{file.path}: a model in several files is not supported; merge them (llama-gguf-split --merge)")
+    family, data = family_of(file), GgufMetadata(file)
     config = {"architectures": [family.name], **(_attention(data) if family.attends else {}), **_common(data, family)}
     return config | family.fields(data), {"eos_token_id": end_token_ids(file), **_generation_defaults(file)}
 
