@@ -22,10 +22,10 @@ def read_config(file: GgufFile) -> tuple[Config, Config]:
 
     Raises UnsupportedModel for an architecture that cannot be read from GGUF, ModelError for metadata that is missing.
     """
+    if file.get("split.count") not in (None, 0, 1):  # first, since only the first of them says more
+        raise UnsupportedModel(f"{file.path}: a model in several files is not supported; merge them (llama-gguf-split --merge)")
     family = family_of(file)
     data = GgufMetadata(file, family.by_layer)
-    if file.get("split.count") not in (None, 0, 1):
-        raise UnsupportedModel(f"{file.path}: a model in several files is not supported; merge them (llama-gguf-split --merge)")
     if data.get("pooling_type") == _RANK:
         raise data.refused("pooling_type", "rank is not supported: serve the original checkpoint, whose head scores pairs")
     config = {"architectures": [family.name], **(_attention(data) if family.attends else {}), **_common(data, family)}

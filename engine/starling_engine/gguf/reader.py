@@ -18,6 +18,7 @@ from starling_engine.errors import ModelError
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
+_POINTER, _LONGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
@@ -203,7 +204,8 @@ class GgufFile:
     def _counts(self, cursor: _Cursor) -> tuple[int, int]:
         cursor.need(24, "the header")
         if self._data[:4] != MAGIC:
-            raise ModelError(f"{self.path} is not a GGUF file: it begins with {self._data[:4]!r}")
+            found = pointer_of_lfs(self.path) or f"not a GGUF file: it begins with {self._data[:4]!r}"
+            raise ModelError(f"{self.path} is {found}")
         cursor.at = 4
         version = cursor.number("I", "the version")
         if version not in VERSIONS:
@@ -310,3 +312,10 @@ def _read_once(path: Path, *_stamp: int) -> GgufFile:
 def is_gguf(path: Path) -> bool:
     """Returns whether the model at `path` is one GGUF file, and no folder."""
     return path.suffix == SUFFIX and not path.is_dir()
+
+
+def pointer_of_lfs(path: Path) -> str:
+    """Says what to do with a file that Git LFS has left its pointer for, as a clone without LFS has; empty for any other file."""
+    if not path.is_file() or path.stat().st_size > _LONGEST_POINTER or not path.read_bytes().startswith(_POINTER):
+        return ""
+    return "a pointer of Git LFS, and not the file itself; get that by git lfs pull"

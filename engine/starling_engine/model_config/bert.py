@@ -48,7 +48,7 @@ def _masked_head(config: Fields) -> HeadShape:
 def _bert_traits(config: Fields) -> Traits:
     config.only("is_decoder", False)
     config.one_of("position_embedding_type", "absolute")
-    return replace(TRAITS, token_types=config.integer("type_vocab_size", 2))
+    return replace(TRAITS, token_types=config.integer("type_vocab_size", 2, high=1 << 16))
 
 
 def _roberta_traits(config: Fields) -> Traits:

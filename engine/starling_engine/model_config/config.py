@@ -4,8 +4,9 @@ import logging
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.errors import InvalidRequest, ModelError, UnsupportedModel
 from starling_engine.gguf.config import read_config, read_pooling
 from starling_engine.gguf.reader import GgufFile, is_gguf, open_gguf
 from starling_engine.model_config.adapters import AdapterConfig
@@ -30,6 +31,7 @@ from starling_engine.model_config.short_conv import ShortConvConfig
 from starling_engine.model_config.tied_head import has_own_head
 from starling_engine.model_config.tokenizer_end import end_of_tokenizer
 from starling_engine.model_config.traits import Traits
+from starling_engine.params import SamplingParams
 from starling_engine.topology.shard import Shard
 
 logger = logging.getLogger("starling.models")
@@ -343,7 +345,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_read_eos(config, generation),
         quantization=quantization,
-        generation_defaults=_read_generation_defaults(generation),
+        generation_defaults=_read_generation_defaults(generation, config.integer("vocab_size")),
         has_lm_head=causal and classifier is None,
         classifier=classifier,
         masked_head=_masked_head(config, definition),
@@ -383,7 +385,8 @@ def _with_experts(layers: tuple[LayerConfig, ...], moe: MoeConfig | None) -> tup
     if moe is None:
         return layers
     part: FeedForward = "mlp and experts" if moe.beside_mlp else "experts"
-    return tuple(replace(layer, feed_forward=part) if at in moe.layers else layer for at, layer in enumerate(layers))
+    having = frozenset(moe.layers)
+    return tuple(replace(layer, feed_forward=part) if at in having else layer for at, layer in enumerate(layers))
 
 
 def _read_mlp_size(config: Fields, definition: ModelDefinition, layers: tuple[LayerConfig, ...]) -> int:
@@ -431,10 +434,15 @@ def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for token in ids if token < config.integer("vocab_size")))
 
 
-def _read_generation_defaults(generation: Fields) -> dict[str, float]:
-    found = {name: generation.number(name) for name in GENERATION_FIELDS if generation.has(name)}
+def _read_generation_defaults(generation: Fields, vocab_size: int) -> dict[str, float]:
+    """Reads what requests take that do not say. Raises ModelError for what each of them would be refused for."""
+    found: dict[str, Any] = {name: generation.number(name) for name in GENERATION_FIELDS if generation.has(name)}
     if generation.has("top_k"):
         found["top_k"] = generation.integer("top_k", low=-1)
     if generation.has("max_new_tokens"):
         found["max_tokens"] = generation.integer("max_new_tokens")
+    try:
+        SamplingParams(**found).validate(vocab_size)
+    except InvalidRequest as error:
+        raise ModelError(f"{generation.source}: {error}") from error
     return found

@@ -43,7 +43,7 @@ def _traits(config: Fields) -> Traits:
 
 
 def _layer_inputs(config: Fields) -> LayerInputs | None:
-    size = config.integer("hidden_size_per_layer_input", PER_LAYER, low=0)
+    size = config.integer("hidden_size_per_layer_input", PER_LAYER, low=0, high=1 << 16)
     rows = config.integer("vocab_size_per_layer_input", PER_LAYER_ROWS)
     if size and rows < config.integer("vocab_size"):
         raise config.error("vocab_size_per_layer_input", "must be at least vocab_size")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from starling_engine.errors import UnsupportedModel
+from starling_engine.errors import ModelError, UnsupportedModel
+from starling_engine.gguf.reader import SUFFIX
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.module_pattern import compile_pattern
 from starling_engine.model_config.stored_names import stored_names
@@ -80,6 +81,10 @@ def read_config_json(folder: Path) -> Fields:
     Older checkpoints of ModelOpt say in a file of its own how they are quantized: that becomes part of the config. The
     part of bitsandbytes is left out where no tensor is of its kind: adapters that were merged leave it behind.
     """
+    if not (folder / CONFIG).exists():
+        names = ", ".join(sorted(path.name for path in folder.glob(f"*{SUFFIX}"))[:5])
+        hint = f"its GGUF files are models: name one of {names}" if names else "a GGUF file is named itself (org/name:file.gguf)"
+        raise ModelError(f"{folder} holds no {CONFIG}: not a model folder; {hint}")
     config, beside = Fields.read(folder / CONFIG), folder / "hf_quant_config.json"
     if config.get(FIELD) or not beside.exists():
         is_stale = _section(config).get("quant_method") == "bitsandbytes" and _has_no_codes_of_bitsandbytes(folder)

@@ -54,7 +54,7 @@ def _adapted_traits(config: Fields) -> Traits:
 
 
 def _rotated(config: Fields, types: int) -> Traits:
-    return replace(TRAITS, positions_from=None, token_types=config.integer("type_vocab_size", types, low=0))
+    return replace(TRAITS, positions_from=None, token_types=config.integer("type_vocab_size", types, low=0, high=1 << 16))
 
 
 FLASH_NAMES = replace(NAMES, embedding_norm="emb_ln", layer="encoder.layers.{}", attention_out_norm="norm1", mlp_out_norm="norm2")

@@ -51,6 +51,8 @@ def _same(one_file: Path, other_file: Path, one: str, other: str) -> bool:
     if (first["dtype"], first["shape"]) != (second["dtype"], second["shape"]):
         return False
     begin, end = first["data_offsets"]
+    if start + end > one_file.stat().st_size:  # a header that lies; petabytes would be gone through
+        return True
     shift = other_start + second["data_offsets"][0] - start - begin
     with (
         one_file.open("rb") as file,

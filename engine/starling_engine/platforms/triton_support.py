@@ -62,10 +62,16 @@ def why_not_triton(device: Device) -> str | None:
     """Returns why they do not; None where they do."""
     if device.type == "meta" and stand_in is not None:
         return None
-    if importlib.util.find_spec("triton") is None:
+    if not is_installed():
         return "triton is not installed"
     if device.type == "cuda" and not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler (gcc or clang) on the PATH, or named by CC"
     if device.type == "cuda" or (device.type == "cpu" and os.environ.get(INTERPRETED) == "1"):
         return None
     return f"Triton's kernels run on a {device.type} only in its interpreter ({INTERPRETED}=1), for tests"
+
+
+@functools.cache
+def is_installed() -> bool:
+    """Looks for the package once: layers ask one by one, and each look goes through the folders of sys.path."""
+    return importlib.util.find_spec("triton") is not None

@@ -50,10 +50,8 @@ class GgufPlace:
 def find_places(file: GgufFile, config: ModelConfig) -> dict[str, GgufPlace]:
     """Returns where each tensor is, by its name in the model. What the model has no name for keeps the file's.
 
-    Raises WeightError for a tensor that is there twice, or whose rows do not fit the config, and for more layers than tensors.
+    Raises WeightError for a tensor that is there twice, or whose rows do not fit the config.
     """
-    if config.num_layers > len(file.tensors):  # thousands of empty layers would be made before one is missed
-        raise WeightError(f"{file.path.name} says that it has {config.num_layers} layers, and has {len(file.tensors)} tensors")
     places, found = _Places(file, config), dict[str, GgufPlace]()
     for tensor in file.tensors.values():
         for name, place in places.of(tensor):

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from starling_engine.errors import WeightError
+from starling_engine.gguf.reader import pointer_of_lfs
 from starling_engine.model_config.base_model import model_names
 from starling_engine.weights.source import Index, TensorInfo
 
@@ -77,9 +78,14 @@ def _files(folder: Path) -> list[Path]:
         raise WeightError(
             f"{folder} holds weights only as files of tensorizer (.tensors), which are not read; convert them to safetensors"
         )
+    if others := sorted(path.name for path in folder.glob("*.safetensors")):
+        raise WeightError(
+            f"{folder} holds neither {SINGLE} nor {INDEX}, and nothing says which tensors {', '.join(others[:3])} should hold; "
+            "of several files the index is needed"
+        )
     raise WeightError(
         f"{folder} holds neither {SINGLE} nor {INDEX}; pickles are not downloaded: of a repository without safetensors, download "
-        "pytorch_model.bin into a folder, and say --load-format pt"
+        "pytorch_model.bin into a folder, and say --load-format pt. A GGUF file is named itself (org/name:file.gguf)"
     )
 
 
@@ -107,7 +113,8 @@ def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
                 dtype = view.get_dtype()
                 found[name] = TensorInfo(path, tuple(view.get_shape()), dtype, DTYPE_BYTES.get(dtype))
     except (SafetensorError, OSError) as error:
-        raise WeightError(f"{path.name} is damaged or cut short: {_misplaced(path) or error}") from error
+        fault = pointer_of_lfs(path) or f"damaged or cut short: {_misplaced(path) or error}"
+        raise WeightError(f"{path.name} is {fault}") from error
     return found, metadata
 
 

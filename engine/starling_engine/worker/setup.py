@@ -20,10 +20,11 @@ from starling_engine.layers.linear import MethodSelector
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
+from starling_engine.native.group_quantized import Format
 from starling_engine.parallel.ranks import RankCommunicators
 from starling_engine.platforms.base import Platform
 from starling_engine.weights.cache_scales import load_kv_scales
-from starling_engine.weights.checkpoint import stored_formats
+from starling_engine.weights.checkpoint import check_counts, stored_formats
 from starling_engine.weights.dummy import DummyWeights, load_dummy
 from starling_engine.weights.loader import Checkpoint, load_weights
 from starling_engine.weights.weight_slot import WeightSource
@@ -59,8 +60,7 @@ class RankSetup:
             attention = _causal_attention(config, platform, dtype, model)
         elif not model.causal and config.attention_backend not in ("auto", attention.name):
             raise ConfigError(f"{config.attention_backend!r} is not possible for an encoder; possible: auto", "attention_backend")
-        path, pickles = Path(config.model_path), config.load_format == "pt"
-        stored = {} if config.load_format == "dummy" else stored_formats(path, pickles=pickles)
+        stored = {} if config.load_format == "dummy" else _read_formats(config, model)
         linear = select_linear_method(dtype, platform.device, config.quantization, stored, causal=model.causal)
         experts = select_experts_method(dtype, platform.device, config.quantization, stored)
         return cls(config, platform, dtype, model, attention, linear, experts, join(platform.device))
@@ -117,6 +117,13 @@ class RankSetup:
             if self.config.kv_cache == "fp8":
                 load_kv_scales(model.kv_scaled, folder, pickles=pickles)
                 model.share_kv_scales()
+
+
+def _read_formats(config: WorkerConfig, model: ModelConfig) -> dict[str, Format]:
+    """Returns the formats of the checkpoint's quantized matrices. Raises WeightError, also as `check_counts`."""
+    path, pickles = Path(config.model_path), config.load_format == "pt"
+    check_counts(path, model, pickles=pickles)
+    return stored_formats(path, pickles=pickles)
 
 
 def _causal_attention(config: WorkerConfig, platform: Platform, dtype: torch.dtype, model: ModelConfig) -> Backend:

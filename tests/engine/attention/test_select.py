@@ -14,6 +14,7 @@ from starling_engine.attention.select import select_attention
 from starling_engine.config import ParallelLayout
 from starling_engine.errors import ConfigError
 from starling_engine.parallel.absent import absent_ranks
+from starling_engine.platforms import triton_support
 from starling_engine.platforms.cpu import CpuPlatform
 from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.worker.setup import RankSetup
@@ -34,6 +35,12 @@ class CudaPlatform(CpuPlatform):
 
     def attention_backends(self) -> tuple[str, ...]:
         return ("triton", "flash_attn", "flashinfer", "sdpa", "torch")
+
+
+def pretend_installed(monkeypatch: pytest.MonkeyPatch, packages: list[str]) -> None:
+    """Lets the choice find these packages alone."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: object() if package in packages else None)
+    monkeypatch.setattr(triton_support, "is_installed", lambda: "triton" in packages)
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +124,7 @@ def test_an_impossible_choice_says_what_is_possible(
 
 def test_a_cache_in_fewer_bits_has_fewer_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load", object)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    pretend_installed(monkeypatch, ["triton", "flash_attn", "flashinfer"])
     monkeypatch.setattr(select, "_make", lambda chosen, _latent: chosen)
     for name in ("flash_attn", "flashinfer"):
         with pytest.raises(ConfigError, match=r"not possible \(it has no attention sinks.*possible: auto, triton, sdpa, torch"):
@@ -151,7 +158,7 @@ def test_on_cuda(
     installed: list[str], name: str, dtype: torch.dtype, head_dim: int, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Libraries are taken by name alone, and what is missing is said by name."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda package: object() if package in installed else None)
+    pretend_installed(monkeypatch, installed)
     monkeypatch.setattr(select, "_make", lambda chosen, _latent: chosen)
     try:
         chosen, why = select_attention(name, CudaPlatform(), dtype, head_dim)
@@ -163,7 +170,7 @@ def test_on_cuda(
 
 
 def test_more_query_heads_than_a_query_block_holds_take_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    pretend_installed(monkeypatch, ["triton", "flash_attn", "flashinfer"])
     monkeypatch.setattr(select, "_make", lambda chosen, _latent: chosen)
     assert select_attention("auto", CudaPlatform(), BF16, 64, group=32)[0] == "triton"
     chosen, why = select_attention("auto", CudaPlatform(), BF16, 64, group=71)

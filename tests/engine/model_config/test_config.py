@@ -334,6 +334,12 @@ def test_generation_config_adds_stop_tokens_and_defaults() -> None:
     assert isinstance(config.generation_defaults["top_k"], int)
 
 
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.0), ("min_p", 2.0), ("repetition_penalty", 0), ("temperature", 1000.0)])
+def test_a_default_for_which_each_request_would_be_refused_is_named(name: str, value: float) -> None:
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {name} must be in"):
+        parse({name: value})
+
+
 @pytest.mark.parametrize(("field", "name"), [("dtype", "bfloat16"), ("torch_dtype", "torch.float16")])
 def test_dtype_in_both_ways_of_writing(field: str, name: str) -> None:
     assert parse(**{field: name}).dtype == name.removeprefix("torch.")

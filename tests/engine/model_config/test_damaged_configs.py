@@ -63,3 +63,17 @@ def test_a_damaged_field_is_refused_by_a_clear_error(name: str) -> None:
             continue
         except Exception as error:
             raise AssertionError(f"{field}: {error!r}") from error
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("bert encoder", "type_vocab_size"),
+        ("gte encoder", "type_vocab_size"),
+        ("gemma4-inputs", "hidden_size_per_layer_input"),
+    ],
+)
+def test_a_size_of_what_is_made_before_tensors_are_compared_has_a_bound(name: str, field: str) -> None:
+    config = Fields({**config_of(name), field: 10**9}, "config.json")
+    with pytest.raises(ModelError, match=f"{field} must be at most 65536"):
+        parse_model_config(config, Fields({}, "generation_config.json"))

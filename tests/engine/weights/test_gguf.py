@@ -221,15 +221,6 @@ def test_other_experts_than_the_config_has_are_named(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "model.gguf")
 
 
-def test_more_layers_than_tensors_are_named(tmp_path: Path) -> None:
-    data = file_of("qwen3", tmp_path)
-    count = text("qwen3.block_count") + struct.pack("<II", 4, 3)
-    assert count in data
-    (tmp_path / "model.gguf").write_bytes(data.replace(count, count[:-4] + struct.pack("<I", 9999)))
-    with pytest.raises(WeightError, match=r"model\.gguf says that it has 9999 layers, and has \d+ tensors"):
-        open_checkpoint(tmp_path / "model.gguf")
-
-
 TOKENS = [entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))]
 BPE = [entry("tokenizer.ggml.model", 8, text("gpt2")), *TOKENS]
 PIECES = [entry("tokenizer.ggml.model", 8, text("llama")), *TOKENS]
@@ -250,6 +241,16 @@ def test_a_vocabulary_of_other_types_is_named(entries: list[bytes], message: str
     (tmp_path / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
     with pytest.raises(ModelError, match=message):
         read_gguf_tokenizer(GgufFile(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_of_several_files_is_refused_as_such(first: bool, tmp_path: Path) -> None:
+    """Only the first has more metadata."""
+    entries = [entry("split.count", 2, struct.pack("<H", 3)), *([typed_entry("general.architecture", "qwen3")] if first else [])]
+    path = tmp_path / "model-00001-of-00003.gguf"
+    path.write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
+    with pytest.raises(UnsupportedModel, match="a model in several files is not supported; merge them"):
+        load_model_config(path)
 
 
 def test_a_file_that_changed_is_not_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.errors import WeightError
+from starling_engine.errors import ModelError, WeightError
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config import tied_head
 from starling_engine.model_config.config import load_model_config
@@ -273,6 +273,15 @@ def test_a_tied_head_that_is_in_the_files_is_read_as_transformers_does(
     assert ("lm_head.weight is loaded, too" in caplog.text) == (head in ("another", "of another dtype"))
 
 
+def test_a_tied_head_that_is_said_to_be_of_exabytes_is_not_looked_for(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["qwen3-tied"])
+    place = {"dtype": "F32", "shape": [1 << 29, 1 << 29], "data_offsets": [0, 1 << 60]}
+    header = json.dumps({HEAD: place, EMBEDDING: place}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightError, match=r"model\.safetensors is damaged or cut short: \S+ goes beyond the end of the file"):
+        loaded(tmp_path)
+
+
 def test_a_tied_head_in_pickles_may_not_differ(tmp_path: Path) -> None:
     """Their bytes are not compared before the model is built."""
     write_checkpoint(tmp_path, VARIANTS["qwen3-tied"])
@@ -368,7 +377,29 @@ def test_files_of_tensorizer_are_refused_by_name(folder: Path) -> None:
 
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(WeightError, match=r"holds neither model\.safetensors nor"):
+    with pytest.raises(WeightError, match=r"holds neither model\.safetensors nor .* A GGUF file is named itself"):
+        loaded(folder)
+
+
+def test_files_without_their_index_are_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(WeightError, match=r"tensors model-00001-of-00002\.safetensors should hold; .* the index is needed"):
+        loaded(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_a_pointer_that_a_clone_without_git_lfs_has_is_named(name: str, folder: Path) -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n")
+    with pytest.raises(ModelError, match=rf"{name} is a pointer of Git LFS, .* git lfs pull"):
+        loaded(folder / name if name.endswith(".gguf") else folder)
+
+
+def test_a_folder_of_gguf_files_is_no_model(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"holds no config\.json: not a model folder; a GGUF file is named itself"):
+        loaded(folder)
+    (folder / "model-Q4_0.gguf").touch()
+    with pytest.raises(ModelError, match=r"not a model folder; its GGUF files are models: name one of model-Q4_0\.gguf"):
         loaded(folder)
 
 

@@ -81,7 +81,8 @@ thread.start()
 load_weights(model, folder)
 running = False
 thread.join()
-print(peak - start, resident() - start)
+kept = resident()
+print(max(peak, kept) - start, kept - start)
 """
 
 
