@@ -3,6 +3,7 @@
 import torch
 
 from starling_engine.attention.base import AttentionWeights
+from starling_engine.attention.prompts import HeadShape, PromptLibrary, head_shape, is_plain, prompt_chunks
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import cascade_pays
 from starling_engine.kernels.paged_attention import AttentionCall, attend, cascade_attention
@@ -15,12 +16,17 @@ class TritonAttention:
 
     Needs `triton_runs`. Does not wait for the device. Its launches depend on shapes, max_query_len and shared_blocks alone, so a
     step can be captured.
+
+    `libraries` compute the attention of prompts that have a step for themselves; see `prompts`. Such steps are not recorded.
     """
 
     name = "triton"
     capturable = True
     cascades = True
     takes_query_blocks = True
+
+    def __init__(self) -> None:
+        self.libraries: dict[HeadShape, PromptLibrary] = {}
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
@@ -58,4 +64,16 @@ class TritonAttention:
         shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]
         if cascade_pays(call.shape, shared, sms(q.device)):
             return cascade_attention(call, shared, meta.max_query_len).flatten(1)
-        return attend(call, meta.max_query_len).flatten(1)
+        out = self._by_library(q, layer, kv, meta)
+        return (attend(call, meta.max_query_len) if out is None else out).flatten(1)
+
+    def _by_library(
+        self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor | None:
+        """Returns the attention of a step of long prompts; None where the step, or the layer, is Triton's."""
+        library = self.libraries.get(head_shape(layer)) if is_plain(layer, q.dtype, kv) else None
+        if library is None or not (chunks := prompt_chunks(meta)):
+            return None
+        meta.by_library = True
+        parts = [library.attend(q[each.start : each.end], kv, each, layer.scale) for each in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
