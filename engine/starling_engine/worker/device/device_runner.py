@@ -51,6 +51,9 @@ CASCADE_ROWS = 8
 CASCADE_BYTES = 16 << 30
 """Bytes of the cache that one step reads in about the time in which the host launches its kernels one by one."""
 
+USUAL_TOKENS = 32
+"""A step of so many tokens has as many launches as any. Those of fewer rows have fewer: kernels for few rows do more in each."""
+
 LONG_CONTEXT = 32 << 10
 """Keys that one program reads, in each layer, in about the time in which the host launches the layer's kernels."""
 
@@ -244,7 +247,8 @@ class DeviceRunner:
         """Returns the memory that recordings take beyond their tensors: executables, and workspaces of libraries."""
         if self._graphs is None:
             return 0
-        shape = self._graphs.shapes[-1]
+        shapes = self._graphs.shapes
+        shape = next((each for each in reversed(shapes) if each.tokens >= USUAL_TOKENS), shapes[0])
         work = self._work(self._writer.padding(shape), shape)
         work()
         gc.collect()
