@@ -283,6 +283,7 @@ def test_layers_are_tried_by_their_heads_and_what_is_gathered_is_counted() -> No
     assert gathered_elements([LAYER], 16, 1000, lambda *_: {"a": "no", "b": CudnnAttention()}) == 0
 
 
+@pytest.mark.whole  # a whole engine in the interpreter
 def test_an_engine_counts_the_steps_of_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokens are those of transformers, and its decodes are Triton's."""
     reference, library = make_reference(tmp_path, VARIANTS["llama3.1"]), Reference()
