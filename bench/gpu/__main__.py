@@ -1,6 +1,7 @@
 """Runs sections, each in a process and within a time of its own, and writes what they found into the table of results."""
 
 import argparse
+import math
 import os
 import shutil
 import signal
@@ -72,13 +73,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
     words = f"of {', '.join(SECTIONS)}; or {', '.join(GROUPS)}, which stand for several; all when none is named"
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=words)
-    parser.add_argument("--seconds", type=float, help="for all of them; those that do not fit are not begun")
+    parser.add_argument(
+        "--seconds", type=float, help="for all of them; those that do not fit are not begun; a toy has as many as it needs"
+    )
     parser.add_argument("--toy", action="store_true", help="tiny sizes, on the CPU: shows that the script works, measures nothing")
     parser.add_argument("--results", type=Path, help="file to write; bench/results/gpu.md, or with --toy .cache/gpu-toy.md")
     parser.add_argument("--kernels", type=Path, help="kernels.tar.xz of another run: nothing is compiled that is in it")
     arguments = parser.parse_args()
     try:
-        arguments.sections, arguments.seconds = chosen(arguments.sections, arguments.seconds)
+        # A toy takes as long as it takes in the interpreter, and on its CPUs.
+        seconds = math.inf if arguments.toy and arguments.seconds is None else arguments.seconds
+        arguments.sections, arguments.seconds = chosen(arguments.sections, seconds)
     except KeyError as word:
         parser.error(f"there is no section {word}; there are {', '.join((*SECTIONS, *GROUPS))}")
     if arguments.kernels is not None and not arguments.kernels.is_file():
@@ -108,7 +113,6 @@ def main() -> None:
             print(f"## {name}\n\nNot begun: {arguments.seconds:.0f} s are over.\n", flush=True)
             failed.append(name)
             continue
-        # A toy takes as long as it takes in the interpreter.
         body, well = run_section(name, left if arguments.toy else min(left, SECTIONS[name].seconds), toy=arguments.toy)
         print(f"## {name}\n\n{body}\n", flush=True)
         failed += [] if well else [name]

@@ -68,6 +68,8 @@ class Stats(msgspec.Struct, omit_defaults=True):
     """Kernels that were first met while serving: everybody waited for them."""
     steps_not_recorded: int = 0
     """Sizes of steps that a device could not record."""
+    library_steps_total: int = 0
+    """Steps of prompts whose attention a library computed."""
     prefix_queries_total: int = 0
     prefix_hits_total: int = 0
     external_queries_total: int = 0

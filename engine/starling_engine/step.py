@@ -131,6 +131,7 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     extras     by row, where there are any
     compiled   kernels that were compiled, or loaded, since the result before: none should be, once a rank is ready
     eager      sizes of steps that could not be recorded, and are launched kernel by kernel
+    by_library a library computed the attention of its prompts (`attention.prompts`)
     error      set, with empty columns, when the step failed as a whole
     """
 
@@ -143,6 +144,7 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     seconds: float = 0.0
     compiled: int = 0
     eager: int = 0
+    by_library: bool = False
     error: str | None = None
 
     def extras_of(self, row: int) -> RowExtras:

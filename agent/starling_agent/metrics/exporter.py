@@ -95,6 +95,8 @@ class EngineCollector(Collector):
         yield self._counter("starling:jump_forward_tokens", text, stats.jump_forward_tokens_total)
         text = "Kernels that were compiled, or loaded, while serving."
         yield self._counter("starling:kernels_compiled", text, stats.kernels_compiled_total)
+        text = "Steps of prompts whose attention a library computed, which the log of the start names."
+        yield self._counter("starling:library_attention_steps", text, stats.library_steps_total)
         yield self._counter("starling:engine_steps", "Steps of the engine.", stats.steps_total)
         yield self._counter("starling:eplb_rearrangements", "Changes of where experts lie.", stats.eplb_rearrangements_total)
         yield self._counter("starling:eplb_experts_moved", "Experts that ranks loaded for them.", stats.eplb_experts_moved_total)

@@ -6,6 +6,7 @@ Imports triton.
 import torch
 
 from starling_engine.attention.base import AttentionWeights
+from starling_engine.attention.prompts import HeadShape, PromptLibrary, head_shape, is_plain, prompt_chunks
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import cascade_pays
 from starling_engine.kernels.paged_attention import AttentionCall, RawHeads, attend, cascade_attention, most_arrived
@@ -17,6 +18,8 @@ class TritonAttention:
 
     Needs `triton_runs`. Does not wait for the device. Its launches depend on shapes, max_query_len and shared_blocks alone, so a
     step can be captured.
+
+    `libraries` compute the attention of prompts that have a step for themselves; see `prompts`. Such steps are not recorded.
     """
 
     name = "triton"
@@ -26,6 +29,7 @@ class TritonAttention:
 
     def __init__(self) -> None:
         self._arrived: torch.Tensor | None = None
+        self.libraries: dict[HeadShape, PromptLibrary] = {}
 
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         """See `AttentionBackend`."""
@@ -56,12 +60,28 @@ class TritonAttention:
             arrived=self._zeros(qkv.device),
         )
         shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]
-        if cascade_pays(call.shape, shared, sms(qkv.device)):
-            return cascade_attention(call.stored(), shared, meta.max_query_len).flatten(1)
-        return attend(call if meta.max_query_len == 1 else call.stored(), meta.max_query_len).flatten(1)
+        cascades = cascade_pays(call.shape, shared, sms(qkv.device))
+        if meta.max_query_len == 1 and not cascades:
+            return attend(call, 1).flatten(1)
+        call = call.stored()
+        if cascades:
+            return cascade_attention(call, shared, meta.max_query_len).flatten(1)
+        out = self._by_library(call.q, layer, kv, meta)
+        return (attend(call, meta.max_query_len) if out is None else out).flatten(1)
 
     def _zeros(self, device: torch.device) -> torch.Tensor:
         """Returns what programs of a launch count in. Launches follow one another, and each leaves zeros to the next."""
         if self._arrived is None or self._arrived.device != device:
             self._arrived = torch.zeros(most_arrived(device), dtype=torch.int32, device=device)
         return self._arrived
+
+    def _by_library(
+        self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor | None:
+        """Returns the attention of a step of long prompts; None where the step, or the layer, is Triton's."""
+        library = self.libraries.get(head_shape(layer)) if is_plain(layer, q.dtype, kv) else None
+        if library is None or not (chunks := prompt_chunks(meta)):
+            return None
+        meta.by_library = True
+        parts = [library.attend(q[each.start : each.end], kv, each, layer.scale) for each in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -40,6 +40,7 @@ class AttentionMetadata:
     taken         [S] int32, for layers with a recurrent state: how many of a sequence's tokens its state takes in, the first ones;
                   those behind are not computed. 0: all are computed, and the state stays as it was. None: it takes all of them in
     replay        keeps what layers with a state compute from, in a step with drafts
+    by_library    True once a library has computed the attention of a layer (`attention.prompts`)
     """
 
     positions: torch.Tensor
@@ -55,6 +56,7 @@ class AttentionMetadata:
     taken: torch.Tensor | None = None
     replay: "StateReplay | None" = None
     exact_lens: HostLens | None = None
+    by_library: bool = False
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False)
 
     def lens(self) -> HostLens:

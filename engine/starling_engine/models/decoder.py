@@ -198,6 +198,12 @@ class Decoder:
         attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
         return {attention.name: attention.weights for attention in attentions if attention.weights.stores}
 
+    @property
+    def attention_weights(self) -> dict[int, AttentionWeights]:
+        """Weights of attention to keys and values, by the place of their layer among those here."""
+        found = ((at, layer.attention) for at, layer in enumerate(self._layers))
+        return {at: attention.weights for at, attention in found if isinstance(attention, Attention)}
+
     def share_kv_scales(self) -> None:
         """Gives layers that read another one's cache the scales of that."""
         first = self.layers.start

@@ -434,6 +434,7 @@ class Scheduler:
         self.stats.steps_total += 1
         self.stats.kernels_compiled_total += result.compiled
         self.stats.steps_not_recorded = result.eager
+        self.stats.library_steps_total += result.by_library
         self.offload.on_step_finished(builder.step_id, sum(builder.num_tokens), result.seconds)
         if result.error is not None:
             return self._on_step_failure(builder, result.error)

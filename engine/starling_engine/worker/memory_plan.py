@@ -69,7 +69,7 @@ def _working_memory(factory: RunnerFactory, dtype: torch.dtype) -> tuple[int, in
     if measured is not None:
         # The step that is measured attends to nothing, or to latents as they are.
         scratch = model.config.attention_scratch(config.max_num_batched_tokens, config.max_model_len)
-        return measured + kept + scratch * dtype.itemsize, recordings
+        return measured + kept + (scratch + factory.gathered_elements) * dtype.itemsize, recordings
     sizes = config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
     return activation_bytes(model.config, dtype.itemsize, *sizes) + kept + factory.recorded_bytes, recordings
 

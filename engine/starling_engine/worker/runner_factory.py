@@ -29,7 +29,10 @@ logger = logging.getLogger("starling.worker")
 
 @dataclass(frozen=True, slots=True)
 class RunnerFactory:
-    """Parts of a runner that are there before its KV cache."""
+    """Parts of a runner that are there before its KV cache.
+
+    `gathered_elements`: what a library that may compute the attention of prompts copies of a sequence's keys and values.
+    """
 
     config: WorkerConfig
     platform: Platform
@@ -40,6 +43,7 @@ class RunnerFactory:
     link: StageLink
     tick: Callable[[], None]
     masking: StepMasking
+    gathered_elements: int = 0
 
     def make(self, kv: KVCache) -> Runner:
         """Makes a runner for a device that works on its own, or one for the thread that calls."""

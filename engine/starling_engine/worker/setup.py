@@ -8,11 +8,14 @@ from typing import Self
 import torch
 
 from starling_engine.attention.bidirectional import BidirectionalAttention
+from starling_engine.attention.prompt_trial import Offer, PromptTrial, gathered_elements, offer_of, tried_layers
+from starling_engine.attention.prompts import TakesLibraries
 from starling_engine.attention.select import Backend, select_attention
 from starling_engine.config import WorkerConfig
 from starling_engine.errors import ConfigError
 from starling_engine.expert_parallel.load import LoadWindow
 from starling_engine.expert_parallel.ranks import ExpertRanks, spread_over_tensor
+from starling_engine.kernels.kv_cache import KVCache
 from starling_engine.kv.spec import KVGroup, StateGroup
 from starling_engine.layers.experts import ExpertsSelector
 from starling_engine.layers.experts_select import select_experts_method
@@ -98,7 +101,29 @@ class RankSetup:
         config, shape = self.config, self.model
         batch = InputBatch(groups, config.max_num_seqs, config.max_model_len, config.block_size, shape.eos_token_ids, state)
         link = StageLink(self.ranks.pipeline, shape.stream_size, self.dtype, self.platform.device)
-        return RunnerFactory(config, self.platform, model, groups, state, batch, link, tick, masking)
+        gathered = gathered_elements(model.attention_weights.values(), config.block_size, config.max_model_len, self._offer)
+        return RunnerFactory(config, self.platform, model, groups, state, batch, link, tick, masking, gathered)
+
+    @property
+    def _offer(self) -> Offer:
+        """Libraries for prompts' attention. A backend that was asked for by name computes all itself."""
+        takes = self.config.attention_backend == "auto" and isinstance(self.attention, TakesLibraries)
+        return offer_of(self.platform.device if takes else torch.device("cpu"), self.dtype)
+
+    def choose_libraries(self, factory: RunnerFactory, kv: KVCache) -> None:
+        """Tries the libraries for prompts' attention that are installed, in the cache, which is empty."""
+        if not isinstance(self.attention, TakesLibraries):
+            return
+        model = factory.model
+        layers = ((weights, kv.layers[at]) for at, weights in model.attention_weights.items())
+        trial = PromptTrial(
+            *(self.attention, self.dtype, factory.tick),
+            width=factory.batch.tables[0].shape[1],
+            tokens=self.config.max_num_batched_tokens,
+            query_blocks=model.query_blocks,
+        )
+        for tried in tried_layers(((own, cache) for own, cache in layers if isinstance(cache, torch.Tensor)), self.dtype):
+            trial.choose(tried, self._offer)
 
     def load(self, model: Decoder, on_progress: Callable[[int, int], None]) -> None:
         """Fills a model with its weights; `on_progress` gets the bytes that are done, and all."""

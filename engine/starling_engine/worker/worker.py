@@ -131,6 +131,7 @@ class Worker:
         factory = setup.runner_factory(model, groups, state, self._tick, self._masking)
         ledger = self._agreed(plan(factory, setup.dtype, self._reserved(model)), model, setup.dtype)
         kv = allocate(groups, ledger.num_blocks, kv_dtype(config), device, state, model.layers)
+        setup.choose_libraries(factory, kv)
         self._runner = factory.make(kv)
         if not config.dp_sync:
             self._sleeper = RankSleeper(model, lambda: self._remake(setup), self._runner, [kv.storage], device)

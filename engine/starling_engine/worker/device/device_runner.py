@@ -51,6 +51,9 @@ CASCADE_ROWS = 8
 CASCADE_BYTES = 16 << 30
 """Bytes of the cache that one step reads in about the time in which the host launches its kernels one by one."""
 
+USUAL_TOKENS = 32
+"""A step of so many tokens has as many launches as any. Those of fewer rows have fewer: kernels for few rows do more in each."""
+
 LONG_CONTEXT = 32 << 10
 """Keys that one program reads, in each layer, in about the time in which the host launches the layer's kernels."""
 
@@ -96,6 +99,8 @@ class DeviceRunner:
         self._max_samples = max_samples
         self._cascades = cascades
         self._late: LateKernels | None = None
+        self._by_library = False
+        """True where a library has computed the attention of the step's prompts."""
         self._tables = DeviceTables(batch, queue, device)
         self._writer = StepWriter(batch, queue, device, max_tokens, max_samples, query_blocks)
         self._positions = DevicePositions(rows, batch.block_size, device)
@@ -131,12 +136,14 @@ class DeviceRunner:
         self._pages.copy(plan)
         result = StepResult(plan.step_id, plan.epoch, compiled=self._late.take() if self._late is not None else 0)
         result.eager = self._graphs.not_recorded if self._graphs is not None else 0
+        self._by_library = False
         if not self._link.last:
             self._run_stage(plan, step)
             return self._in_flight.add(result, NO_SAMPLES, began)
         result.counts = [0] * len(plan.slots)
         samples = step.samples(self._batch.sampling_rows(plan))
         fields, hidden = self._run(plan, step, samples)
+        result.by_library = self._by_library
         readback = self._extra_outputs.serve(plan, step, samples, fields, hidden, result)
         if self._is_alone:
             self._drafted.settle(self._positions.lengths)
@@ -240,7 +247,8 @@ class DeviceRunner:
         """Returns the memory that recordings take beyond their tensors: executables, and workspaces of libraries."""
         if self._graphs is None:
             return 0
-        shape = self._graphs.shapes[-1]
+        shapes = self._graphs.shapes
+        shape = next((each for each in reversed(shapes) if each.tokens >= USUAL_TOKENS), shapes[0])
         work = self._work(self._writer.padding(shape), shape)
         work()
         gc.collect()
@@ -370,15 +378,18 @@ class DeviceRunner:
             )
             for g, table in enumerate(tables)
         ]
-        if step is not None and self._graphs is None and self._in_flight.knows_lengths:
+        if step is not None and self._in_flight.knows_lengths:
+            lens = step.lens
             for each in metadata:
-                each.exact_lens = step.lens
+                each.exact_lens = lens
         if self._pages.has_state:
             metadata[-1].taken = f.query_start.diff()
             if step is not None:
                 self._drafted.begin(step, metadata[-1])
         ids = f.ids[:-1].clamp(min=0) if self._drafter.active else f.ids[:-1]  # an OWN draft that is none is computed as some token
-        return self._model.forward(ids, self._pages.context(metadata, rows), arrived)
+        hidden = self._model.forward(ids, self._pages.context(metadata, rows), arrived)
+        self._by_library = any(each.by_library for each in metadata)
+        return hidden
 
     def _head(self, f: Fields, hidden: torch.Tensor, most_drafts: int) -> None:
         """Samples behind the hidden states [S, hidden_size]; `most_drafts` as for the sampler."""
