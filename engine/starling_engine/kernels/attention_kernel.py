@@ -197,7 +197,7 @@ def attention_kernel(
             part = tl.arange(0, 2)
             is_value = part == 1
             slot = tl.load(slot_mapping + begin).to(tl.int64) + part * 0
-            news = q + begin.to(tl.int64) * stride_q_token + (HEADS + kv_head + part * (HEADS // GROUP)) * HEAD_DIM
+            news = q + tl.cast(begin, tl.int64) * stride_q_token + (HEADS + kv_head + part * (HEADS // GROUP)) * HEAD_DIM
             places = cached_row(kv, slot, kv_head, is_value, stride_block, stride_value, stride_head, ROW_SIZE, BLOCK_SIZE)
             inverse_scale = 1.0 / tl.where(is_value, value_scale, key_scale)
             store_whole(
@@ -257,7 +257,7 @@ def attention_kernel(
                 tl.store(counter, 0)
                 each = tl.arange(0, MERGED)
                 mine = each < GROUP
-                row = begin.to(tl.int64) * HEADS + kv_head * GROUP + each
+                row = tl.cast(begin, tl.int64) * HEADS + kv_head * GROUP + each
                 merged = merged_rows(
                     partial_out, partial_lse, sinks, row, kv_head * GROUP + each, mine, used, all_segments, AT_ONCE, HEAD_DIM,
                     PADDED_DIM,

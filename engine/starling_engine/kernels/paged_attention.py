@@ -48,7 +48,7 @@ class RawHeads:
     def queries(self, head_dim: int, kv_heads: int) -> Tensor:
         """Returns a view of the queries [T, H, D]."""
         heads = self.qkv.shape[1] // head_dim - 2 * kv_heads * self.stores
-        return self.qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
+        return self.qkv[:, : heads * head_dim].view(len(self.qkv), heads, head_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
