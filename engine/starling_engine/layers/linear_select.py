@@ -10,9 +10,10 @@ from starling_engine.errors import ConfigError
 from starling_engine.kernels.matmul import has_mkldnn, has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
-from starling_engine.layers.linear_packed import MkldnnLinear, NativeExactLinear, NativeLinear
+from starling_engine.layers.linear_packed import MkldnnLinear, NativeExactLinear, NativeFloatLinear, NativeLinear
 from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinear, QuantizedLinear
 from starling_engine.layers.quantized_kernels import quantized_kernels
+from starling_engine.native import encoder_ops
 from starling_engine.native.group_quantized import Format
 from starling_engine.platforms.triton_support import why_not_triton
 
@@ -112,6 +113,8 @@ def _why_no_kernels(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _choose(dtype: torch.dtype, device: torch.device, causal: bool) -> tuple[type[LinearMethod], str]:
+    if dtype == torch.float32 and not causal and encoder_ops.are_fastest(dtype, device):
+        return NativeFloatLinear, "an encoder in float32 on a CPU with AVX2 alone"
     if device.type == "cpu" and dtype == torch.float32 and has_mkldnn() and not causal:
         return MkldnnLinear, "an encoder in float32 on a CPU"
     if device.type != "cpu" or dtype != torch.bfloat16:
@@ -128,6 +131,7 @@ _FITS: dict[type[LinearMethod], Callable[[LinearShape], bool]] = {
     # The kernel multiplies pairs of columns, and eight gates at a time.
     NativeLinear: lambda shape: shape.in_size % 2 == 0 and not (shape.gated and shape.out_size % 16),
     # A tied head is also the embedding: a second copy for it would cost more than the slower product.
+    NativeFloatLinear: lambda shape: not shape.lookup,
     MkldnnLinear: lambda shape: not shape.lookup,
     DenseLinear: lambda _shape: True,
 }

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.elementwise import elementwise_kernels
-from starling_engine.native import ops
+from starling_engine.native import encoder_ops, ops
 from starling_engine.weights.weight_slot import WeightSlot, copy_slot, plus_one_slot, scaled_slot
 
 
@@ -104,7 +104,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """y = (x - mean(x)) / std(x) * weight, in fp32, rounded once (Cohere). In torch. See `Normalise`.
+    """y = (x - mean(x)) / std(x) * weight, in fp32, rounded once (Cohere). See `Normalise`.
 
     With `bias` one is added. With `plus_one` it is multiplied by 1 + weight, which is rounded to the weights' dtype (Nemotron).
     """
@@ -125,8 +125,15 @@ class LayerNorm:
         self._name = name
         self._eps = eps
         self._plus_one = plus_one
+        self.forward: Normalise = self._fused if encoder_ops.are_fastest(dtype, device) else self._torch
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _fused(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.contiguous()
+        out = torch.empty_like(x) if residual is None else x
+        encoder_ops.layer_norm(x, residual, self._weight, self._bias, self._eps, out)
+        return out, x if residual is None else residual
+
+    def _torch(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         total = x if residual is None else x.add_(residual)
         bias = None if self._bias is None else self._bias.float()
         return F.layer_norm(total.float(), self._weight.shape, self._weight.float(), bias, self._eps).to(x.dtype), total

@@ -7,7 +7,7 @@ import torch
 
 from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
-from starling_engine.layers.activation import Xielu, activate, activate_and_mul
+from starling_engine.layers.activation import Xielu, activate_and_mul, activation_of
 from starling_engine.layers.linear import stacked
 from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.moe import ExpertGate
@@ -56,7 +56,9 @@ class Mlp:
                 self._activate = partial(expert_gate, gate=clamped)
         else:
             shape = stacked([up], [share], hidden, bias)
-            self._activate = Xielu(activation, build.dtype, build.device) if act == "xielu" else partial(activate, act)
+            self._activate = (
+                Xielu(activation, build.dtype, build.device) if act == "xielu" else activation_of(act, build.dtype, build.device)
+            )
         self._in = build.linear(shape)
         self._gates = share.size
         self._gate_scale, self._out_scale = config.traits.mlp_gate_scale, config.traits.mlp_out_scale

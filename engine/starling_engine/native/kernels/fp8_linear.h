@@ -23,7 +23,7 @@ struct Fp8Product {
   template <typename Finish>
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
     const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles), tile = tile_blocks(row_step);
-    const int64_t lines = k / 2, group_lines = lines / groups, chunks = ceil_div(lines, kMaxKPairs), step = ceil_div(lines, chunks);
+    const int64_t lines = k / 2, group_lines = lines / groups, chunks = ceil_div(lines, kMaxLines), step = ceil_div(lines, chunks);
     const int64_t tiles_in_panel = row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytes / (step * 64 * tile));
     const int64_t panel_blocks = tiles_in_panel * tile, width = panel_blocks * kBlockCols, stride = step * kLine<bf16>;
     const size_t sums_room = (chunks > 1 ? m : kTileRows) * width, unpacked_room = row_tiles > 1 ? panel_blocks * stride : 0;

@@ -128,7 +128,7 @@ using ByBlocksAndAhead = std::array<std::array<Run<T>, kTileBlocks + 1>, kTileBl
 
 template <typename T, int ROWS>
 constexpr ByBlocksAndAhead<T> with_rows() {
-  if constexpr (ROWS > kTileRows)
+  if constexpr (ROWS > kTileRowsOf<T>)
     return {};
   else if constexpr (tile_blocks(ROWS) == 1)
     return {{{run_tile<T, ROWS, 1, 0>, run_tile<T, ROWS, 1, 1>}}};

@@ -13,6 +13,11 @@ namespace starling {
 // The sums of a whole tile, the lines and the number fit in the registers, and are enough to hide the instruction's latency.
 constexpr int kTileRows = kLanes == 16 ? 8 : 5;
 constexpr int kTileBlocks = 3;
+// Rows of a tile by lines of T. With AVX2 there is room for one more where lines need not be widened.
+template <typename T>
+constexpr int kTileRowsOf = kTileRows;
+template <>
+constexpr int kTileRowsOf<float> = kLanes == 8 ? 6 : kTileRows;
 constexpr int kBlockCols = 16;
 // Column blocks that a tile of so many rows may have.
 constexpr int64_t tile_blocks(int64_t rows) { return kLanes == 16 || rows == 1 ? kTileBlocks : rows == 2 ? 2 : 1; }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "gemm_tile.h"
@@ -14,7 +15,13 @@ namespace starling {
 
 // A panel of B and the next one, which is prefetched, share the 1 MB second-level cache with the rows of x.
 constexpr int64_t kPanelBytes = 384 * 1024;
-constexpr int64_t kMaxKPairs = 2048;
+// Lines of fp32 hold half as many columns, so that a panel of as many bytes would be used half as long. On EPYC 7003 (512 KB) 192 KB are
+// the fastest.
+template <typename T>
+constexpr int64_t kPanelBytesOf = kPanelBytes;
+template <>
+constexpr int64_t kPanelBytesOf<float> = kPanelBytes / 2;
+constexpr int64_t kMaxLines = 2048;
 constexpr int64_t kMaxRows = 512;
 // Up to this many rows, lines are used as fast as they come, and the hardware's own prefetching is better.
 constexpr int64_t kHardwareRows = 2;
@@ -60,10 +67,12 @@ struct TilesOf {
 };
 #endif
 
-struct PackedProduct {
-  const Bf16Operand* x;
+// Of a matrix of T, bf16 or fp32.
+template <typename T>
+struct PackedProductOf {
+  const Operand<T>* x;
   int64_t x_stride;
-  const bf16* packed;
+  const T* packed;
   int64_t n, k;
 
   // Rows [row0, row0 + m), at most kMaxRows, by the column blocks of one thread. `finish(c, c_stride, row, rows, col, cols)` takes
@@ -71,7 +80,7 @@ struct PackedProduct {
   template <typename Finish>
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
 #ifdef STARLING_TILES
-    if (by_tiles(m, k)) {
+    if constexpr (std::is_same_v<T, bf16>) if (by_tiles(m, k)) {
       static thread_local Scratch scratch;
       scratch.reset(Scratch::padded<bf16>(TiledRows::size(m, k)));
       const TiledRows rows{scratch.take<bf16>(TiledRows::size(m, k)), m, k};
@@ -80,40 +89,40 @@ struct PackedProduct {
     }
 #endif
 #ifdef STARLING_MATRICES
-    if (m >= kRowsOfMatrices && k % 4 == 0) return run_matrices(blocks, row0, m, finish);
+    if constexpr (std::is_same_v<T, bf16>) if (m >= kRowsOfMatrices && k % 4 == 0) return run_matrices(blocks, row0, m, finish);
 #endif
-    const int64_t k_pairs = k / 2, block_size = k * kBlockCols;
-    const int64_t k_chunks = ceil_div(k_pairs, kMaxKPairs), k_step = ceil_div(k_pairs, k_chunks);
-    const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles), tile = tile_blocks(row_step);
-    const int64_t tiles_in_panel = row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytes / (k_step * 64 * tile));
+    const int64_t lines = k / kDepth<T>, block_size = k * kBlockCols;
+    const int64_t k_chunks = ceil_div(lines, kMaxLines), k_step = ceil_div(lines, k_chunks);
+    const int64_t row_tiles = ceil_div(m, kTileRowsOf<T>), row_step = ceil_div(m, row_tiles), tile = tile_blocks(row_step);
+    const int64_t tiles_in_panel = row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytesOf<T> / (k_step * 64 * tile));
     const int64_t panel_blocks = tiles_in_panel * tile, width = panel_blocks * kBlockCols;
     // The sums of a panel wait in `sums` when K is cut in chunks; else each tile is finished at once.
     const bool chunked = k_chunks > 1;
-    alignas(64) float tile_sums[kTileRows * kTileBlocks * kBlockCols];
+    alignas(64) float tile_sums[kTileRowsOf<T> * kTileBlocks * kBlockCols];
     std::vector<float> panel_sums(chunked ? m * width : 0);
 
     for (int64_t panel = blocks.begin; panel < blocks.end; panel += panel_blocks) {
       const int64_t panel_end = std::min(panel + panel_blocks, blocks.end);
       for (int64_t chunk = 0; chunk < k_chunks; ++chunk) {
-        const int64_t k0 = chunk * k_step, k_here = std::min(k_step, k_pairs - k0);
+        const int64_t k0 = chunk * k_step, k_here = std::min(k_step, lines - k0);
         const bool last = chunk + 1 == k_chunks;
         // Offset of the next chunk of this panel, or of the next panel's first.
-        const ptrdiff_t next = last ? panel_blocks * block_size - k0 * 32 : k_step * 32;
+        const ptrdiff_t next = last ? panel_blocks * block_size - k0 * kLine<T> : k_step * kLine<T>;
         const bool fetch = m > kHardwareRows && (!last || panel + panel_blocks < blocks.end);
         for (int64_t row = 0, r = 0; row < m; row += row_step, ++r) {
           const int rows_here = static_cast<int>(std::min(row_step, m - row));
           for (int64_t block = panel; block < panel_end; block += tile) {
             const int blocks_here = static_cast<int>(std::min(tile, panel_end - block));
-            const bf16* b = packed + block * block_size + k0 * 32;
+            const T* b = packed + block * block_size + k0 * kLine<T>;
             // The row tiles share the prefetching of the next panel, about a block each.
             const int64_t ahead = fetch ? blocks_here * r / row_tiles : 0;
             const int64_t ahead_end = fetch ? blocks_here * (r + 1) / row_tiles : 0;
             const int64_t col = block * kBlockCols, cols = std::min<int64_t>(blocks_here * kBlockCols, n - col);
             float* c = chunked ? panel_sums.data() + row * width + (block - panel) * kBlockCols : tile_sums;
             const ptrdiff_t c_stride = chunked ? width : kTileBlocks * kBlockCols;
-            gemm_tile<bf16>({x + (row0 + row) * x_stride + k0 * 2, x_stride, b, block_size, k_here, c, c_stride, chunk > 0,
-                       b + next + ahead * block_size},
-                      rows_here, blocks_here, static_cast<int>(ahead_end - ahead));
+            gemm_tile<T>({x + (row0 + row) * x_stride + k0 * kDepth<T>, x_stride, b, block_size, k_here, c, c_stride, chunk > 0,
+                          b + next + ahead * block_size},
+                         rows_here, blocks_here, static_cast<int>(ahead_end - ahead));
             if (last) finish(c, c_stride, row0 + row, rows_here, col, cols);
           }
         }
@@ -125,7 +134,7 @@ struct PackedProduct {
   // The same for many rows: a panel's lines are copied for them first.
   template <typename Finish>
   void run_matrices(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
-    const int64_t lines = k / 2, step = std::min(lines, kMaxKPairs), block_size = k * kBlockCols, copied = step * kLine<bf16>;
+    const int64_t lines = k / 2, step = std::min(lines, kMaxLines), block_size = k * kBlockCols, copied = step * kLine<bf16>;
     const int64_t panel_blocks = std::max<int64_t>(1, kPanelBytes / (step * 64)), width = panel_blocks * kBlockCols;
     const bool chunked = step < lines;
     const size_t sums_size = (chunked ? m : kMatrixRows) * width;
@@ -153,6 +162,7 @@ struct PackedProduct {
   }
 #endif
 };
+typedef PackedProductOf<bf16> PackedProduct;
 
 // What a gated matrix gives of the products of gate and up: silu(gate) * up; with a limit the clamped form of experts of gpt-oss and
 // DeepSeek-V4 (`ClampedSwiglu`); with one below 0 the GELU of Gemma 4's (`TanhGelu`).
