@@ -154,7 +154,7 @@ class Operator:
         return max(DEBOUNCE_SECONDS, self._pace.pause(key))
 
     def _wake_for_news(self, key: Key) -> None:
-        """Wakes a service of which an agent has news. What a small one has is decided upon at once."""
+        """Wakes a service of which an agent has news. That of a small one waits for some milliseconds only."""
         self.reconciler.wake(key, self._pace.pause(key))
 
     def _wake_pods_on(self, nodes: Iterable[str]) -> None:
@@ -195,7 +195,7 @@ class Operator:
             await post_events(self._kube, service, events, self.settings.identity)
         if outcome.wrote or wrote_status:
             # The cache has what was written; reconciles end when there is nothing left to write.
-            return self._debounce(key)
+            return DEBOUNCE_SECONDS
         moments = (decision.requeue_after, outcome.retry_after, resend_after, notify_after, pause or None)
         return min((seconds for seconds in moments if seconds is not None), default=None)
 

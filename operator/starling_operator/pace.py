@@ -7,19 +7,21 @@ from contextlib import contextmanager
 from starling_operator.logs import Key
 
 PAUSE_RATIO = 4.0
-"""A service has news decided upon after so many times as long as its last decision took: so it takes a fifth of a core at most."""
+"""News waits so many times as long as a decision takes: decisions of a quarter of a second or less take about a fifth of a core."""
 MOST_SECONDS = 1.0
 """News waits for no longer. The status is not written more often, either."""
 
 
 class Pace:
-    """Processor seconds of the last decision about each service."""
+    """Processor seconds of the last whole decision about each service, or of the present one once that has taken more."""
 
     def __init__(self) -> None:
+        self._last: dict[Key, float] = {}
         self._spent: dict[Key, float] = {}
 
     def begin(self, key: Key) -> None:
         """Begins a decision, which may have several parts."""
+        self._last[key] = self._spent.get(key, 0.0)
         self._spent[key] = 0.0
 
     @contextmanager
@@ -33,7 +35,8 @@ class Pace:
 
     def pause(self, key: Key) -> float:
         """Returns for how many seconds news of the service may wait for more of it."""
-        return min(MOST_SECONDS, PAUSE_RATIO * self._spent.get(key, 0.0))
+        return min(MOST_SECONDS, PAUSE_RATIO * max(self._last.get(key, 0.0), self._spent.get(key, 0.0)))
 
     def forget(self, key: Key) -> None:
+        self._last.pop(key, None)
         self._spent.pop(key, None)

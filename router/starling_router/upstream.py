@@ -95,7 +95,7 @@ class Upstream:
             except KeptConnectionEnded:
                 lost = True
                 response = await _request(self._new_connections, method, url, headers, body)
-        except aiohttp.ClientConnectorError as error:  # its own text tells of TLS, which is not used, and the address twice
+        except aiohttp.ClientConnectorError as error:  # its own text has the address twice
             raise BackendUnreachable(f"it takes no connection: {_cause(error)}", had_it=lost) from None
         except aiohttp.ConnectionTimeoutError:
             raise BackendUnreachable(f"it takes no connection: nothing in {CONNECT_SECONDS:.3g} s", had_it=lost) from None
@@ -113,7 +113,11 @@ class Upstream:
 
 
 def _cause(error: aiohttp.ClientConnectorError) -> str:
-    return os.strerror(error.errno) if error.errno else error.strerror or str(error)
+    """Returns what the system says. Errors of names and of TLS have numbers of their own."""
+    if isinstance(error, aiohttp.ClientSSLError):
+        return str(error)
+    is_name = isinstance(error, aiohttp.ClientConnectorDNSError)
+    return os.strerror(error.errno) if error.errno and not is_name else error.strerror or str(error)
 
 
 class KeptConnectionEnded(aiohttp.ServerDisconnectedError):

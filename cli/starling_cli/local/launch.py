@@ -159,7 +159,7 @@ def _source(source: str, mounts: Sequence[Mount], maps: Sequence[PathMap]) -> st
         return source
     path = source.removeprefix(FILE)
     mounted = local_path(path, mounts)
-    if mounted is not None and not mounted.exists() and Path(path).exists():
+    if mounted is not None and not mounted.exists():
         mounted = None  # the folder in place of /tmp is empty, and nobody means that one
     try:
         return f"{FILE}{mounted or map_path(path, maps)}"

@@ -137,14 +137,17 @@ class LocalRouters:
                 self._changed()
             notice, age = self._notice, time.monotonic() - at
             if router.is_ready and age >= (NOTICE_SECONDS if notice != given else NOTICE_AGAIN_SECONDS):
-                given, at = notice, time.monotonic()
-                await self._notify(router, notice)
+                at = time.monotonic()
+                if await self._notify(router, notice):
+                    given = notice
             await asyncio.sleep(PROBE_SECONDS)
 
-    async def _notify(self, router: LocalRouter, notice: ServiceNotice) -> None:
+    async def _notify(self, router: LocalRouter, notice: ServiceNotice) -> bool:
         address = f"{LOCALHOST}:{router.endpoint_port}"
         with contextlib.suppress(NoAnswer, AgentRefusal, BadAnswer):  # one that ends; the next notice comes soon
-            await self._client.router_report(address, self._token, notice, wait=0.0, seconds=NOTICE_AGAIN_SECONDS)
+            await self._client.router_report(address, self._token, notice, wait=0.0, seconds=NOTICE_SECONDS)
+            return True
+        return False
 
 
 async def _listens(port: int) -> bool:

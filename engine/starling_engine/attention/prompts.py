@@ -61,8 +61,13 @@ class TakesLibraries(Protocol):
 
     libraries: dict[HeadShape, PromptLibrary]
 
-    def attend(self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
-        """See `AttendsToStored`."""
+    def attend(
+        self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata, *, or_triton: bool = False
+    ) -> torch.Tensor:
+        """Attends from q [T, H, D], whose keys and values are in the cache: see `AttentionBackend.forward` for the rest.
+
+        What a library raises is raised; with `or_triton` it is left out from then on, and the backend's own kernels attend.
+        """
         ...
 
 

@@ -3,6 +3,8 @@
 Imports triton.
 """
 
+import logging
+
 import torch
 
 from starling_engine.attention.base import AttentionWeights
@@ -11,6 +13,8 @@ from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import cascade_pays
 from starling_engine.kernels.paged_attention import AttentionCall, RawHeads, attend, cascade_attention, most_arrived
 from starling_engine.platforms.triton_support import sms
+
+logger = logging.getLogger("starling.attention")
 
 
 class TritonAttention:
@@ -43,8 +47,22 @@ class TritonAttention:
             eps=layer.norm_eps,
             stores=layer.stores,
         )
-        call = AttentionCall(
-            q=raw.queries(layer.head_dim, kv.shape[2]),
+        call = self._call(raw.queries(layer.head_dim, kv.shape[2]), layer, kv, meta, raw)
+        if meta.max_query_len == 1 and not cascade_pays(call.shape, _shared(layer, kv, meta), sms(qkv.device)):
+            return attend(call, 1).flatten(1)
+        return self._attend_stored(call.stored(), layer, meta, or_triton=True)
+
+    def attend(
+        self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata, *, or_triton: bool = False
+    ) -> torch.Tensor:
+        """See `TakesLibraries`."""
+        return self._attend_stored(self._call(q, layer, kv, meta), layer, meta, or_triton=or_triton)
+
+    def _call(
+        self, q: torch.Tensor, layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata, raw: RawHeads | None = None
+    ) -> AttentionCall:
+        return AttentionCall(
+            q=q,
             kv=kv,
             block_tables=meta.block_tables,
             query_start=meta.query_start,
@@ -57,16 +75,24 @@ class TritonAttention:
             key_scale=layer.key_scale,
             value_scale=layer.value_scale,
             raw=raw,
-            arrived=self._zeros(qkv.device),
+            arrived=self._zeros(q.device),
         )
-        shared = 0 if layer.window else meta.shared_blocks * kv.shape[3]
-        cascades = cascade_pays(call.shape, shared, sms(qkv.device))
-        if meta.max_query_len == 1 and not cascades:
-            return attend(call, 1).flatten(1)
-        call = call.stored()
-        if cascades:
+
+    def _attend_stored(
+        self, call: AttentionCall, layer: AttentionWeights, meta: AttentionMetadata, *, or_triton: bool
+    ) -> torch.Tensor:
+        shared = _shared(layer, call.kv, meta)
+        if cascade_pays(call.shape, shared, sms(call.q.device)):
             return cascade_attention(call, shared, meta.max_query_len).flatten(1)
-        out = self._by_library(call.q, layer, kv, meta)
+        try:
+            out = self._by_library(call.q, layer, call.kv, meta)
+        except torch.AcceleratorError:
+            raise
+        except RuntimeError as error:  # memory, or a size that it has no plan for
+            if not or_triton:
+                raise
+            library, out = self.libraries.pop(head_shape(layer)), None
+            logger.warning("attention of prompts by %s failed, from now on Triton computes it: %s", library.name, error)
         return (attend(call, meta.max_query_len) if out is None else out).flatten(1)
 
     def _zeros(self, device: torch.device) -> torch.Tensor:
@@ -82,6 +108,11 @@ class TritonAttention:
         library = self.libraries.get(head_shape(layer)) if is_plain(layer, q.dtype, kv) else None
         if library is None or not (chunks := prompt_chunks(meta)):
             return None
-        meta.by_library = True
         parts = [library.attend(q[each.start : each.end], kv, each, layer.scale) for each in chunks]
+        meta.by_library = True
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _shared(layer: AttentionWeights, kv: torch.Tensor, meta: AttentionMetadata) -> int:
+    """Returns how many first tokens all sequences share, as far as the layer sees them."""
+    return 0 if layer.window else meta.shared_blocks * kv.shape[3]

@@ -160,7 +160,7 @@ def _nodes(inputs: StatusInputs, group: Group) -> list[GroupNode]:
     """The record of a group's pods. While a restart waits for its time, it stays: it shows the failure."""
     if group.previous is not None and _restart_waits(inputs, group):
         return list(group.previous.nodes)
-    # One more than is shown says that there are more.
+    # More than a status shows need no record. The one more tells such groups from those that fit, which come first.
     return [_node(pod) for pod in _recorded(inputs, group)[: DETAILED_PODS + 1]]
 
 

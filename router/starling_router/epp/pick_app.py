@@ -27,7 +27,7 @@ from starling_router.hold import ELSEWHERE, BackendRefusal, HeldRequest
 from starling_router.picker import Pick
 from starling_router.routing import ClientRequest, RequestRouting, explanation
 from starling_router.service_state import ServiceState
-from starling_router.upstream import BackendAnswer, is_stream
+from starling_router.upstream import BackendAnswer, RawHeaders, is_stream
 from starling_router.without_servers import answer_without_servers
 
 MOST_REFUSAL_BYTES = 1 << 16
@@ -109,11 +109,20 @@ class PickApp:
             endpoints = [endpoint_of(backend.url) for backend in (pick.backend, *others)]
             request.placed.sent()
             await stream.route(endpoints, request.request.body, self._headers(request.request))
-            answer = await stream.answer([*explanation(request.request.scope, pick), *request.request.account.headers()])
+
+            def server_of(answer: GatewayAnswer) -> Backend:
+                return next((backend for backend in others if endpoint_of(backend.url) == answer.served), pick.backend)
+
+            def more(answer: GatewayAnswer) -> RawHeaders:
+                # Of a server that the gateway took in place of the pick there is nothing to explain.
+                why = explanation(request.request.scope, pick) if server_of(answer) is pick.backend else []
+                return [*why, *request.request.account.headers()]
+
+            answer = await stream.answer(more)
             if answer.status >= 400:
                 request.bill.refused()
             carried.began()
-            served = next((backend for backend in others if endpoint_of(backend.url) == answer.served), pick.backend)
+            served = server_of(answer)
             if served is not pick.backend:
                 counts.close()
                 counts.enter_context(served.carrying(0))

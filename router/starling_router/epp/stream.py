@@ -1,7 +1,7 @@
 """One request of a gateway: an ASGI application's scope, `receive` and `send`, and the ways of one that has been picked for."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -103,16 +103,17 @@ class ExtProcStream:
             for response in messages.request_body(body, has_trailers=self._has_trailers):
                 await self._write(response)
 
-    async def answer(self, more: RawHeaders) -> GatewayAnswer:
-        """Waits for an endpoint's answer, and lets its headers pass, with `more` beside them."""
+    async def answer(self, more: Callable[[GatewayAnswer], RawHeaders]) -> GatewayAnswer:
+        """Waits for an endpoint's answer, and lets its headers pass, with what `more` says of it beside them."""
         message = await self._read("response_headers", "request_body", "request_trailers")
         while not message.HasField("response_headers"):  # Envoy may send the end of a body twice (envoyproxy/envoy#46237)
             message = await self._read("response_headers", "request_body", "request_trailers")
         headers = messages.raw_headers(message.response_headers)
         self.answer_ended = message.response_headers.end_of_stream
-        await self._write(messages.answered(headers, more))
         status = next((int(value) for name, value in headers if name == b":status"), 0)
-        return GatewayAnswer(status, headers, messages.served_by(message, headers))
+        answer = GatewayAnswer(status, headers, messages.served_by(message, headers))
+        await self._write(messages.answered(headers, more(answer)))
+        return answer
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yields the answer's body, each piece before it is let pass: what it costs is known before the client has it.

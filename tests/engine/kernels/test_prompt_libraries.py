@@ -21,13 +21,14 @@ from starling_engine.attention import prompt_libraries, prompt_trial, prompts, s
 from starling_engine.attention.base import AttentionWeights
 from starling_engine.attention.prompt_libraries import CudnnAttention, FlashAttention3, installed_libraries
 from starling_engine.attention.prompt_trial import PromptTrial, Tried, gathered_elements, tried_layers
-from starling_engine.attention.prompts import PromptChunk, PromptLibrary, head_shape
+from starling_engine.attention.prompts import PromptChunk, PromptLibrary, TakesLibraries, head_shape
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.native.cache_rows import FP8
 from starling_engine.parallel.absent import absent_ranks
 from starling_engine.platforms.interpreted import InterpretedPlatform
 from starling_engine.platforms.triton_support import INTERPRETED
 from starling_engine.worker import setup
+from starling_engine.worker.sleep.memory import storages_of
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
@@ -139,7 +140,7 @@ def attend(case: Case, libraries: Mapping[str, PromptLibrary], **changes: Any) -
         *(positions, positions, inputs.query_start, inputs.context_lens, inputs.block_tables, longest),
         **{"host_lens": lens, "exact_lens": lens, **changes},
     )
-    out = backend.attend(inputs.q, layer, inputs.kv, meta)
+    out = backend.attend(inputs.q, layer, inputs.kv, meta, or_triton=True)
     return out.view(inputs.q.shape), expected(case, inputs), meta
 
 
@@ -179,6 +180,23 @@ def test_all_else_is_tritons(case: Case, changes: dict[str, Any]) -> None:
     found, wanted, meta = attend(case, {"reference": library}, **changes)
     assert not library.calls and not meta.by_library
     assert_close(found, wanted)
+
+
+def test_a_library_that_fails_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Triton computes the step in its place, and all later ones."""
+    library = Reference(error=RuntimeError("no plan"))
+    found, wanted, meta = attend(PROMPT, {"reference": library})
+    assert library.calls == 1 and not meta.by_library and "no plan" in caplog.text
+    assert_close(found, wanted)
+
+
+def test_counters_of_launches_outlive_weights() -> None:
+    """What a model that sleeps without its weights gives back is not the backend's: a model that wakes finds it as it was."""
+    from starling_engine.attention.triton_paged import TritonAttention
+
+    backend = TritonAttention()
+    assert isinstance(backend, TakesLibraries)
+    assert backend._zeros(torch.device("cpu")).numel() and not storages_of([backend.forward])
 
 
 @pytest.mark.parametrize("module", prompt_libraries.FLASH_ATTENTION_3)

@@ -23,8 +23,13 @@ def test_news_waits_for_a_multiple_of_what_all_parts_of_a_decision_took() -> Non
             work(0.01)
         work(0.05)  # of others, which it awaits
     assert 0.02 * PAUSE_RATIO <= pace.pause(KEY) < 0.05 * PAUSE_RATIO
+    whole = pace.pause(KEY)
     pace.begin(KEY)
-    assert pace.pause(KEY) == 0.0, "each decision is counted anew"
+    with pace.part(KEY):
+        work(0.002)
+    assert pace.pause(KEY) == whole, "news that comes while the next decision is made waits as long"
+    pace.begin(KEY)
+    assert pace.pause(KEY) < whole, "what counts is the last decision"
 
 
 def test_others_wait_for_nothing_and_nobody_for_long() -> None:

@@ -17,8 +17,8 @@ from starling_engine.platforms.host_memory import anonymous, pin, unpin
 ALIGNMENT = 256
 """Bytes, between copies: the alignment of a device's allocations."""
 ENGINE = "starling_engine."
-NOT_OF_THE_MODEL = ("starling_engine.parallel.", "starling_engine.expert_parallel.")
-"""Ranks outlive a model that they share."""
+NOT_OF_THE_MODEL = ("starling_engine.parallel.", "starling_engine.expert_parallel.", "starling_engine.attention.triton_paged")
+"""Ranks outlive a model that they share, and so does the attention backend, which has some KB of counters."""
 TRIMS_FROM = 128 << 10
 """Bytes whose release makes glibc trim an arena: more than its FASTBIN_CONSOLIDATION_THRESHOLD of 64 KiB."""
 
