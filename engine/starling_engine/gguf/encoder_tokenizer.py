@@ -12,6 +12,8 @@ from starling_engine.gguf.vocabulary import CONTROL, token_id, token_scores, tok
 _SPACE = "▁"
 _UNKNOWN = "[UNK]"
 _UPPER_CASE = re.compile(r"[A-Z]")
+_BRACKETS = re.compile(r"\[.*\]")
+"""Names that older converters left as they are: special tokens, `[unused1]`, and `[PAD30522]` for rows that no token has."""
 
 
 def word_piece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
@@ -21,7 +23,7 @@ def word_piece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     """
     types = token_types(file)
     special = {token for token, type_ in zip(tokens, types, strict=False) if type_ == CONTROL}
-    pieces = [token if token in special else _piece(token) for token in tokens]
+    pieces = [token if token in special or _BRACKETS.fullmatch(token) else _piece(token) for token in tokens]
     if len(set(pieces)) != len(pieces):
         raise ModelError(f"{file.path}: tokenizer.ggml.tokens holds a token twice")
     unknown = token_id(file, "unknown_token_id", len(tokens))

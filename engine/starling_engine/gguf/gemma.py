@@ -42,6 +42,8 @@ def _gemma4(data: GgufMetadata) -> Config:
     sliding = data.number("attention.key_length_swa", full)
     counts, widths = data.get("attention.head_count_kv"), data.get("feed_forward_length")
     kinds = windows.get("layer_types", ["full_attention" for _ in data.layers])
+    if data.get("attention.sliding_window", 0) and not isinstance(data.get("attention.sliding_window_pattern"), list):
+        raise data.refused("attention.sliding_window_pattern", "must say of each layer if it has a window")
     if isinstance(counts, list) and len(counts) < len(kinds):
         raise data.refused("attention.head_count_kv", f"must have a number for each of {len(kinds)} layers")
     heads = {

@@ -70,6 +70,8 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 """The rules by which text is split, by `tokenizer.ggml.pre`: one after the other, each within what the one before left."""
 _BEGUN = ("llama-bpe", "tekken", "falcon3", "falcon-h1", "lfm2")
 """Names with which prompts begin with BOS where the file does not say."""
+_ENDED = ("roberta-bpe", "jina-v2-code")
+"""Those of RoBERTa, with which they end with EOS, too."""
 _WHOLE_WORDS = (*_BEGUN, "glm4")
 """Names with which a word that is a token is one, whatever merges say."""
 
@@ -191,10 +193,10 @@ def _ends(file: GgufFile, backend: Tokenizer, named: Mapping[str, str], kind: st
     """Returns what puts BOS before a prompt, and EOS behind it, where the file wants that."""
     wants_bos = file.get("tokenizer.ggml.add_bos_token")
     if wants_bos is None:
-        wants_bos = kind != "gpt2" or tokenizer_field(file, "pre") in _BEGUN
+        wants_bos = kind != "gpt2" or tokenizer_field(file, "pre") in (*_BEGUN, *_ENDED)
     wants_eos = file.get("tokenizer.ggml.add_eos_token")
     if wants_eos is None:
-        wants_eos = kind in _OF_ENCODERS
+        wants_eos = kind in _OF_ENCODERS or tokenizer_field(file, "pre") in _ENDED
     before = [named["bos_token"]] if wants_bos and "bos_token" in named else []
     after = [named["eos_token"]] if wants_eos and "eos_token" in named else []
     own = processors.ByteLevel(trim_offsets=False) if kind == "gpt2" else None

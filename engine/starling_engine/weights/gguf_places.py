@@ -97,11 +97,11 @@ class _Places:
             wanted = moe.num_experts if moe else "no"
             raise WeightError(f"{tensor.name} {list(tensor.shape)} has {count} experts (expected {wanted})")
         size = -(-tensor.shape[1] // len(parts))
+        rows = [None] if len(parts) == 1 else [torch.arange(at * size, (at + 1) * size) for at in range(len(parts))]
         for expert in range(count):
-            for at, part in enumerate(parts):
+            for part, of_part in zip(parts, rows, strict=True):
                 name = f"{prefix}{self._names.experts}.{expert}.{self._names.expert_projections[part]}{kind}"
-                rows = None if len(parts) == 1 else torch.arange(at * size, (at + 1) * size)
-                yield name, GgufPlace(tensor, (size, *tensor.shape[2:]), expert, rows=rows)
+                yield name, GgufPlace(tensor, (size, *tensor.shape[2:]), expert, rows=of_part)
 
     def _place(self, tensor: GgufTensor, stored: Stored) -> GgufPlace:
         shape = _shape(tensor.shape, stored.change)

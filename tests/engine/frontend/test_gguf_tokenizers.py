@@ -87,8 +87,11 @@ def _phantom(token: str) -> str:
     return token.removeprefix("##") if token.startswith("##") else f"▁{token}"
 
 
-def written(tokenizer: PreTrainedTokenizerBase, folder: Path, kind: str) -> GgufFile:
-    """Writes what llama.cpp's converter does of the tokenizer: tokens and their types by its rules, special ones by `gguf`."""
+def written(tokenizer: PreTrainedTokenizerBase, folder: Path, kind: str, rows: int = 0) -> GgufFile:
+    """Writes what llama.cpp's converter does of the tokenizer: tokens and their types by its rules, special ones by `gguf`.
+
+    `rows` that no token has get names, as older ones gave them.
+    """
     tokenizer.save_pretrained(folder)
     stored = json.loads((folder / "tokenizer.json").read_text())
     writer = gguf.GGUFWriter(folder / "model.gguf", "bert")
@@ -105,13 +108,15 @@ def written(tokenizer: PreTrainedTokenizerBase, folder: Path, kind: str) -> Gguf
         types = tuple(3 if token in special else 1 for token in tokens)
         if kind == "bert":
             tokens = [token if token in special else _phantom(token) for token in tokens]
+            tokens += [f"[PAD{len(tokens) + row}]" for row in range(rows)]
+            types += (4, 5) * rows
         else:
             types = tuple(2 if token == tokenizer.unk_token else type_ for token, type_ in zip(tokens, types, strict=True))
             writer.add_token_scores([score for _, score in stored["model"]["vocab"]])
             writer.add_add_space_prefix(True)
             writer.add_precompiled_charsmap(base64.b64decode(stored["normalizer"]["precompiled_charsmap"]))
     writer.add_token_list(tokens)
-    writer.add_token_types(list(types))
+    writer.add_token_types(list(types[: len(tokens)]))
     gguf.SpecialVocab(folder, load_merges=kind == "gemma4", n_vocab=len(tokens)).add_to_gguf(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -126,6 +131,14 @@ TOKENIZERS = {
     "gemma4": _gemma,
     "t5": _xlm_roberta,
 }
+
+
+def test_names_of_rows_without_tokens_say_nothing_of_letters(tmp_path: Path) -> None:
+    theirs = _bert(lower=True)
+    ours, _, _ = read_gguf_tokenizer(written(theirs, tmp_path, "bert", rows=2))
+    assert ours.get_vocab_size() == len(theirs) + 2
+    for text in TEXTS:
+        assert ours.encode(text).ids == theirs(text)["input_ids"]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -48,7 +48,8 @@ def test_gelu_is_as_exact_as_torch() -> None:
 
 @DTYPES
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "window", "unseen"), [(4, 4, 64, 0, 0), (4, 2, 32, 0, 2), (2, 1, 48, 20, 0), (2, 2, 16, 1, 0)]
+    ("heads", "kv_heads", "dim", "window", "unseen"),
+    [(4, 4, 64, 0, 0), (4, 2, 32, 0, 2), (2, 1, 48, 20, 0), (2, 2, 16, 1, 0), (3, 1, 32, 3, 4)],
 )
 def test_tokens_attend_to_those_of_their_sequence(
     heads: int, kv_heads: int, dim: int, window: int, unseen: int, dtype: torch.dtype

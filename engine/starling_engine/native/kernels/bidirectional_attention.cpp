@@ -69,7 +69,7 @@ class Head {
         const float sum = weigh(weights_ + i * blocks_ * 16, row + i, low, high);
         inverse[i] = sum == 0 ? 0 : 1 / sum;  // a row that sees nothing is zeros
       }
-      const int64_t from = low * 16, to = std::min(high * 16, keys_);
+      const int64_t from = low * 16, to = std::max(from, std::min(high * 16, keys_));  // none may be seen
       multiply(weights_, blocks_ * 16, v_ + from * 16, to - from, dim_ / 16, sums_, rows, keys_, dim_);
       for (int64_t i = 0; i < rows; ++i)
         for (int64_t d = 0; d < dim_; d += 16)
@@ -134,11 +134,13 @@ void starling_bidirectional_attention(const void* q, int64_t q_stride, const voi
     using T = decltype(type);
     const Heads<T> queries{static_cast<const T*>(q), q_stride}, keys{static_cast<const T*>(k), k_stride},
         values{static_cast<const T*>(v), v_stride};
-    each_in_turn(sequences * kv_heads, threads, [&](int64_t task) {
-      const int64_t s = task / kv_heads, kv_head = task % kv_heads, first = starts[s], group = heads / kv_heads;
+    // Heads of the same keys share their copy, unless there are too few keys for the threads.
+    const int64_t group = heads / kv_heads, sharing = sequences * kv_heads < threads ? 1 : group, parts = heads / sharing;
+    each_in_turn(sequences * parts, threads, [&](int64_t task) {
+      const int64_t s = task / parts, begin = task % parts * sharing, first = starts[s];
       Head<T> one(starts[s + 1] - first, seen[s], dim, window);
-      one.copy(keys, values, first, kv_head);
-      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+      one.copy(keys, values, first, begin / group);
+      for (int64_t head = begin; head < begin + sharing; ++head)
         one.attend(queries, first, head, scale, static_cast<T*>(out) + (first * heads + head) * dim, heads * dim);
     });
   };

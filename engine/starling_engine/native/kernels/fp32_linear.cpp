@@ -1,6 +1,5 @@
 // y = x W^T + b with all of them in fp32, for encoders.
 #include "linear.h"
-#include "replay.h"
 
 namespace starling {
 namespace {
@@ -38,5 +37,3 @@ void starling_fp32_linear(const float* x, int64_t x_stride, int64_t m, const flo
 }
 
 }  // extern "C"
-
-STARLING_RECORDABLE(starling_fp32_linear)
