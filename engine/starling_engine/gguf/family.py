@@ -1,4 +1,4 @@
-"""What one architecture of llama.cpp is here, and the fields of a config that many of them have."""
+"""An architecture of llama.cpp as it is read here, and the fields of a config that many of them have."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -71,7 +71,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 _BEGUN = ("llama-bpe", "tekken", "falcon3", "falcon-h1", "lfm2")
 """Names with which prompts begin with BOS where the file does not say."""
 _ENDED = ("roberta-bpe", "jina-v2-code")
-"""Those of RoBERTa, with which they end with EOS, too."""
+"""Names of RoBERTa's tokenizers: prompts end with EOS, too."""
 _WHOLE_WORDS = (*_BEGUN, "glm4")
 """Names with which a word that is a token is one, whatever merges say."""
 
