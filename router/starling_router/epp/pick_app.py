@@ -132,19 +132,26 @@ class PickApp:
                 routing.prefixes.sent(served.number, prompt)
                 self._metrics.picked(pick.backend, pick.reason, tokens=prompt.tokens, cached=pick.cached, exact=prompt.exact)
             refusal = await self._pass(request, served, answer)
-            if answer.status not in ELSEWHERE:
-                return None
-            request.placed.begin(served, answer.status, streams=False, ends=refusal.ends)
-            return refusal if served is pick.backend else None
+            return refusal if answer.status in ELSEWHERE and served is pick.backend else None
 
     def _headers(self, request: ClientRequest) -> dict[bytes, bytes]:
         """Returns what endpoints are told of a request: of one that needed no key, nothing that they would believe."""
         return {} if request.scope["path"] in OPEN_PATHS else request.account.backend_headers(self._routing.token)
 
     async def _pass(self, request: GatewayRequest, served: Backend, answer: GatewayAnswer) -> BackendRefusal:
-        """Waits for the answer's end. Returns its beginning, which says why if it is a refusal."""
-        kept, is_first = b"", True
+        """Waits for the answer's end. Returns its beginning, which says why if it is a refusal; that is counted here.
+
+        What ends with a piece is done before it is let pass: once the gateway has the last one, it may end the call.
+        """
+        kept, is_first, refuses = b"", True, answer.status in ELSEWHERE
         pieces = request.stream.pieces()
+
+        def note(beginning: bytes) -> BackendRefusal:
+            refusal = BackendRefusal(served, BackendAnswer(answer.status, answer.headers, pieces), beginning)
+            if refuses:
+                request.placed.begin(served, answer.status, streams=False, ends=refusal.ends)
+            return refusal
+
         request.bill.begin(answer.headers)
         if request.stream.answer_ended:
             request.bill.complete()
@@ -154,11 +161,12 @@ class PickApp:
                 is_first = False
                 self._epp_metrics.first_piece(time.perf_counter() - request.began)
             request.bill.take(piece)
-            if answer.status in ELSEWHERE:
+            if refuses:
                 kept = (kept + piece)[:MOST_REFUSAL_BYTES]
             if request.stream.answer_ended:
                 request.bill.complete()
-        return BackendRefusal(served, BackendAnswer(answer.status, answer.headers, pieces), kept)
+                note(kept)
+        return note(kept)
 
 
 @lru_cache(maxsize=4096)
