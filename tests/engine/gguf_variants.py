@@ -33,7 +33,12 @@ GGUF_VARIANTS = {
     **{name: FAMILIES[name] for name in ("gemma4", "gemma4-moe", "gemma4-inputs")},
     **{name: FAMILIES[name] for name in ("jamba", "minimax-m2", "nemotron-biases", "stablelm", "stablelm-parallel")},
     "gpt-neox": FAMILIES["gpt-neox"],
-    "gpt-neox-sequential": _with("gpt-neox-sequential", hidden_act="gelu"),
+    "gpt-neox-sequential": _with(
+        "gpt-neox-sequential",
+        {"rotary_emb_base": 10000},
+        hidden_act="gelu",
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    ),
     "phi": _with("phi", intermediate_size=256),
     "seed-oss": _with("seed-oss", attention_out_bias=False),
     "ernie-moe": _with("ernie-moe", moe_intermediate_size=32),

@@ -222,4 +222,4 @@ async def test_why_a_backend_was_never_ready_is_said_once_for_each_cause(
         return "backend not ready" in said
 
     await until(is_said, "the cause")
-    assert "Connect call failed" in said and await metric(client, "router_ready") == 1
+    assert "Connection refused" in said and await metric(client, "router_ready") == 1

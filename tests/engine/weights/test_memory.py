@@ -36,7 +36,7 @@ EXPERTS = {
     "moe_intermediate_size": 256,
 }
 SHARDS = 5
-SLACK = 24 << 20
+SLACK = 28 << 20
 """Bytes that the allocator keeps of staged matrices, and the interpreter's noise."""
 WORKING = 4 * 4 * AT_ONCE
 """Bytes that are made on the way, in float32, of rows that are quantized at a time."""
