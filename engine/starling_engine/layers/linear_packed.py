@@ -4,7 +4,7 @@ import torch
 
 from starling_engine.layers.linear import LinearPart, LinearShape
 from starling_engine.layers.linear_dense import StackedMethod
-from starling_engine.native import encoder_ops, ops, routing_ops
+from starling_engine.native import ops, routing_ops
 from starling_engine.native.reference import PackedWeight
 
 
@@ -73,7 +73,7 @@ class NativeFloatLinear(StackedMethod):
         self._weight, self._bias = routing_ops.pack_exact(weight), bias
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        return self._finished(encoder_ops.fp32_linear(x, self._weight, self._shape.out_size, self._bias), out_dtype)
+        return self._finished(routing_ops.exact_linear(x, self._weight, self._shape.out_size, self._bias), out_dtype)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("single rows cannot be read from the packed layout")

@@ -1,4 +1,4 @@
-"""The native kernels of encoders on torch tensors: products in fp32, layer normalisation, GELU, attention in both directions.
+"""The native kernels of encoders on torch tensors: layer normalisation, GELU, attention in both directions.
 
 Tensors are on the CPU. Callers guarantee shapes, types and contiguity, so these are asserted.
 """
@@ -27,26 +27,6 @@ def are_fastest(dtype: torch.dtype, device: torch.device) -> bool:
 @functools.cache
 def _has_avx2_alone() -> bool:
     return load() is not None and instruction_set_name() == "avx2"
-
-
-def fp32_linear(x: Tensor, packed: Tensor, n: int, bias: Tensor | None = None) -> Tensor:
-    """Multiplies x [M, K] (rows may be strided) by a weight of N rows (`pack_exact`), plus bias [N] -> [M, N], all of fp32."""
-    m, k = x.shape
-    assert x.dtype == torch.float32 and packed.shape[1] == k and x.stride(1) == 1 and packed.dtype == torch.float32
-    assert bias is None or (bias.dtype == torch.float32 and bias.shape == (n,) and bias.is_contiguous())
-    out = torch.empty(m, n)
-    library().starling_fp32_linear(
-        x.data_ptr(),
-        x.stride(0),
-        m,
-        packed.data_ptr(),
-        n,
-        k,
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return out
 
 
 def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:

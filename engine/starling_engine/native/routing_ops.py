@@ -1,4 +1,7 @@
-"""The kernels that choose experts, and sort pairs of token and expert for `ops.grouped_linear` and `ops.grouped_sum`."""
+"""The kernels that choose experts, and sort pairs of token and expert for `ops.grouped_linear` and `ops.grouped_sum`.
+
+Routers and encoders share the product by a weight in fp32.
+"""
 
 import torch
 from torch import Tensor
@@ -19,12 +22,14 @@ def pack_exact(weight: Tensor) -> Tensor:
 
 
 def exact_linear(x: Tensor, packed: Tensor, n: int, bias: Tensor | None = None) -> Tensor:
-    """Multiplies x [M, K] bf16 (rows may be strided) by the packed weight of N rows, plus bias [N], in fp32 -> [M, N] fp32."""
+    """Multiplies x [M, K] bf16 or fp32 (rows may be strided) by the packed weight of N rows, plus bias [N] -> [M, N], in fp32."""
     m, k = x.shape
-    assert x.dtype == torch.bfloat16 and packed.shape[1] == k and x.stride(1) == 1 and packed.dtype == torch.float32
+    assert x.dtype in (torch.bfloat16, torch.float32) and x.stride(1) == 1
+    assert packed.shape[1] == k and packed.dtype == torch.float32
     assert bias is None or (bias.dtype == torch.float32 and bias.shape == (n,) and bias.is_contiguous())
     out = torch.empty(m, n, dtype=torch.float32)
-    library().starling_exact_linear(
+    kernel = library().starling_fp32_linear if x.dtype == torch.float32 else library().starling_exact_linear
+    kernel(
         x.data_ptr(),
         x.stride(0),
         m,

@@ -252,7 +252,7 @@ RAW = {
 
 @pytest.mark.parametrize("name", RAW)
 def test_a_decode_in_one_launch_is_that_of_several(name: str, device: torch.device, watch: Watch) -> None:
-    """Its queries are normalised and rotated, and the token is stored, before it attends."""
+    """A decode's queries are normalised and rotated, and its token is stored, before it attends."""
     from starling_engine.kernels.paged_attention import AttentionCall, RawHeads, attend, most_arrived
 
     case, rotary, normed = RAW[name]

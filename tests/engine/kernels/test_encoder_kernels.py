@@ -18,7 +18,7 @@ DTYPES = pytest.mark.parametrize("dtype", ROUNDED)
 def test_products_have_every_row_column_and_bias(rows: int, n: int, k: int) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, k + 3)[:, :k], torch.randn(n, k), torch.randn(n)
-    product = encoder_ops.fp32_linear(x, routing_ops.pack_exact(weight), n, bias)
+    product = routing_ops.exact_linear(x, routing_ops.pack_exact(weight), n, bias)
     torch.testing.assert_close(product.double(), F.linear(x.double(), weight.double(), bias.double()), atol=3e-7 * k, rtol=1e-5)
 
 

@@ -191,7 +191,7 @@ def test_a_library_that_fails_is_replaced(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_counters_of_launches_outlive_weights() -> None:
-    """What a model that sleeps without its weights gives back is not the backend's: a model that wakes finds it as it was."""
+    """A model that sleeps without its weights does not give back what is the backend's, and finds it as it was."""
     from starling_engine.attention.triton_paged import TritonAttention
 
     backend = TritonAttention()
@@ -201,7 +201,7 @@ def test_counters_of_launches_outlive_weights() -> None:
 
 @pytest.mark.parametrize("module", prompt_libraries.FLASH_ATTENTION_3)
 def test_flash_attention_3_itself_takes_these_arguments(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its wheels can be imported without a GPU, and know shapes on the meta device. What they compute has not run."""
+    """The wheels can be imported without a GPU, and know shapes on the meta device. What they compute has not run."""
     folders = {"flash_attn_interface": "tokenspeed-fa3-3.0.0.post20260810", "fa3_fwd_interface": "fa3-fwd-0.0.3"}
     folder = CACHE / folders[module]
     if not folder.is_dir():
@@ -303,7 +303,7 @@ def test_layers_are_tried_by_their_heads_and_what_is_gathered_is_counted() -> No
 
 @pytest.mark.whole  # a whole engine in the interpreter
 def test_an_engine_counts_the_steps_of_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tokens are those of transformers, and its decodes are Triton's."""
+    """The engine's tokens are those of transformers, and its decodes are Triton's."""
     reference, library = make_reference(tmp_path, VARIANTS["llama3.1"]), Reference()
     monkeypatch.setenv(INTERPRETED, "1")
     monkeypatch.setattr(prompt_trial, "MOST_TOKENS", 16)

@@ -1,4 +1,4 @@
-"""What a rank refuses of a checkpoint before it builds a model."""
+"""A rank refuses a checkpoint that lies before it builds a model."""
 
 from pathlib import Path
 
