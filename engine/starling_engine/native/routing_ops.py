@@ -22,7 +22,7 @@ def pack_exact(weight: Tensor) -> Tensor:
 
 
 def exact_linear(x: Tensor, packed: Tensor, n: int, bias: Tensor | None = None) -> Tensor:
-    """Multiplies x [M, K] bf16 or fp32 (rows may be strided) by the packed weight of N rows, plus bias [N] -> [M, N], in fp32."""
+    """Multiplies x [M, K] bf16 or fp32 by the packed weight of N rows, plus bias [N] -> [M, N], in fp32. Rows may be strided."""
     m, k = x.shape
     assert x.dtype in (torch.bfloat16, torch.float32) and x.stride(1) == 1
     assert packed.shape[1] == k and packed.dtype == torch.float32
