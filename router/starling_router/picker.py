@@ -5,7 +5,8 @@ Work is counted in prompt tokens. A backend's work is what it has to compute of 
     work = (tokens - prefix * cached) + load * (pending + request_tokens * open) - session * tokens, if the session was last there
 
 So a cached prefix draws requests until those that wait there would cost more than to compute the prefix elsewhere: a prefix that
-everybody has does not pile all requests onto one backend. While a canary runs, work counts among backends of one revision alone.
+everybody has does not pile all requests onto one backend. A cached token counts twice: to compute it elsewhere pushes another one
+out of a cache that is full, which is then computed again. While a canary runs, work counts among backends of one revision alone.
 """
 
 from collections import OrderedDict
@@ -29,7 +30,7 @@ class RouterPolicy:
     request_tokens   an open request slows a new one down as much as so many prompt tokens
     """
 
-    prefix: float = 1.0
+    prefix: float = 2.0
     load: float = 1.0
     session: float = 1.0
     request_tokens: int = 256

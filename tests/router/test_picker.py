@@ -21,12 +21,12 @@ def test_a_cached_prefix_draws_a_request() -> None:
     assert (picked.backend.name, picked.cached, picked.reason) == ("pod-2", 640, "prefix")
 
 
-def test_a_cached_prefix_draws_no_more_than_it_saves() -> None:
+def test_a_cached_prefix_draws_no_more_than_twice_what_it_saves() -> None:
     ready, picker = backends(2), Picker(RouterPolicy())
-    ready[1].pending = 600
+    ready[1].pending = 1100
     picked = picker.pick(ready, 1000, {1: 512})
     assert picked is not None and (picked.backend.name, picked.cached, picked.reason) == ("pod-0", 0, "load")
-    ready[1].pending = 400
+    ready[1].pending = 1000
     picked = picker.pick(ready, 1000, {1: 512})
     assert picked is not None and picked.backend.name == "pod-1"
 

@@ -132,6 +132,15 @@ def test_chats_stay_where_their_prefix_is() -> None:
     assert outcome.balance <= 1.3
 
 
+def test_prefixes_that_fill_the_caches_stay_apart() -> None:
+    """Each engine has room for a fourth of the system prompts and chats: a prefix in two caches pushes others out of one."""
+    requests = chats(random.Random(4), systems=12, chats=160, turns=6, every=0.35)
+    alone = simulate(requests, room=1600, engines=1, policy=RouterPolicy(load=0.0))
+    outcome = simulate(requests, room=400)
+    assert outcome.hits >= 0.98 * alone.hits
+    assert outcome.balance <= 1.3
+
+
 def test_prompts_with_nothing_in_common_are_spread() -> None:
     outcome = simulate([*apart(random.Random(2), 400, 16, 0.1)], room=4000)
     assert outcome.balance <= 1.1

@@ -34,7 +34,7 @@ def router(
     ] = None,
     prefix_weight: Annotated[
         float, typer.Option("--prefix-weight", min=0, help="Of a cached prefix; 0: none is looked for.")
-    ] = 1.0,
+    ] = 2.0,
     load_weight: Annotated[float, typer.Option("--load-weight", min=0, help="Of the work that a server has.")] = 1.0,
     session_weight: Annotated[
         float, typer.Option("--session-weight", min=0, help="Of the server that had the session (X-Session-Id) last.")

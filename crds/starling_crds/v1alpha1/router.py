@@ -17,7 +17,7 @@ Weight = Annotated[
 class RouterPolicySpec(ApiModel):
     """Weights of the reasons to pick a backend; docs/routing.md has the formula. 0 leaves a reason out."""
 
-    prefix: float = Field(default=1.0, ge=0, le=1000, description="Weight of tokens that are cached there.")
+    prefix: float = Field(default=2.0, ge=0, le=1000, description="Weight of tokens that are cached there.")
     load: float = Field(default=1.0, ge=0, le=1000, description="Weight of the work that is there.")
     session: float = Field(default=1.0, ge=0, le=1000, description="Weight of the backend that had the session last.")
 
