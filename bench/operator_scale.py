@@ -2,7 +2,7 @@
 
     python bench/operator_scale.py [--services 500] [--groups 2] [--routers 0]
 
-Writes bench/results/operator.md.
+Each section of bench/results/operator.md is of one number of groups and routers, and written anew.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+from sections import write_section
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -32,6 +33,7 @@ from tests.operator.shell.kubelet import NODE, Kubelet  # noqa: E402
 from tests.operator.shell.process import OperatorProcess  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
+RESULTS = ROOT / "bench" / "results" / "operator.md"
 QUIET_SECONDS = 65.0
 CHANGES = 25
 NAMESPACE = "many"
@@ -169,18 +171,16 @@ def write(results: Results, services: int, groups: int, routers: int, load: floa
     day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     head = f"{day}. {os.cpu_count()} cores, Python {platform.python_version()}. Load before: {load:.1f}."
     lines = [
-        "# The operator at scale",
-        "",
         head,
         "",
-        f"{services} services of {groups} groups of one pod and {routers} routers, on a real API server on this machine; the pods"
-        " are paper, agents and routers real HTTP servers that answer long polls.",
+        f"{services} services, on a real API server on this machine. Pods are paper; agents and routers are real HTTP servers that"
+        " answer long polls.",
         "",
         "| | | target |",
         "|---|---:|---:|",
         *(f"| {question} | {figure} | {target} |" for question, figure, target in results.rows),
     ]
-    (ROOT / "bench" / "results" / "operator.md").write_text("\n".join(lines) + "\n")
+    write_section(RESULTS, "The operator at scale", f"Services of {groups} groups and {routers} routers", "\n".join(lines))
 
 
 def main() -> None:

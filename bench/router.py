@@ -13,7 +13,6 @@ Each section is written to bench/results/router.md on its own; others stay as th
 
 import argparse
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import router_overhead
 import router_prefixes
 import small_model
 from checkpoint import CACHE
+from sections import write_section
 from shared import machine
 
 RESULTS = Path(__file__).parent / "results" / "router.md"
@@ -49,7 +49,7 @@ def main() -> None:
         text = ""
         for text in measured(name, args):
             if not args.short:
-                write(TITLES[name], f"{head}\n\n{text}")
+                write_section(RESULTS, "The router", TITLES[name], f"{head}\n\n{text}")
         print(f"## {TITLES[name]}\n\n{head}\n\n{text}\n", flush=True)
 
 
@@ -63,14 +63,6 @@ def measured(name: str, args: argparse.Namespace) -> Iterator[str]:
         yield from router_fairness.measure(model, args.rounds, args.short)
     else:
         yield from router_prefixes.measure(model, args.rounds, name == "prefixes", args.short)
-
-
-def write(title: str, text: str) -> None:
-    """Writes a section of the results in place of the one that was there."""
-    before = RESULTS.read_text() if RESULTS.exists() else ""
-    sections = dict(re.findall(r"^## (.+)\n\n((?:(?!^## ).*\n)*)", before, re.MULTILINE)) | {title: text.strip() + "\n"}
-    ordered = (f"## {each}\n\n{sections[each].strip()}\n" for each in TITLES.values() if each in sections)
-    RESULTS.write_text("# The router\n\n" + "\n".join(ordered))
 
 
 if __name__ == "__main__":
