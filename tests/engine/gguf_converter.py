@@ -1,6 +1,7 @@
 """Writes checkpoints of many families as GGUF files, by the rules of llama.cpp's converter (its conversion/*.py), for tests alone.
 
 `gguf_files.py` writes those of Llama and Qwen, and has the quantizers. Here tensors have the names of the package `gguf`.
+The file is long because it is one table of rules, with what they need.
 """
 
 import json
