@@ -14,6 +14,7 @@ from starling_engine.frontend.render_process import ChatRendering
 from starling_engine.frontend.reranker import Reranker
 from starling_engine.frontend.tokenizer import Tokenizer, Truncation
 from starling_engine.model_config.pooler import PoolerConfig
+from starling_engine.params import PoolingParams
 
 PLAIN = Tokenizer.load(Path(__file__).parents[2] / "models/starling-pydoc")
 LONGEST = 512
@@ -29,7 +30,7 @@ def reader(tokenizer: Tokenizer = PLAIN) -> PromptReader:
 async def reranker(template: str | None = None) -> AsyncIterator[Reranker]:
     tokenizer = PLAIN if template is None else Tokenizer(PLAIN.backend, {}, ChatTemplates({"default": template}))
     with contextlib.closing(ChatRendering(tokenizer.renderer, max_waiting=lambda: 8)) as rendering:
-        yield Reranker(reader(tokenizer), rendering.render, PoolerConfig())
+        yield Reranker(reader(tokenizer), rendering.render, PoolerConfig(), PoolingParams())
 
 
 async def test_others_run_between_the_prompts_of_a_list():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 VOCAB = 512
@@ -61,6 +61,7 @@ DEEPSEEK_EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
 }
+FLASH_EXPERTS = {name: value for name, value in DEEPSEEK_EXPERTS.items() if name != "first_k_dense_replace"}
 DEEPSEEK_ROPE = {
     "type": "yarn",
     "factor": 32,
@@ -317,6 +318,8 @@ MINISTRAL_ROPE = {
     "llama_4_scaling_beta": 0.5,
 }
 """Prompts have several lengths of training, with each of which the temperature of queries rises."""
+SMALL4 = {"architectures": ["Mistral4ForCausalLM"]}
+MISTRAL4: dict[str, Any] = {**MLA, **DEEPSEEK_EXPERTS, "rope_parameters": MINISTRAL_ROPE}
 FAMILIES = {
     "gemma": Variant("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": Variant("gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
@@ -343,6 +346,12 @@ FAMILIES = {
             "rope_local_base_freq": 10000,
             "sliding_window_pattern": 2,
         },
+    ),
+    "mistral4": Variant("mistral4", MISTRAL4, SMALL4),
+    "mistral4-groups": Variant(
+        "mistral4",
+        {**MISTRAL4, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "attention_bias": True, "q_lora_rank": None},
+        SMALL4,
     ),
     "ministral3": Variant("ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL_ROPE}),
     "gemma4": Variant(
@@ -472,6 +481,20 @@ FAMILIES = {
         },
     ),
     "glm4-moe": Variant("glm4_moe", {**DEEPSEEK_EXPERTS, "head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
+    "glm4-moe-lite": Variant("glm4_moe_lite", {**MLA, **FLASH_EXPERTS, "qk_nope_head_dim": 24, "v_head_dim": 32}),
+    "glm4-moe-lite-published": Variant(
+        "glm4_moe_lite",
+        {**MLA, **FLASH_EXPERTS, "norm_topk_prob": False, "attention_bias": True},
+        {
+            "mlp_layer_types": None,
+            "rope_parameters": None,
+            "rope_theta": 10000,
+            "rope_scaling": None,
+            "first_k_dense_replace": 1,
+            "topk_method": "noaux_tc",
+            "num_nextn_predict_layers": 1,
+        },
+    ),
     "glm4-moe-groups": Variant(
         "glm4_moe",
         {
@@ -804,7 +827,9 @@ class Reference:
 def write_checkpoint(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32, **save: Any) -> PreTrainedModel:
     """Writes the variant with seeded weights to `folder` and returns the model. `save` goes to save_pretrained."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[variant.model_type](**{**BASE, **variant.changes}))
+    config = CONFIG_MAPPING[variant.model_type](**{**BASE, **variant.changes})
+    # transformers 5.23 has Mistral 4 among models with images alone
+    model = Mistral4ForCausalLM(config) if variant.model_type == "mistral4" else AutoModelForCausalLM.from_config(config)
     spread(model)
     model = model.to(dtype).eval()
     model.save_pretrained(folder, **save)

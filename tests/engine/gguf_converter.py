@@ -1,9 +1,11 @@
 """Writes checkpoints of many families as GGUF files, by the rules of llama.cpp's converter (its conversion/*.py), for tests alone.
 
 `gguf_files.py` writes those of Llama and Qwen, and has the quantizers. Here tensors have the names of the package `gguf`.
+The file is long because it is one table of rules, with what they need.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from tests.engine.gguf_files import _PROJECTIONS, _add, _in_pairs
+from tests.engine.gguf_files import _PROJECTIONS, _add, _in_pairs, _llama3_factors
 
-PAIRED = ("smollm3", "granite", "granitemoe", "granitehybrid", "arcee")
+PAIRED = ("mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee")
 ONE_ADDED = ("gemma", "gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe", "nemotron")
 MAMBA2 = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 IN_FLOATS = ("gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "_norm", "shortconv.conv")
@@ -26,6 +28,8 @@ ARCHITECTURES = {
     "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r", "falcon_h1": "falcon-h1",
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
     "minimax_m2": "minimax-m2", "gemma4_text": "gemma4",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
+    "llama4_text": "llama4", "ministral3": "mistral3", "kimi_linear": "kimi-linear", "qwen3_moe": "qwen3moe",
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "distilbert"), "bert"),
     "phi": "phi2", "gpt_neox": "gptneox",
     "nomic_bert": "nomic-bert", "jina_embeddings_v3": "jina-bert-v3", "modernbert": "modern-bert",
@@ -34,21 +38,34 @@ ARCHITECTURES = {
 Rule = Callable[[Any], dict[str, Any]]
 
 
-def convert(path: Path, folder: Path, choose: Callable[[str], str] = lambda _: "F32") -> None:
-    """Writes the checkpoint in `folder`. `choose` names a matrix's type."""
+def convert(
+    path: Path,
+    folder: Path,
+    choose: Callable[[str], str] = lambda _: "F32",
+    architecture: str = "",
+    split_max_tensors: int = 0,
+) -> None:
+    """Writes the checkpoint in `folder`. `choose` names a matrix's type, `architecture` another name than its own.
+
+    With `split_max_tensors` there are several files, of so many tensors each.
+    """
     config = AutoConfig.from_pretrained(folder)
     config.allow_global_per_layer_attribute_access = True  # where layers differ, a rule reads each
     kind = config.model_type
-    name = ARCHITECTURES.get(kind, kind)
+    name = architecture or ARCHITECTURES.get(kind, kind)
     if name == "gemma3" and config.use_bidirectional_attention:
         name = "gemma-embedding"
     if name == "nemotron_h" and "moe" in config.layers_block_type:
         name = "nemotron_h_moe"
-    writer = gguf.GGUFWriter(path, name)
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=split_max_tensors)
     fields = {**_fields(config), **{key: value for rule in _RULES.get(name, ()) for key, value in rule(config).items()}}
     for key, value in fields.items():
         _write(writer, f"{name}.{key}", value)
-    for target, tensor in _tensors(load_file(folder / "model.safetensors"), config, name):
+    stored = load_file(folder / "model.safetensors")
+    for part in ("alpha_n", "alpha_p", "beta", "eps") if name == "apertus" else ():
+        numbers = [stored[f"model.layers.{at}.mlp.act_fn.{part}"].item() for at in range(config.num_hidden_layers)]
+        writer.add_array(f"xielu.{part}", numbers)
+    for target, tensor in _tensors(stored, config, name):
         small = tensor.dim() < 2 or target.endswith("bias") or any(part in target for part in IN_FLOATS)
         _add(writer, target, tensor.float().contiguous().numpy(), "F32" if small else choose(target))
     writer.write_header_to_file()
@@ -104,6 +121,8 @@ def _fields(config: Any) -> dict[str, Any]:
         "rope.scaling.factor": float(full["factor"]) if full.get("rope_type") in ("linear", "yarn") else None,
         "rope.scaling.original_context_length": full.get("original_max_position_embeddings"),
         "rope.scaling.yarn_attn_factor": full.get("attention_factor") if full.get("rope_type") == "yarn" else None,
+        "rope.scaling.yarn_beta_fast": full.get("beta_fast") and float(full["beta_fast"]),
+        "rope.scaling.yarn_beta_slow": full.get("beta_slow") and float(full["beta_slow"]),
         "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]) if "sliding_attention" in rope else None,
     }
 
@@ -117,11 +136,66 @@ def _experts(config: Any) -> dict[str, Any]:
             config, "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"
         ),
         "expert_shared_count": _first(config, "n_shared_experts", "moe_num_shared_experts"),
-        "leading_dense_block_count": _first(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+        "leading_dense_block_count": _leading(config),
         "expert_weights_scale": _first(config, "routed_scaling_factor"),
         "expert_weights_norm": _first(config, "norm_topk_prob"),
         "expert_group_count": _first(config, "n_group"),
         "expert_group_used_count": _first(config, "topk_group"),
+    }
+
+
+def _leading(config: Any) -> int | None:
+    """Returns how many layers come before those with experts."""
+    found: int | None = _first(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    kinds = _first(config, "mlp_layer_types")
+    return kinds.index("sparse") if found is None and kinds else found
+
+
+def _latents(config: Any) -> dict[str, Any]:
+    """Returns the sizes of latents; of heads in place of these, of a file as it was before 2025-04 (`unsplit`).
+
+    Of V3 no file says here how experts are scored, as none did at first.
+    """
+    rank, rotated, unsplit = config.kv_lora_rank, config.qk_rope_head_dim, _first(config, "unsplit")
+    width, values = config.qk_nope_head_dim + rotated, config.v_head_dim
+    scale = (_first(config, "rope_parameters") or {}).get("mscale_all_dim")
+    return {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": json.loads(Path(config.name_or_path, "config.json").read_text()).get("q_lora_rank"),
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": width if unsplit else rank + rotated,
+        "attention.value_length": values if unsplit else rank,
+        "attention.key_length_mla": None if unsplit else width,
+        "attention.value_length_mla": None if unsplit else values,
+        "rope.dimension_count": rotated,
+        "rope.scaling.yarn_log_multiplier": 0.1 * scale if scale else None,
+        "expert_gating_func": 1 if config.model_type == "deepseek_v2" else None,
+    }
+
+
+def _kimi(config: Any) -> dict[str, Any]:
+    return {
+        "attention.head_count_kv": tuple(int(kind == "full_attention") for kind in config.layer_types),
+        "kda.head_dim": config.linear_head_dim,
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "expert_group_count": None,
+    }
+
+
+def _llama4(config: Any) -> dict[str, Any]:
+    return {
+        "feed_forward_length": config.intermediate_size_mlp,
+        "expert_feed_forward_length": config.intermediate_size,
+        "interleave_moe_layer_step": config.interleave_moe_layer_step,
+        "attention.sliding_window": 0 if {*config.layer_types} == {"full_attention"} else None,
+    }
+
+
+def _temperature(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    return {
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
     }
 
 
@@ -231,12 +305,19 @@ def _gemma4(config: Any) -> dict[str, Any]:
 
 _RULES: dict[str, tuple[Rule, ...]] = {
     "gemma4": (_gemma4,),
+    "deepseek2": (_experts, _latents),
+    "mistral4": (_experts, _latents),
+    "kimi-linear": (_experts, _latents, _kimi),
+    "llama4": (_experts, _llama4),
+    "mistral3": (_temperature,),
+    "qwen3vlmoe": (_experts,),
     "phi2": (lambda c: {"feed_forward_length": 4 * c.hidden_size},),
     "gptneox": (lambda c: {"use_parallel_residual": c.use_parallel_residual, "rope.freq_base": None},),
     "gemma-embedding": (_window_as_written,),
     "bert": (
         _encoder,
         lambda c: {"context_length": c.max_position_embeddings - _before_positions(c)},
+        lambda c: {"classifier.output_labels": [c.id2label[at] for at in range(c.num_labels)] if c.num_labels != 2 else None},
         lambda c: {"attention.layer_norm_epsilon": 1e-12} if c.model_type == "distilbert" else {},
     ),
     "nomic-bert": (_encoder,),
@@ -307,8 +388,10 @@ def _tensors(stored: dict[str, torch.Tensor], config: Any, name: str) -> Iterato
     )
     stacks: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in stored.items():
-        if key.startswith("pooler."):
+        if key.startswith("pooler.") or "act_fn" in key:
             continue
+        key = re.sub(r"^(distilbert|roberta)\.", "", key)
+        key = re.sub(r"^classifier\.(weight|bias)$", r"classifier.out_proj.\1", key)
         for part, values in _changed(key, tensor, config, name):
             parent, _, last = part.rpartition(".experts.")
             number, _, module = last.partition(".")
@@ -324,6 +407,8 @@ def _tensors(stored: dict[str, torch.Tensor], config: Any, name: str) -> Iterato
         rope, size = config.rope_parameters["full_attention"], _gemma4(config)["attention.key_length"]
         rotated = int(size * rope["partial_rotary_factor"] / 2)
         yield "rope_freqs.weight", torch.tensor([1.0] * rotated + [1e30] * (size // 2 - rotated))
+    if (rope := _first(config, "rope_parameters") or {}).get("rope_type") == "llama3":
+        yield "rope_freqs.weight", torch.from_numpy(_llama3_factors(config, rope))
     if "long_factor" in (_first(config, "rope_parameters") or {}):
         for length in ("long", "short"):
             yield f"rope_factors_{length}.weight", torch.tensor(config.rope_parameters[f"{length}_factor"])
@@ -359,6 +444,8 @@ def _changed(key: str, x: torch.Tensor, config: Any, name: str) -> Iterator[tupl
         x = _in_pairs(x, config.num_attention_heads if "q_proj" in key else config.num_key_value_heads)
     elif key.endswith("A_log"):
         x = -x.exp()
+    elif name == "kimi-linear" and "conv1d.weight" in key:
+        x = x[None]
     elif "conv1d.weight" in key or key.endswith("conv.conv.weight"):
         x = x.squeeze(1)
     if name in MAMBA2 and key.endswith(("A_log", ".D")):
@@ -369,7 +456,18 @@ def _changed(key: str, x: torch.Tensor, config: Any, name: str) -> Iterator[tupl
         x = _multiplied(key, x, config)
     if name.startswith("qwen35") and "linear_attn." in key:
         x = _tiled(key, x, config)
-    if key.endswith("input_linear.weight"):
+    if name == "kimi-linear":  # as which transformers saves a plain MLP
+        key = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", key)
+    if key.endswith("kv_b_proj.weight") and not _first(config, "unsplit"):
+        heads = x.view(config.num_attention_heads, -1, x.shape[1])
+        keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        yield key.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
+        yield key.replace("kv_b_proj", "v_b_proj"), values
+    elif name == "llama4" and ".experts." in key:
+        parts = x.transpose(1, 2).chunk(2, dim=1) if "gate_up" in key else (x.transpose(1, 2),)
+        for part, values in zip(("gate", "up") if len(parts) == 2 else ("down",), parts, strict=True):
+            yield f"{block}.ffn_{part}_exps.weight", values
+    elif key.endswith("input_linear.weight"):
         gate, up = x.chunk(2, dim=-2)
         end = "exps" if x.dim() == 3 else "shexp" if config.num_local_experts else ""
         ending = f"_{end}" if end else ""
@@ -390,7 +488,7 @@ def _changed(key: str, x: torch.Tensor, config: Any, name: str) -> Iterator[tupl
         yield key, x.view(config.num_attention_heads, 3, -1, *x.shape[1:]).transpose(0, 1).flatten(0, 2)
     elif key.endswith("position_embeddings.weight"):
         yield key, x[_before_positions(config) :]
-    elif name == "gemma4" and ".experts." in key:
+    elif name in ("gemma4", "mistral4") and ".experts." in key:
         yield f"{block}.ffn_{'gate_up' if 'gate_up' in key else 'down'}_exps.weight", x
     elif key.endswith("router.scale"):
         yield f"{block}.ffn_gate_inp.scale", x

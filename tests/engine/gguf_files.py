@@ -50,10 +50,16 @@ def quantize(matrix: np.ndarray[Any, np.dtype[np.float32]], name: str) -> np.nda
     return out
 
 
-def write_gguf(path: Path, folder: Path, choose: Callable[[str], str] = lambda _: "F32", rule: str = "qwen2") -> None:
+def write_gguf(
+    path: Path,
+    folder: Path,
+    choose: Callable[[str], str] = lambda _: "F32",
+    rule: str = "qwen2",
+    answers: tuple[int, int] | None = None,
+) -> None:
     """Writes the checkpoint in `folder` as llama.cpp's converter would.
 
-    `choose` names a matrix's type, `rule` how text is split.
+    `choose` names a matrix's type, `rule` how text is split. `answers` are the tokens of yes and no, of a reranker.
     """
     config = AutoConfig.from_pretrained(folder)
     architecture = ARCHITECTURES[config.model_type]
@@ -63,7 +69,12 @@ def write_gguf(path: Path, folder: Path, choose: Callable[[str], str] = lambda _
         _write_tokenizer(writer, folder, config.vocab_size, rule)
     else:
         writer.add_vocab_size(config.vocab_size)
-    for name, tensor in _tensors(folder, config, architecture).items():
+    tensors = _tensors(folder, config, architecture)
+    if answers is not None:
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(["yes", "no"])
+        tensors["cls.output.weight"] = tensors.pop("output.weight", tensors["token_embd.weight"])[[*answers]]
+    for name, tensor in tensors.items():
         _add(writer, name, tensor.float().numpy(), choose(name) if tensor.dim() > 1 and "gate_inp" not in name else "F32")
     scaling = config.rope_parameters
     if scaling.get("rope_type") == "llama3":
@@ -154,11 +165,11 @@ def _in_pairs(rows: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _llama3_factors(config: Any, scaling: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    head_dim = config.head_dim
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     plain = scaling["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
     wavelength = 2 * np.pi / plain
     low, high, length = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["original_max_position_embeddings"]
-    smooth = np.clip((length / wavelength - low) / (high - low), 0, 1)
+    smooth = np.clip((length / wavelength - low) / (high - low), 0, 1) if high > low else (length >= low * wavelength).astype(float)
     return (1 / ((1 - smooth) / scaling["factor"] + smooth)).astype(np.float32)
 
 

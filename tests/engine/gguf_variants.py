@@ -3,7 +3,19 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.engine.checkpoints import CONV, FAMILIES, FULL, LINEAR, NTK, SLIDING, VARIANTS, Variant
+from tests.engine.checkpoints import (
+    CONV,
+    DEEPSEEK_ROPE,
+    FAMILIES,
+    FULL,
+    LINEAR,
+    LLAMA3_ROPE,
+    MINISTRAL_ROPE,
+    NTK,
+    SLIDING,
+    VARIANTS,
+    Variant,
+)
 from tests.engine.encoder_checkpoints import ENCODERS
 
 
@@ -26,12 +38,40 @@ GGUF_ENCODERS = {
         },
     ),
 }
+LLAMA4_SIZES: dict[str, Any] = {"attention_chunk_size": 8192, "no_rope_layer_interval": 4, "floor_scale": 8192, "attn_scale": 0.1}
+OTHER_NAMES = {"qwen2-vl": "qwen2vl", "qwen3-vl": "qwen3vl", "qwen3-vl-moe": "qwen3vlmoe"}
+"""Architectures of text parts that are another one's but for their name."""
 GGUF_VARIANTS = {
     **{name: FAMILIES[name] for name in ("gemma", "smollm3", "granite", "granite-moe", "granite-moe-shared", "olmo2", "olmo3")},
     **{name: FAMILIES[name] for name in ("phi3", "phi3-long", "glm4", "glm4-moe", "exaone4")},
     **{name: FAMILIES[name] for name in ("qwen2-moe", "cohere", "mamba", "mamba-biases", "mamba2", "lfm2")},
     **{name: FAMILIES[name] for name in ("gemma4", "gemma4-moe", "gemma4-inputs")},
     **{name: FAMILIES[name] for name in ("jamba", "minimax-m2", "nemotron-biases", "stablelm", "stablelm-parallel")},
+    **{name: VARIANTS[name] for name in ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-one-group")},
+    "deepseek-v2-lite-dense": _with("deepseek-v2-lite-dense", {"unsplit": True}),
+    "deepseek-v2-lite-unsplit": _with("deepseek-v2-lite", {"unsplit": True}),
+    "deepseek-v3-yarn": _with("deepseek-v3", rope_parameters={**DEEPSEEK_ROPE, "rope_type": "yarn", "rope_theta": 1e4}),
+    "glm4-moe-lite": FAMILIES["glm4-moe-lite"],
+    "glm4-moe-lite-published": _with("glm4-moe-lite-published", {"num_nextn_predict_layers": None}),
+    "kimi-linear": _with("kimi-linear", mlp_layer_types=["dense", "sparse", "sparse", "sparse"]),
+    "kimi-linear-plain": _with("kimi-linear", mlp_layer_types=["sparse"] * 4, q_lora_rank=None),
+    "llama4": _with("llama4", **LLAMA4_SIZES),
+    "llama4-full": _with("llama4", **LLAMA4_SIZES, layer_types=[FULL] * 4, no_rope_layers=[1] * 4),
+    "llama4-every-second": _with(
+        "llama4-every-second",
+        **LLAMA4_SIZES,
+        num_local_experts=128,
+        no_rope_layers=[1, 1, 1, 0],
+        rope_parameters={**LLAMA3_ROPE, "rope_theta": 5e5, "high_freq_factor": 1.0, "original_max_position_embeddings": 8192},
+    ),
+    "ministral3": FAMILIES["ministral3"],
+    "mistral4": _with("mistral4", rope_parameters={**MINISTRAL_ROPE, "llama_4_scaling_beta": 0.1}),
+    "apertus": _with(
+        "apertus", rope_parameters={**LLAMA3_ROPE, "rope_theta": 12e6, "original_max_position_embeddings": 8192}, hidden_size=256
+    ),
+    "qwen2-vl": VARIANTS["qwen2"],
+    "qwen3-vl": VARIANTS["qwen3"],
+    "qwen3-vl-moe": VARIANTS["qwen3-moe"],
     "gpt-neox": FAMILIES["gpt-neox"],
     "gpt-neox-sequential": _with(
         "gpt-neox-sequential",

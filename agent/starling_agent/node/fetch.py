@@ -16,6 +16,7 @@ from typing import TextIO
 
 import msgspec
 from starling_engine.errors import ModelError
+from starling_engine.gguf.reader import parts_of
 from starling_engine.weights.hub import HubName, resolve_commit, resolve_model, split_name
 
 from starling_agent.node.failures import NodeFailure, fatal, transient
@@ -60,7 +61,7 @@ def _download(name: str, wanted: HubName, home: Path) -> Path:
 
 
 def _fingerprint(model: Path) -> str:
-    return fingerprint(model.iterdir() if model.is_dir() else [model])
+    return fingerprint(model.iterdir() if model.is_dir() else parts_of(model))
 
 
 def resolve(name: str, cache: Path) -> str:

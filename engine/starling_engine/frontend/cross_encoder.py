@@ -10,6 +10,7 @@ from starling_engine.frontend.pooled_texts import Render
 from starling_engine.frontend.prompt_encoder import PromptEncoder
 from starling_engine.frontend.reranker import Reranker
 from starling_engine.frontend.tokenizer import Truncation
+from starling_engine.gguf.heads import ANSWERS
 from starling_engine.model_config.classifier import LabelActivation, activated
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.params import PoolingParams
@@ -58,7 +59,10 @@ def _knows_segments(tokenizer_config: Mapping[str, Any]) -> bool:
 def pair_scorer(encoder: PromptEncoder, render: Render, model: ModelConfig) -> PairScorer | None:
     """Returns what scores pairs with the model; None for one whose scores are cosines of vectors."""
     head = model.classifier
+    if head is not None and head.labels == ANSWERS and model.causal:
+        return Reranker(encoder, render, model.pooler, PoolingParams(task="classify"))
     if head is not None and not head.of_tokens:
         activation = model.pooler.score_activation or head.score_activation
         return CrossEncoder(encoder, len(head.labels), activation, has_segments=model.traits.token_types > 1)
-    return Reranker(encoder, render, model.pooler) if model.pooler.classifier_tokens else None
+    tokens = list(model.pooler.classifier_tokens)
+    return Reranker(encoder, render, model.pooler, PoolingParams(logit_token_ids=tokens)) if tokens else None

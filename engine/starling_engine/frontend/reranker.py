@@ -35,13 +35,14 @@ _ROLES = ("query", "document")
 class Reranker:
     """Makes prompts with the checkpoint's template if it knows pairs, as sentence-transformers does, else with Qwen3-Reranker's."""
 
-    def __init__(self, encoder: PromptEncoder, render: Render, pooler: PoolerConfig) -> None:
+    def __init__(self, encoder: PromptEncoder, render: Render, pooler: PoolerConfig, params: PoolingParams) -> None:
+        """`params` are those of a prompt whose numbers are the logits of "yes" and, in most models, of "no"."""
         self._encoder = encoder
         self._tokenizer = encoder.tokenizer
         self._render_chat = render
         self._default = None if pooler.default_prompt_name is None else pooler.prompts[pooler.default_prompt_name]
         self._rendering = pooler.rendering
-        self._params = PoolingParams(logit_token_ids=list(pooler.classifier_tokens))
+        self._params = params
         self._has_own = knows_pairs(self._tokenizer.renderer.templates.by_name.get("default", ""))
 
     async def prompt(

@@ -12,7 +12,6 @@ from starling_engine.gguf.vocabulary import end_token_ids
 
 _POOLING: dict[Any, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: "last"}
 """Numbers of llama.cpp, which has some for other kinds of models besides."""
-_RANK = 4
 
 Config = dict[str, Any]
 
@@ -22,14 +21,14 @@ def read_config(file: GgufFile) -> tuple[Config, Config]:
 
     Raises UnsupportedModel for an architecture that cannot be read from GGUF, ModelError for metadata that is missing.
     """
-    if file.get("split.count") not in (None, 0, 1):  # first, since only the first of them says more
-        raise UnsupportedModel(f"{file.path}: a model in several files is not supported; merge them (llama-gguf-split --merge)")
     family = family_of(file)
     data = GgufMetadata(file, family.by_layer)
-    if data.get("pooling_type") == _RANK:
-        raise data.refused("pooling_type", "rank is not supported: serve the original checkpoint, whose head scores pairs")
     config = {"architectures": [family.name], **(_attention(data) if family.attends else {}), **_common(data, family)}
-    return config | family.fields(data), {"eos_token_id": end_token_ids(file), **_generation_defaults(file)}
+    config |= family.fields(data)
+    return config | family.head(data, config["architectures"][0]), {
+        "eos_token_id": end_token_ids(file),
+        **_generation_defaults(file),
+    }
 
 
 def family_of(file: GgufFile) -> GgufFamily:

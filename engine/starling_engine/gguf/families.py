@@ -9,14 +9,24 @@ from typing import Any
 
 from starling_engine.gguf import names
 from starling_engine.gguf.encoders import ENCODERS
-from starling_engine.gguf.family import Config, GgufFamily, family, nothing, present, read_experts, read_windows
+from starling_engine.gguf.family import (
+    Config,
+    GgufFamily,
+    family,
+    nothing,
+    only_sigmoids,
+    present,
+    read_experts,
+    read_windows,
+)
 from starling_engine.gguf.gemma import GEMMAS
+from starling_engine.gguf.heads import answer_head
+from starling_engine.gguf.latents import LATENT
 from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.names import ModuleNames, Stored
-from starling_engine.gguf.rope import read_scaling
+from starling_engine.gguf.rope import DEFAULT_THETA, read_scaling
 
-SIGMOID = 2
-"""Number of llama.cpp for experts that are scored by sigmoids."""
+MAVERICK_EXPERTS = 128
 
 
 def _llama(data: GgufMetadata) -> Config:
@@ -29,9 +39,38 @@ def _llama(data: GgufMetadata) -> Config:
 
 
 def _mistral3(data: GgufMetadata) -> Config:
-    if data.get("attention.temperature_scale", 0.0):
-        raise data.refused("attention.temperature_scale", "is not supported; supported: 0")
-    return read_windows(data)
+    """Reads the fields of Ministral 3, whose queries have a temperature; without one the model is Mistral."""
+    beta = data.get("attention.temperature_scale", 0.0)
+    if not beta:
+        return read_windows(data)
+    original = data.number("rope.scaling.original_context_length")
+    if (step := data.get("attention.temperature_length", original)) != original:
+        raise data.refused("attention.temperature_length", f"{step} is not supported; supported: {original}, the length of YaRN")
+    rope = {**(read_scaling(data) or {}), "rope_theta": data.number("rope.freq_base", DEFAULT_THETA)}
+    return {
+        **read_windows(data),
+        "architectures": ["Ministral3ForCausalLM"],
+        "rope_parameters": {**rope, "llama_4_scaling_beta": beta, "original_max_position_embeddings": original},
+        "rope_scaling": None,
+    }
+
+
+def _llama4(data: GgufMetadata) -> Config:
+    """Reads the fields of Llama 4. That Maverick alone, with 128 experts, has no norms of queries and keys is not in a file.
+
+    Neither are the chunks of attention and the temperature of queries, which are the same in all models. A window of 0 says that
+    all layers are rotated and see all tokens.
+    """
+    experts, full = read_experts(data), data.get("attention.sliding_window") == 0
+    every = {"layer_types": ["full_attention" for _ in data.layers], "no_rope_layers": [1 for _ in data.layers]}
+    return {
+        **experts,
+        **(every if full else {}),
+        "intermediate_size_mlp": data.number("feed_forward_length"),
+        "intermediate_size": data.number("expert_feed_forward_length"),
+        "interleave_moe_layer_step": data.number("interleave_moe_layer_step"),
+        "use_qk_norm": experts["num_experts"] != MAVERICK_EXPERTS,
+    }
 
 
 def _shared_width(data: GgufMetadata) -> Config:
@@ -199,8 +238,7 @@ def _lfm2(data: GgufMetadata) -> Config:
     experts: Mapping[str, Any] = {}
     if data.get("expert_count", 0):
         experts = {**read_experts(data), "norm_topk_prob": True, "num_dense_layers": data.get("leading_dense_block_count", 0)}
-        if data.get("expert_gating_func", SIGMOID) != SIGMOID:
-            raise data.refused("expert_gating_func", f"{data.get('expert_gating_func')} is not supported; supported: {SIGMOID}")
+        only_sigmoids(data)
     return {
         **experts,
         "conv_L_cache": data.number("shortconv.l_cache"),
@@ -276,8 +314,7 @@ def _stablelm(data: GgufMetadata) -> Config:
 
 
 def _minimax(data: GgufMetadata) -> Config:
-    if data.get("expert_gating_func", SIGMOID) != SIGMOID:
-        raise data.refused("expert_gating_func", f"{data.get('expert_gating_func')} is not supported; supported: {SIGMOID}")
+    only_sigmoids(data)
     return {
         **read_experts(data),
         "intermediate_size": data.number("expert_feed_forward_length"),
@@ -291,12 +328,17 @@ _AFTER_PLUS_ONE: ModuleNames = {"post_attention_norm": Stored("mlp_norm", "one a
 FAMILIES: Mapping[str, GgufFamily] = {
     **GEMMAS,
     **ENCODERS,
+    **LATENT,
     "llama": family("LlamaForCausalLM", _llama, names.PAIRED),
     "mistral3": family("MistralForCausalLM", _mistral3, names.PAIRED),
+    "llama4": family("Llama4ForCausalLM", _llama4, names.SHARED),
     "qwen2": family("Qwen2ForCausalLM"),
     "qwen2moe": family("Qwen2MoeForCausalLM", _qwen2_moe, names.SHARED),
-    "qwen3": family("Qwen3ForCausalLM"),
+    "qwen3": family("Qwen3ForCausalLM", head=answer_head),
     "qwen3moe": family("Qwen3MoeForCausalLM", _qwen3_moe),
+    "qwen2vl": family("Qwen2ForCausalLM"),
+    "qwen3vl": family("Qwen3ForCausalLM"),
+    "qwen3vlmoe": family("Qwen3MoeForCausalLM", _qwen3_moe),
     "qwen3next": family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, _AFTER_PLUS_ONE),
     "qwen35": family("Qwen3_5ForCausalLM", _gated_delta, names.NORMS_PLUS_ONE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
     "qwen35moe": family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, *_DELTA_MOE, names.DELTA, names.VALUE_HEADS, _AFTER_PLUS_ONE),
@@ -324,6 +366,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "phi2": family("PhiForCausalLM", nothing, names.FUSED_QKV, eps="layer_norm_eps"),
     "gptneox": family("GPTNeoXForCausalLM", _gpt_neox, {"attn_qkv": Stored("q", part="heads in turn")}, eps="layer_norm_eps"),
     "starcoder2": family("Starcoder2ForCausalLM", _starcoder2, eps="norm_epsilon"),
+    "apertus": family("ApertusForCausalLM"),
     "arcee": family("ArceeForCausalLM", nothing, names.PAIRED),
     "minimax-m2": family("MiniMaxM2ForCausalLM", _minimax),
     "nemotron": family("NemotronForCausalLM", _nemotron, names.WEIGHTS_PLUS_ONE, eps="norm_eps"),

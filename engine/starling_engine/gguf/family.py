@@ -4,11 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from starling_engine.gguf.heads import no_head
 from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.names import COMMON, ModuleNames, Stored
 
 Config = dict[str, Any]
+ReadHead = Callable[[GgufMetadata, str], Config]
 READ_EVERYWHERE = "rms_norm_eps"
+SIGMOID = 2
+"""Number of llama.cpp for experts that are scored by sigmoids."""
 
 
 def nothing(_data: GgufMetadata) -> Config:
@@ -24,8 +28,9 @@ class GgufFamily:
     fields    of the config, which may replace those that all have
     modules   its names of modules beside those of all
     eps       the field for the epsilon of norms
-    attends   False where no layer does
+    attends   False where no layer does, or `fields` reads the heads, too
     by_layer  numbers in which layers may differ; `fields` says how
+    head      fields of a head on top of the architecture of this name
     """
 
     name: str
@@ -34,6 +39,7 @@ class GgufFamily:
     eps: str = READ_EVERYWHERE
     attends: bool = True
     by_layer: tuple[str, ...] = ()
+    head: ReadHead = no_head
 
 
 def family(
@@ -43,12 +49,13 @@ def family(
     eps: str = READ_EVERYWHERE,
     attends: bool = True,
     by_layer: tuple[str, ...] = (),
+    head: ReadHead = no_head,
 ) -> GgufFamily:
     """Makes a family whose later names of modules replace earlier ones."""
     merged: dict[str, str | Stored | tuple[Stored, ...]] = dict(COMMON)
     for each in modules:
         merged.update(each)
-    return GgufFamily(name=name, fields=fields, modules=merged, eps=eps, attends=attends, by_layer=by_layer)
+    return GgufFamily(name=name, fields=fields, modules=merged, eps=eps, attends=attends, by_layer=by_layer, head=head)
 
 
 def present(data: GgufMetadata, **keys: str) -> Config:
@@ -66,6 +73,12 @@ def read_windows(data: GgufMetadata) -> Config:
         kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern[: data.num_layers]]
         return found | {"layer_types": kinds}
     return found if pattern is None else found | {"sliding_window_pattern": pattern}
+
+
+def only_sigmoids(data: GgufMetadata) -> None:
+    """Raises UnsupportedModel for experts that a file says to be scored by something else."""
+    if (found := data.get("expert_gating_func", SIGMOID)) != SIGMOID:
+        raise data.refused("expert_gating_func", f"{found} is not supported; supported: {SIGMOID}")
 
 
 def read_experts(data: GgufMetadata) -> Config:

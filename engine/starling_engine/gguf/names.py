@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Change = Literal["none", "one added", "decay", "taps", "row", "flat", "pairs"]
+Change = Literal["none", "one added", "decay", "taps", "row", "flat", "pairs", "split", "head decay"]
 """Changes that the converter makes.
 
 one added  a norm's weights are 1 more than they were
@@ -17,6 +17,8 @@ taps       [channels, 1, kernel] became [channels, kernel]
 row        a matrix of one row became one of its elements, or may have
 flat       one dimension became two, or one more
 pairs      rows of the two halves of a head lie in turn
+split      keys of all heads, each transposed, and values of all heads became tensors of their own
+head decay the same as a decay, of which a checkpoint has [1, 1, heads, 1]
 """
 Part = Literal["all", "keys and values", "value heads", "value heads as columns", "gate", "decay", "heads in turn"]
 """Parts of tensors that lie in another order: those of a Gated DeltaNet, and the last one.
@@ -37,6 +39,9 @@ class Stored:
     part: Part = "all"
     whole: bool = False
 
+
+KEYS, VALUES = "attn_k_b", "attn_v_b"
+"""Modules that one matrix of a checkpoint is split into; it is found by the first of them."""
 
 ModuleNames = Mapping[str, str | Stored | tuple[Stored, ...]]
 
@@ -79,6 +84,17 @@ WEIGHTS_PLUS_ONE: ModuleNames = {
     f"{name}.weight": Stored(str(COMMON[name]), "one added") for name in ("output_norm", "attn_norm", "ffn_norm")
 }
 """The same of norms that have biases, which stay as they are."""
+LATENTS: ModuleNames = {
+    "attn_q_a": "q_a",
+    "attn_q_a_norm": "q_a_norm",
+    "attn_q_b": "q_b",
+    "attn_kv_a_mqa": "kv_a",
+    "attn_kv_a_norm": "kv_a_norm",
+    "attn_kv_b": "kv_b",
+    f"{KEYS}.weight": Stored("kv_b", "split"),
+    f"{VALUES}.weight": (),
+}
+"""Modules of latent attention. Files of before 2025-04 have keys and values in one matrix, as checkpoints have."""
 SINKS: ModuleNames = {"attn_sinks.weight": Stored("sinks", whole=True)}
 SHORT_CONV: ModuleNames = {
     "shortconv.in_proj": "short_conv.fused_in",
@@ -151,6 +167,19 @@ VALUE_HEADS: ModuleNames = {
     "ssm_out": Stored("delta.out", part="value heads as columns"),
 }
 """Modules of a Gated DeltaNet whose value heads lie in another order than in its checkpoint (Qwen 3.5)."""
+KIMI_DELTA: ModuleNames = {
+    "ssm_conv1d_q": Stored("delta.q_conv", "taps"),
+    "ssm_conv1d_k": Stored("delta.k_conv", "taps"),
+    "ssm_conv1d_v": Stored("delta.v_conv", "taps"),
+    "ssm_f_a": "delta.decay_in",
+    "ssm_f_b": "delta.decay_out",
+    "ssm_g_a": "delta.gate_in",
+    "ssm_g_b": "delta.gate_out",
+    "ssm_beta": "delta.b",
+    "ssm_a": Stored("delta.a_log", "head decay", whole=True),
+    "ssm_dt.bias": Stored("delta.dt_bias", whole=True),
+    "ssm_norm": "delta.norm",
+}
 EXPERTS: Mapping[str, tuple[int, ...]] = {
     "ffn_gate_exps": (0,),
     "ffn_up_exps": (1,),
@@ -158,3 +187,10 @@ EXPERTS: Mapping[str, tuple[int, ...]] = {
     "ffn_gate_up_exps": (0, 1),
 }
 """Modules that hold all experts of a layer, and which of `expert_projections` follow one another in the rows of each."""
+XIELU: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "xielu.alpha_p": ("alpha_p", (1,)),
+    "xielu.alpha_n": ("alpha_n", (1,)),
+    "xielu.beta": ("beta", ()),
+    "xielu.eps": ("eps", ()),
+}
+"""Metadata with a number for each layer, which is a tensor in a checkpoint: its name in the activation, and its shape."""

@@ -5,8 +5,9 @@ Everything is checked against the size of the file before memory is taken for it
 
 import mmap
 import os
+import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -18,6 +19,7 @@ from starling_engine.errors import ModelError
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _POINTER, _LONGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -25,7 +27,7 @@ MAX_DIMENSIONS = 4
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Types of numbers in the metadata, as `struct` has them."""
-_STRING, _ARRAY = 8, 9
+_FLOAT, _STRING, _ARRAY = 6, 8, 9
 _LEAST_BYTES = {"entries": 13, "tensors": 24, "strings": 8}
 """Least bytes of one of them in the file."""
 
@@ -71,12 +73,13 @@ OTHER_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor at byte `start` of the file; `shape` in torch's order, the rows' elements last."""
+    """A tensor at byte `start` of `file`; `shape` in torch's order, the rows' elements last."""
 
     name: str
     shape: tuple[int, ...]
     type: BlockType
     start: int
+    file: Path
 
     @property
     def num_bytes(self) -> int:
@@ -139,7 +142,7 @@ class _Array:
 
 
 class GgufFile:
-    """The header of the file at `path`. Raises ModelError naming what is wrong with it."""
+    """The header of the file at `path`, and of others that it was joined with. Raises ModelError naming what is wrong with it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,6 +156,23 @@ class GgufFile:
         tensors, entries = self._counts(cursor)
         self._values = self._read_entries(cursor, entries)
         self.tensors: Mapping[str, GgufTensor] = self._read_tensors(cursor, tensors)
+        self._header_end = min((tensor.start for tensor in self.tensors.values()), default=len(self._data))
+        self.parts: Mapping[Path, GgufFile] = {path: self}
+
+    def join(self, others: Sequence["GgufFile"]) -> None:
+        """Adds the tensors of the model's other files. Raises ModelError for files that are not all of one model."""
+        count, tensors = self.get("split.count") or 1, dict(self.tensors)
+        if count != 1 + len(others):
+            rule = f"a model in several files has names that end with -00001-of-{count:05}.gguf, and so on"
+            raise ModelError(f"{self.path}: split.count is {count}, and there are {1 + len(others)} by its name; {rule}")
+        for number, part in enumerate(others, 1):
+            found = part.get("split.no"), part.get("split.count")
+            if found != (number, count):
+                raise ModelError(f"{part.path}: split.no and split.count are {found}; expected ({number}, {count})")
+            if twice := tensors.keys() & part.tensors.keys():
+                raise ModelError(f"{part.path}: {min(twice)} is in a file before it, too")
+            tensors |= part.tensors
+        self.tensors, self.parts = tensors, {each.path: each for each in (self, *others)}
 
     def get(self, name: str) -> Any:
         """Returns a value of the metadata, an array as a list; None where there is none."""
@@ -179,6 +199,13 @@ class GgufFile:
         value = self._values.get(name)
         return value.count if isinstance(value, _Array) else 0
 
+    def numbers_of(self, name: str) -> list[GgufTensor]:
+        """Returns the numbers of an array of 32-bit floats, each as a tensor of one element; none where there is no such array."""
+        array = self._values.get(name)
+        if not isinstance(array, _Array) or array.kind != _FLOAT:
+            return []
+        return [GgufTensor(name, (1,), BLOCK_TYPES[0], array.start + 4 * at, self.path) for at in range(array.count)]
+
     @cached_property
     def architecture(self) -> str:
         """llama.cpp's name of it. Raises ModelError."""
@@ -189,17 +216,17 @@ class GgufFile:
 
     def read(self, tensor: GgufTensor) -> bytes:
         """Returns a copy of a tensor's bytes."""
-        return self._data[tensor.start : tensor.start + tensor.num_bytes]
+        return self.parts[tensor.file]._data[tensor.start : tensor.start + tensor.num_bytes]
 
     def middle_of(self, tensor: GgufTensor, count: int) -> bytes:
         """Returns `count` bytes from the middle of a tensor; all of a smaller one."""
         start = tensor.start + max(0, tensor.num_bytes - count) // 2
-        return self._data[start : start + min(count, tensor.num_bytes)]
+        return self.parts[tensor.file]._data[start : start + min(count, tensor.num_bytes)]
 
     @property
     def header_bytes(self) -> bytes:
         """All that is not a tensor's."""
-        return self._data[: min((tensor.start for tensor in self.tensors.values()), default=len(self._data))]
+        return b"".join(part._data[: part._header_end] for part in self.parts.values())
 
     def _counts(self, cursor: _Cursor) -> tuple[int, int]:
         cursor.need(24, "the header")
@@ -260,7 +287,9 @@ class GgufFile:
             if found[name][2] % alignment:
                 raise cursor.fault(f"{name} is not aligned")
         begin = -(-cursor.at // alignment) * alignment
-        tensors = {name: GgufTensor(name, shape, type_, begin + offset) for name, (shape, type_, offset) in found.items()}
+        tensors = {
+            name: GgufTensor(name, shape, type_, begin + offset, self.path) for name, (shape, type_, offset) in found.items()
+        }
         self._check_places(cursor, list(tensors.values()))
         return tensors
 
@@ -291,12 +320,31 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Returns the file; one that was read before, if it is still the same. Raises as `GgufFile`."""
+    """Returns the file, joined with those that go on behind it; one that was read before, if all are still the same.
+
+    Raises as `GgufFile`, and ModelError for a file that goes on behind another.
+    """
+    paths = tuple(parts_of(path))
     try:
-        stamp = stamp_of(path.stat())
+        stamps = tuple(stamp_of(each.stat()) for each in paths)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    return _read_once(path, *stamp)
+    return _read_once(paths, stamps)
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Returns the files of the model of which `path` is the first, by its name: -00001-of-00003.gguf, and so on.
+
+    Raises ModelError for the name of another one.
+    """
+    match = _PART.search(path.name)
+    if match is None or int(match[2]) < 2:
+        return [path]
+    number, count = int(match[1]), int(match[2])
+    parts = [path.with_name(f"{path.name[: match.start()]}-{part:05}-of-{match[2]}{SUFFIX}") for part in range(1, count + 1)]
+    if number != 1:
+        raise ModelError(f"{path} is file {number} of {count} of a model; name the first one, {parts[0].name}")
+    return parts
 
 
 def stamp_of(status: os.stat_result) -> tuple[int, ...]:
@@ -305,12 +353,14 @@ def stamp_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=2)
-def _read_once(path: Path, *_stamp: int) -> GgufFile:
-    return GgufFile(path)
+def _read_once(paths: tuple[Path, ...], _stamps: tuple[tuple[int, ...], ...]) -> GgufFile:
+    first, *others = map(GgufFile, paths)
+    first.join(others)
+    return first
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether the model at `path` is one GGUF file, and no folder."""
+    """Returns whether the model at `path` is a GGUF file, maybe the first of several, and no folder."""
     return path.suffix == SUFFIX and not path.is_dir()
 
 

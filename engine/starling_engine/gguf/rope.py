@@ -10,8 +10,9 @@ from starling_engine.gguf.metadata import GgufMetadata
 DEFAULT_THETA = 10000.0
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_LENGTH = 1.0, 4.0, 8192
-"""The band of Llama 3.1's scaling, which the file has only as the factors that follow from it."""
+_LLAMA3_LOW, _LLAMA3_LENGTH = 1.0, 8192
+_LLAMA3_HIGHS = (4.0, 1.0)
+"""The band of Llama 3.1's scaling, and that of Llama 4's, of which files have only the factors that follow."""
 _NEVER = 1e29
 """Factors above this one are of pairs that are not rotated."""
 
@@ -42,6 +43,8 @@ def _yarn(data: GgufMetadata) -> dict[str, Any]:
     scaling["original_max_position_embeddings"] = data.number("rope.scaling.original_context_length")
     if (attention := data.get("rope.scaling.yarn_attn_factor", 1.0)) not in (1.0, -1.0, 0.0):
         scaling["attention_factor"] = attention
+    if multiplier := data.get("rope.scaling.yarn_log_multiplier", 0.0):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": multiplier}
     return scaling
 
 
@@ -65,27 +68,31 @@ def _proportional(factors: tuple[float, ...]) -> dict[str, Any] | None:
 
 
 def _llama3(data: GgufMetadata, factors: tuple[float, ...]) -> dict[str, Any]:
-    """Finds the factor of Llama 3.1's scaling. Raises UnsupportedModel where the file's factors are others."""
+    """Finds the factor of Llama 3.1's or 4's scaling. Raises UnsupportedModel where the file's factors are others."""
     path = data.file.path
     factor, theta = max(factors), data.number("rope.freq_base", DEFAULT_THETA)
     if not all(1 <= each < math.inf for each in factors):
         raise ModelError(f"{path}: {ROPE_FACTORS} must be numbers of at least 1")
-    expected = [_llama3_factor(2 * math.pi * theta ** (index / len(factors)), factor) for index in range(len(factors))]
-    if any(abs(found - wanted) > 1e-3 * wanted for found, wanted in zip(factors, expected, strict=True)):
-        raise UnsupportedModel(f"{path}: {ROPE_FACTORS} are not those of Llama 3.1's scaling; no others are supported")
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW,
-        "high_freq_factor": _LLAMA3_HIGH,
-        "original_max_position_embeddings": _LLAMA3_LENGTH,
-    }
+    wavelengths = [2 * math.pi * theta ** (index / len(factors)) for index in range(len(factors))]
+    for high in _LLAMA3_HIGHS:
+        expected = (_llama3_factor(each, factor, high) for each in wavelengths)
+        if all(abs(found - wanted) <= 1e-3 * wanted for found, wanted in zip(factors, expected, strict=True)):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": _LLAMA3_LOW,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": _LLAMA3_LENGTH,
+            }
+    raise UnsupportedModel(f"{path}: {ROPE_FACTORS} are not those of Llama 3.1's scaling, or of Llama 4's; no others are supported")
 
 
-def _llama3_factor(wavelength: float, factor: float) -> float:
+def _llama3_factor(wavelength: float, factor: float, high: float) -> float:
     """Returns by what a frequency is divided (transformers' `_compute_llama3_parameters`)."""
-    position = (_LLAMA3_LENGTH / wavelength - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
-    smooth = min(1.0, max(0.0, position))
+    rotations = _LLAMA3_LENGTH / wavelength
+    if high == _LLAMA3_LOW:
+        return factor if rotations < high else 1.0
+    smooth = min(1.0, max(0.0, (rotations - _LLAMA3_LOW) / (high - _LLAMA3_LOW)))
     return 1 / ((1 - smooth) / factor + smooth)
 
 

@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file, made from its metadata.
 
-Byte-level BPE ("gpt2") splits text by a rule that the file only names, as llama.cpp does. SentencePiece's BPE ("llama") has its
-merges as scores, Gemma 4's ("gemma4") as merges. Those of encoders are in `encoder_tokenizer.py`. (llama.cpp's
-src/llama-vocab.cpp; the rules themselves are those of the models' tokenizer.json.)
+Byte-level BPE ("gpt2") splits text by a rule that the file only names (`split_rules.py`), as llama.cpp does. SentencePiece's BPE
+("llama") has its merges as scores, Gemma 4's ("gemma4") as merges. Those of encoders are in `encoder_tokenizer.py`. (llama.cpp's
+src/llama-vocab.cpp.)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from starling_engine.errors import ModelError, UnsupportedModel
 from starling_engine.gguf.encoder_tokenizer import pair_of, unigram, word_piece
 from starling_engine.gguf.reader import GgufFile
+from starling_engine.gguf.split_rules import SPLITS
 from starling_engine.gguf.vocabulary import (
     CONTROL,
     ENDS,
@@ -24,51 +25,7 @@ from starling_engine.gguf.vocabulary import (
     tokenizer_field,
 )
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DIGIT = r"\p{N}"
-_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT4O = _TEKKEN.replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS + "|")
-_GPT4O = _GPT4O.replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS + "|").replace(
-    r"|\p{N}|", r"|\p{N}{1,3}|"
-)
-_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
-_HAN = r"[一-龥぀-ゟ゠-ヿ]+"
-_DEEPSEEK3 = (
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-_SPLITS: dict[str, tuple[str, ...]] = {
-    "gpt-2": (_GPT2,),
-    "llama-bpe": (_LLAMA3,),
-    "qwen2": (_QWEN2,),
-    "deepseek-r1-qwen": (_QWEN2,),
-    "smollm": (_DIGIT, _GPT2),
-    "starcoder": (_DIGIT, _GPT2),
-    "refact": (_DIGIT, _GPT2),
-    "tekken": (_TEKKEN,),
-    **dict.fromkeys(("falcon3", "falcon-h1", "lfm2", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
-    **dict.fromkeys(("hunyuan", "stablelm2"), (_QWEN2,)),
-    **dict.fromkeys(("command-r", "exaone", "codeshell"), (_DIGIT, _GPT2)),
-    **dict.fromkeys(("olmo", "phi-2", "exaone4", "roberta-bpe", "modern-bert", "jina-v2-code"), (_GPT2,)),
-    "qwen35": (_QWEN35,),
-    "gpt-4o": (_GPT4O,),
-    "seed-coder": (_SEED,),
-    "hunyuan-dense": (r"\p{N}{1,3}", _HAN, _DEEPSEEK3),
-}
-"""The rules by which text is split, by `tokenizer.ggml.pre`: one after the other, each within what the one before left."""
-_BEGUN = ("llama-bpe", "tekken", "falcon3", "falcon-h1", "lfm2")
+_BEGUN = ("llama-bpe", "tekken", "falcon3", "falcon-h1", "lfm2", "pixtral")
 """Names with which prompts begin with BOS where the file does not say."""
 _ENDED = ("roberta-bpe", "jina-v2-code")
 """Names of RoBERTa's tokenizers: prompts end with EOS, too."""
@@ -118,11 +75,11 @@ def read_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, str], dict
 
 def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     pre = tokenizer_field(file, "pre")
-    if not isinstance(pre, str) or pre not in _SPLITS:
-        known = ", ".join(sorted(_SPLITS))
+    if not isinstance(pre, str) or pre not in SPLITS:
+        known = ", ".join(sorted(SPLITS))
         raise UnsupportedModel(f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported; supported: {known}. Or {_INSTEAD}")
     backend = Tokenizer(_bpe(file, tokens, _written_merges(file), ignore_merges=pre in _WHOLE_WORDS))
-    splits = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in _SPLITS[pre]]
+    splits = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in SPLITS[pre]]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     backend.decoder = decoders.ByteLevel()
     return backend

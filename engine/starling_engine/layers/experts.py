@@ -1,7 +1,7 @@
 """The experts of one layer. An `ExpertsMethod` stores and multiplies their weights, as a `LinearMethod` does for a matrix."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Literal, Protocol, runtime_checkable
@@ -132,7 +132,7 @@ class ExpertNames:
 
     prefix   expert n is the module `prefix`.n, and `projections` are its gate, up and down
     fused    names of two tensors that may hold all of them: gate and up [E, 2 I, H], down [E, H, I]
-    layout   of these; in columns they are [E, H, 2 I] and [E, I, H]
+    layout   of these; in columns they are [E, H, 2 I] and [E, I, H]; where both are possible, their shapes tell
     """
 
     prefix: str
@@ -258,9 +258,15 @@ class Experts:
         return part_slot(part.shares, load, self._alias(expert, part), part.element_bytes, load_codes)
 
     def _alias(self, expert: int, part: ExpertPart) -> Alias:
+        layout = self._names.layout
+        if layout == "rows":
+            return self._in_rows(expert, part)
+        tensors = self._names.fused[part.projection == "down"]
+        found = _in_columns(tensors, self.shape, expert, part, alternating=layout == "alternating columns")
+        return replace(found, other=self._in_rows(expert, part)) if layout == "columns or rows" else found
+
+    def _in_rows(self, expert: int, part: ExpertPart) -> Alias:
         shape, tensors = self.shape, self._names.fused[part.projection == "down"]
-        if self._names.layout != "rows":
-            return _in_columns(tensors, shape, expert, part, alternating=self._names.layout == "alternating columns")
         experts, hidden, share = shape.num_experts, shape.hidden_size, shape.intermediate
         if part.projection == "down":
             return Alias(tensors, (experts, hidden, share.whole), (expert, slice(None), share.slice))

@@ -287,6 +287,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
     definition = find_definition(config.texts("architectures"))
     if definition.nested and config.has(definition.nested):
         nested = config.child(definition.nested)
+        definition = definition.texts.get(nested.text("model_type", ""), definition)
         # The head is the whole model's, and so is what is said of it.
         of_text = {name: nested.get(name) for name in nested.names() if name != TIED or not config.has(TIED)}
         config = Fields({**config.values, **of_text}, nested.source)

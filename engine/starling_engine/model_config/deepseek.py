@@ -4,6 +4,7 @@ V3.2 has an indexer in each layer, which chooses the tokens that queries attend 
 """
 
 from dataclasses import replace
+from typing import Literal
 
 from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.definition import ModelDefinition
@@ -98,7 +99,8 @@ def _v2_traits(config: Fields) -> Traits:
     return Traits(qkv_bias=bias, o_bias=bias, mlp_bias=config.boolean("mlp_bias", False))
 
 
-def _v3_traits(config: Fields) -> Traits:
+def latent_traits(config: Fields) -> Traits:
+    """Returns the traits of V3 and its kin."""
     bias = config.boolean("attention_bias", False)
     return Traits(qkv_bias=bias, o_bias=bias, num_draft_layers=config.integer("num_nextn_predict_layers", 0, low=0))
 
@@ -142,7 +144,24 @@ def read_sigmoid_moe(
     scaling: float,
     layers: tuple[int, ...] | None = None,
 ) -> MoeConfig | None:
-    """Reads V3's routing: a sigmoid for each expert, with a learnt bias, in the groups whose best two experts are best.
+    """Reads V3's routing: a sigmoid for each expert, with a learnt bias.
+
+    The others are as in `read_experts`.
+    """
+    return read_experts(config, num_layers, first=first, groups=groups, score="sigmoid", scaling=scaling, layers=layers)
+
+
+def read_experts(
+    config: Fields,
+    num_layers: int,
+    *,
+    first: int,
+    groups: tuple[int, int],
+    score: Literal["softmax", "sigmoid"],
+    scaling: float,
+    layers: tuple[int, ...] | None = None,
+) -> MoeConfig | None:
+    """Reads experts in groups, of which those with the best two experts are best. Sigmoids have a learnt bias.
 
     The others are defaults: the first layer with experts, the groups and how many of them are chosen, and the scaling; or the
     layers with experts, of a config that lists them.
@@ -151,12 +170,12 @@ def read_sigmoid_moe(
     if not layers:
         return None
     config.one_of("topk_method", "noaux_tc")
-    config.one_of("scoring_func", "sigmoid")
+    config.one_of("scoring_func", score)
     routing = Routing(
         num_experts=read_num_experts(config, "n_routed_experts", "num_local_experts"),
         top_k=config.integer("num_experts_per_tok"),
-        score="sigmoid",
-        bias=True,
+        score=score,
+        bias=score == "sigmoid",
         num_groups=config.integer("n_group", groups[0]),
         top_groups=config.integer("topk_group", groups[1]),
         group_score="best two",
@@ -180,7 +199,7 @@ def _moe(config: Fields, layers: tuple[int, ...], routing: Routing) -> MoeConfig
 
 
 DEEPSEEK_V2 = ModelDefinition(architecture="DeepseekV2ForCausalLM", traits=_v2_traits, mla=_v2_shape, moe=_v2_moe)
-DEEPSEEK_V3 = ModelDefinition(architecture="DeepseekV3ForCausalLM", traits=_v3_traits, mla=_v3_shape, moe=_v3_moe)
+DEEPSEEK_V3 = ModelDefinition(architecture="DeepseekV3ForCausalLM", traits=latent_traits, mla=_v3_shape, moe=_v3_moe)
 DEEPSEEK_V3_2 = ModelDefinition(
-    architecture="DeepseekV32ForCausalLM", traits=_v3_traits, layers=indexed_layers, mla=_v32_shape, moe=_v32_moe
+    architecture="DeepseekV32ForCausalLM", traits=latent_traits, layers=indexed_layers, mla=_v32_shape, moe=_v32_moe
 )

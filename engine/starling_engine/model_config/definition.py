@@ -206,7 +206,8 @@ class ModelDefinition:
     name, `mlp_field` that of a plain MLP's width. `length_field` is that of the longest sequence, if it is there, in place of
     max_position_embeddings. `activation_names` are those that the family gives to activations of other names, `field_names` the
     family's names of the config's fields. `nested` is the field that holds the text model's fields, of a model that has more parts:
-    fields of a model without that field are the text model's. `defaults` are values of fields that configs may leave out.
+    fields of a model without that field are the text model's. `texts` are definitions in place of this one, by the text model's
+    `model_type`. `defaults` are values of fields that configs may leave out.
     """
 
     architecture: str
@@ -234,6 +235,7 @@ class ModelDefinition:
     length_field: str = LENGTH_FIELD
     mlp_field: str = "intermediate_size"
     nested: str = ""
+    texts: Mapping[str, "ModelDefinition"] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     activation: str = "silu"
     activation_names: Mapping[str, str] = field(default_factory=dict)

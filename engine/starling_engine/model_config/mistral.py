@@ -16,14 +16,16 @@ def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
 
 
 def _layers3(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
-    """Returns layers whose queries have a temperature, where the rotary embedding's fields have its `llama_4_scaling_beta`."""
+    temperature = read_temperature(config)
+    return tuple(replace(layer, temperature=temperature) for layer in _layers(config, num_layers))
+
+
+def read_temperature(config: Fields) -> Temperature | None:
+    """Reads that of queries, where the rotary embedding's fields have its `llama_4_scaling_beta`."""
     rope = config.child("rope_parameters")
     if not rope.has("llama_4_scaling_beta"):
-        return _layers(config, num_layers)
-    temperature = Temperature(
-        step=rope.integer("original_max_position_embeddings"), scale=rope.number("llama_4_scaling_beta"), first=0
-    )
-    return tuple(replace(layer, temperature=temperature) for layer in _layers(config, num_layers))
+        return None
+    return Temperature(step=rope.integer("original_max_position_embeddings"), scale=rope.number("llama_4_scaling_beta"), first=0)
 
 
 MISTRAL = ModelDefinition(architecture="MistralForCausalLM", layers=_layers)

@@ -11,8 +11,8 @@ _MAX_EXPERTS_IN_ALL = 200_000
 """More than all layers of any model have together (Kimi K2's have 23,040), whose slots are made before tensors are compared."""
 
 
-ExpertLayout = Literal["rows", "columns", "alternating columns"]
-"""Layout of a tensor that holds all experts of a layer: as matrices are multiplied, or each of them transposed (Llama 4).
+ExpertLayout = Literal["rows", "columns", "alternating columns", "columns or rows"]
+"""Layout of a tensor with all experts of a layer: as matrices are multiplied, or each of them transposed (Llama 4), or either.
 
 Gates lie before ups, or gate and up take turns (gpt-oss).
 """

@@ -27,6 +27,7 @@ from starling_engine.model_config.gemma import GEMMA, GEMMA2, GEMMA3
 from starling_engine.model_config.gemma4 import GEMMA4
 from starling_engine.model_config.glm import GLM, GLM4
 from starling_engine.model_config.glm4_moe import GLM4_MOE
+from starling_engine.model_config.glm4_moe_lite import GLM4_MOE_LITE
 from starling_engine.model_config.glm_moe_dsa import GLM_MOE_DSA
 from starling_engine.model_config.gpt_neox import GPT_NEOX
 from starling_engine.model_config.gpt_oss import GPT_OSS
@@ -43,6 +44,7 @@ from starling_engine.model_config.llama import LLAMA
 from starling_engine.model_config.llama4 import LLAMA4
 from starling_engine.model_config.minimax_m2 import MINIMAX_M2
 from starling_engine.model_config.mistral import MINISTRAL, MISTRAL, MISTRAL3
+from starling_engine.model_config.mistral4 import MISTRAL4
 from starling_engine.model_config.mixtral import MIXTRAL
 from starling_engine.model_config.modernbert import MODERNBERT
 from starling_engine.model_config.mpnet import MPNET
@@ -64,7 +66,17 @@ from starling_engine.model_config.smollm3 import SMOLLM3
 from starling_engine.model_config.stablelm import STABLELM
 from starling_engine.model_config.starcoder2 import STARCODER2
 from starling_engine.model_config.state_space import FALCON_MAMBA, MAMBA, MAMBA2
-from starling_engine.model_config.text_parts import GEMMA3_NESTED, KIMI_K2_5, LLAMA4_NESTED, MISTRAL3_NESTED, QWEN2_5_VL, QWEN3_VL
+from starling_engine.model_config.text_parts import (
+    GEMMA3_NESTED,
+    KIMI_K2_5,
+    LLAMA4_NESTED,
+    MISTRAL3_NESTED,
+    MISTRAL4_NESTED,
+    QWEN2_5_VL,
+    QWEN2_VL,
+    QWEN3_VL,
+    QWEN3_VL_MOE,
+)
 
 _ALL = (
     *(
@@ -88,6 +100,7 @@ _ALL = (
     *(
         GLM4,
         GLM4_MOE,
+        GLM4_MOE_LITE,
         GLM_MOE_DSA,
         GPT_NEOX,
         GPT_OSS,
@@ -104,7 +117,19 @@ _ALL = (
     *(QWEN2_MOE, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3, STABLELM, STARCODER2),
     *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
     *(FALCON_MAMBA, MAMBA, MAMBA2),
-    *(GEMMA3_NESTED, KIMI_K2_5, LLAMA4_NESTED, MISTRAL3, MISTRAL3_NESTED, QWEN2_5_VL, QWEN3_VL),
+    *(
+        GEMMA3_NESTED,
+        KIMI_K2_5,
+        LLAMA4_NESTED,
+        MISTRAL3,
+        MISTRAL3_NESTED,
+        MISTRAL4,
+        MISTRAL4_NESTED,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        QWEN3_VL_MOE,
+    ),
     *(BERT, CAMEMBERT, DISTILBERT, EUROBERT, GTE, JINA_V3, JINA_V3_ADAPTED, MODERNBERT, MPNET, NOMIC_BERT, ROBERTA, XLM_ROBERTA),
 )
 DEFINITIONS = {definition.architecture: definition for definition in _ALL}

@@ -13,8 +13,10 @@ from starling_engine.model_config.definition import ModelDefinition
 from starling_engine.model_config.gemma import GEMMA3
 from starling_engine.model_config.llama4 import LLAMA4
 from starling_engine.model_config.mistral import MISTRAL3
+from starling_engine.model_config.mistral4 import MISTRAL4
 from starling_engine.model_config.qwen2 import QWEN2
 from starling_engine.model_config.qwen3 import QWEN3
+from starling_engine.model_config.qwen3_moe import QWEN3_MOE
 
 GEMMA3_SIZES = {
     "vocab_size": 262208,
@@ -38,6 +40,15 @@ def _text_part(
 GEMMA3_NESTED = _text_part(GEMMA3, "Gemma3", IMAGES, GEMMA3_SIZES)
 KIMI_K2_5 = _text_part(DEEPSEEK_V3, "KimiK25", ("vision_tower.", "mm_projector.", "model.mm_projector."))
 LLAMA4_NESTED = _text_part(LLAMA4, "Llama4", ("vision_model.", "multi_modal_projector."))
-MISTRAL3_NESTED = _text_part(MISTRAL3, "Mistral3", IMAGES)
+MISTRAL4_NESTED = _text_part(MISTRAL4, "Mistral4", IMAGES)
+MISTRAL3_NESTED = replace(_text_part(MISTRAL3, "Mistral3", IMAGES), texts={"mistral4": MISTRAL4_NESTED})
+QWEN2_VL = _text_part(QWEN2, "Qwen2VL", VISUAL)
 QWEN2_5_VL = _text_part(QWEN2, "Qwen2_5_VL", VISUAL)
 QWEN3_VL = _text_part(QWEN3, "Qwen3VL", VISUAL)
+# Its authors have experts in columns, and transformers 5 saves them in rows.
+QWEN3_VL_MOE = _text_part(
+    replace(QWEN3_MOE, names=replace(QWEN3_MOE.names, expert_layout="columns or rows")),
+    "Qwen3VLMoe",
+    VISUAL,
+    {"norm_topk_prob": True},
+)

@@ -18,7 +18,8 @@ from starling_engine.layers.activation import gate_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.qk_norm import RotatedHeadNorm, ValueNorm, WidthNorm
 from starling_engine.layers.rope import halves_of_heads, halves_of_pairs
-from starling_engine.model_config.layer import LayerConfig, Temperature
+from starling_engine.layers.temperature import temperatures
+from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.rope import ProportionalScaling
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.experts_beside_mlp import ExpertsBesideMlp
@@ -129,7 +130,7 @@ class Attention:
             self._rotated_norm.forward(qkv, meta.positions)
         if self._temperature is not None:
             queries = qkv[:, : self._heads.size * self.weights.head_dim]
-            queries.mul_(_temperatures(self._temperature, meta.positions).to(qkv.dtype))
+            queries.mul_(temperatures(self._temperature, meta.positions).to(qkv.dtype))
         if self._value_norm is not None:
             self._value_norm.forward(qkv)
         out = self._attend(qkv, self.weights, kv, meta)
@@ -205,12 +206,6 @@ def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeig
     )
 
 
-def _temperatures(temperature: Temperature, positions: torch.Tensor) -> torch.Tensor:
-    """positions [T] -> what queries are multiplied by, [T, 1] fp32."""
-    steps = torch.floor((positions.float() + temperature.first) / temperature.step)
-    return (torch.log1p(steps) * temperature.scale + 1.0)[:, None]
-
-
 def _only(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return x if rows is None else x[rows]
 
@@ -262,7 +257,7 @@ def _mixers(build: BuildContext, prefix: str, layer: LayerConfig) -> tuple[Mixin
         return recurrent, None
     if mla is None:
         return Attention(build, prefix, layer), recurrent
-    return LatentAttention(build, prefix, mla, layer.rope, shares_choice=layer.shares_choice), recurrent
+    return LatentAttention(build, prefix, mla, layer), recurrent
 
 
 class DecoderLayer:

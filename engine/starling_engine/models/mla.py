@@ -8,6 +8,8 @@ from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.rope import mscale_all_dim
+from starling_engine.layers.temperature import temperatures
+from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.indexer import Indexer
@@ -27,10 +29,8 @@ class LatentAttention:
 
     _weights: MlaWeights
 
-    def __init__(
-        self, build: BuildContext, prefix: str, shape: MlaShape, rope: int | None = 0, *, shares_choice: bool = False
-    ) -> None:
-        """The last two are as in `LayerConfig`: with a rope of None the common part of keys is as it is."""
+    def __init__(self, build: BuildContext, prefix: str, shape: MlaShape, layer: LayerConfig) -> None:
+        """Makes the attention of a layer. Without a rotary embedding the common part of keys is as it is."""
         assert isinstance(build.backend, MlaBackend), "selected for a model without latents"
         config, names = build.config, build.names
         share = build.tensor.shard.of(shape.num_heads)
@@ -48,11 +48,12 @@ class LatentAttention:
             stacked([f"{prefix}.{names.o}"], [config.hidden_size], share.times(shape.value_dim), config.traits.o_bias)
         )
         self._indexer: Indexer | None = None
-        if shape.index is not None and not shares_choice:
-            self._indexer = Indexer(build, prefix, shape, shape.index, rope)
+        if shape.index is not None and not layer.shares_choice:
+            self._indexer = Indexer(build, prefix, shape, shape.index, layer.rope)
         self._build = build
         self._shape = shape
-        self._rope = rope
+        self._rope = layer.rope
+        self._temperature = layer.temperature
         self._heads = share
         self._attend = build.backend.forward
 
@@ -64,7 +65,10 @@ class LatentAttention:
         if self._indexer is not None:
             self._indexer.choose(x, q_in, kv, meta)
         c, _ = self._kv_norm.forward(c_kv.contiguous(), None)
-        out = self._attend(self._q.forward(q_in), c, k_rope, self._weights, kv, meta)
+        q = self._q.forward(q_in)
+        if self._temperature is not None:
+            q.mul_(temperatures(self._temperature, meta.positions).to(q.dtype))
+        out = self._attend(q, c, k_rope, self._weights, kv, meta)
         return self._o.forward(out if rows is None else out[rows])
 
     def weight_slots(self) -> dict[str, WeightSlot]:

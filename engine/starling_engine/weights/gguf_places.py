@@ -11,8 +11,9 @@ from torch import Tensor
 
 from starling_engine.errors import WeightError
 from starling_engine.gguf.config import family_of
+from starling_engine.gguf.heads import PARTS
 from starling_engine.gguf.metadata import OF_A_LAYER, GgufMetadata
-from starling_engine.gguf.names import EXPERTS, Change, ModuleNames, Part, Stored
+from starling_engine.gguf.names import EXPERTS, KEYS, VALUES, XIELU, Change, ModuleNames, Part, Stored
 from starling_engine.gguf.reader import GgufFile, GgufTensor
 from starling_engine.gguf.rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from starling_engine.model_config.config import ModelConfig
@@ -32,6 +33,7 @@ class GgufPlace:
     change   what the converter did
     rows     [rows] int64, the file's rows in the model's order; None: as they lie. Elements of a vector are its rows
     columns  [columns] int64, the same of columns
+    values   the tensor that holds the rest, of a matrix that was split
     """
 
     tensor: GgufTensor
@@ -40,6 +42,7 @@ class GgufPlace:
     change: Change = "none"
     rows: Tensor | None = None
     columns: Tensor | None = None
+    values: GgufTensor | None = None
 
     @property
     def is_matrix(self) -> bool:
@@ -58,12 +61,13 @@ def find_places(file: GgufFile, config: ModelConfig) -> dict[str, GgufPlace]:
             if name in found:
                 raise WeightError(f"{tensor.name} is {name}, which the file has twice")
             found[name] = place
-    return found
+    return found | dict(places.of_activations())
 
 
 class _Places:
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._config = config
+        self._file = file
         self._names: TensorNames = definition_of(config.architecture).names
         self._modules: ModuleNames = family_of(file).modules
         self._num_blocks = GgufMetadata(file).number("block_count")
@@ -76,12 +80,21 @@ class _Places:
         elif not self._config.num_layers <= int(match[1]) < self._num_blocks:  # those behind are for drafts
             yield from self._named(tensor, self._names.layer.format(int(match[1])) + ".", match[2])
 
+    def of_activations(self) -> Iterator[tuple[str, GgufPlace]]:
+        """Yields the parameters of activations, which a file has in its metadata."""
+        for key, (name, shape) in XIELU.items():
+            for layer, number in enumerate(self._file.numbers_of(key)[: self._config.num_layers]):
+                yield f"{self._names.layer.format(layer)}.{self._names.activation}.{name}", GgufPlace(number, shape)
+
     def _named(self, tensor: GgufTensor, prefix: str, written: str) -> Iterator[tuple[str, GgufPlace]]:
         ending = _ENDING.fullmatch(written)
         # Weights of Falcon-H1's norms, decays and skips have no ending.
         module, kind = (ending[1], f".{ending[2]}") if ending else (written, ".weight")
         if module in EXPERTS and len(tensor.shape) == (3 if kind == ".weight" else 2):
             yield from self._experts(tensor, prefix, EXPERTS[module], kind)
+            return
+        if self._config.classifier is not None and module in PARTS:
+            yield f"{getattr(self._config.classifier.head, PARTS[module])}{kind}", self._place(tensor, Stored(module))
             return
         found = self._modules.get(written, self._modules.get(module))
         if found is None:
@@ -115,6 +128,8 @@ class _Places:
             if tensor.shape[0] % (3 * heads):
                 raise WeightError(f"{tensor.name} {list(tensor.shape)} has rows that are no {heads} heads")
             return GgufPlace(tensor, shape, rows=_head_by_head(tensor.shape[0], heads))
+        if stored.change == "split":
+            return self._split(tensor)
         delta = self._config.gated_delta
         if stored.part == "all" or delta is None:
             return GgufPlace(tensor, shape, change=stored.change)
@@ -126,6 +141,17 @@ class _Places:
         if int(order.max()) >= shape[0]:
             raise WeightError(f"{tensor.name} {list(tensor.shape)} has fewer than {int(order.max()) + 1} rows")
         return GgufPlace(tensor, (len(order), *shape[1:]), change=stored.change, rows=order)
+
+    def _split(self, keys: GgufTensor) -> GgufPlace:
+        """Returns the place of rows of keys, [heads, columns, rows of a head] in the file, and values, [heads, rows, columns]."""
+        name = keys.name.replace(KEYS, VALUES)
+        values = self._file.tensors.get(name)
+        if values is None:
+            raise WeightError(f"{name} is missing beside {keys.name}")
+        if len(keys.shape) != 3 or len(values.shape) != 3 or keys.shape[:2] != values.shape[::2]:
+            raise WeightError(f"{keys.name} {list(keys.shape)} and {name} {list(values.shape)} are not of the same heads")
+        heads, columns, rows = keys.shape
+        return GgufPlace(keys, (heads * (rows + values.shape[1]), columns), change="split", values=values)
 
 
 def _resolved(names: TensorNames, path: str) -> str:
@@ -140,14 +166,16 @@ def _resolved(names: TensorNames, path: str) -> str:
 
 
 def _shape(stored: tuple[int, ...], change: Change) -> tuple[int, ...]:
-    """Returns the shape in the model. Dimensions of one element at the end may be missing in a file."""
+    """Returns the shape in the model. Dimensions of one element may be missing in a file, or be there besides."""
     match change:
         case "taps":
-            return stored[0], 1, prod(stored[1:])
+            return prod(stored[:-1]), 1, stored[-1]
         case "row":
             return 1, prod(stored)
         case "flat":
             return (prod(stored),)
+        case "head decay":
+            return 1, 1, prod(stored), 1
         case "decay" if stored[-1] == 1:
             return (prod(stored),)
     return stored

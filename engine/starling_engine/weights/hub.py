@@ -1,4 +1,4 @@
-"""Resolves the name of a model to a folder or a GGUF file on disk: a local one, or one of the Hugging Face hub."""
+"""Resolves the name of a model to a folder, or a GGUF file or the first of several: a local one, or one of the Hugging Face hub."""
 
 import re
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from starling_engine.errors import ModelError, UnsupportedModel
-from starling_engine.gguf.reader import is_gguf
+from starling_engine.errors import ModelError
+from starling_engine.gguf.reader import is_gguf, parts_of
 
 ALLOWED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "artifact.metadata")
 """Configs, weights and tokenizers; never pickles or code."""
@@ -19,14 +19,13 @@ Folders of sentence-transformers, such as 1_Pooling and 2_Dense, begin with a di
 """
 
 NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(:(?P<file>(?!\.\.?/)[\w.-]+(/(?!\.\.?/)[\w.-]+)*\.gguf))?(@(?P<revision>.+))?")
-_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 FORM = "org/name[:file.gguf][@revision]"
 SCHEME = "hf://"
 """Begins such a name in a resource, and may do so elsewhere."""
 
 
 class HubName(NamedTuple):
-    """A repository of the hub, or one GGUF file of it; `revision` None is the main branch."""
+    """A repository of the hub, or one GGUF model of it, by its first file; `revision` None is the main branch."""
 
     repo: str
     revision: str | None
@@ -35,7 +34,7 @@ class HubName(NamedTuple):
     @property
     def patterns(self) -> tuple[list[str], list[str]]:
         """The files that serving needs, and which of them it does not."""
-        return ([self.file], []) if self.file is not None else ([*ALLOWED], [*IGNORED])
+        return ([*ALLOWED], [*IGNORED]) if self.file is None else ([each.as_posix() for each in parts_of(Path(self.file))], [])
 
     def snapshot(self, model: Path) -> Path:
         """Returns the folder of the repository's files, of which `model` is this one."""
@@ -51,19 +50,18 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if not of_hub and (path.is_dir() or (path.is_file() and is_gguf(path))):
         return path
     wanted = split_name(name.removeprefix(SCHEME))
-    if wanted.file is not None and _PART.search(wanted.file):
-        # Gigabytes are not worth downloading only to be refused.
-        raise UnsupportedModel(f"{name}: a model in several GGUF files is not supported; merge them (llama-gguf-split --merge)")
     if wanted.revision and revision and wanted.revision != revision:
         raise ModelError(f"{name}: the name and the argument ask for two revisions, {wanted.revision} and {revision}")
     return _download(wanted._replace(revision=wanted.revision or revision))
 
 
 def split_name(name: str) -> HubName:
-    """Splits a name of the form FORM. Raises ModelError for any other."""
+    """Splits a name of the form FORM. Raises ModelError for any other, and for a GGUF file that goes on behind another."""
     match = NAME.fullmatch(name)
     if match is None:
         raise ModelError(f"{name} is neither a folder nor a GGUF file here, nor the name of one on the hub ({FORM})")
+    if match["file"] is not None:
+        parts_of(Path(match["file"]))
     return HubName(match["repo"], match["revision"], match["file"])
 
 
@@ -82,7 +80,8 @@ def _download(name: HubName) -> Path:
     allowed, ignored = name.patterns
     with _reasons(name.repo, name.revision):
         if name.file is not None:
-            return Path(hf_hub_download(name.repo, name.file, revision=name.revision))
+            first, *_ = [Path(hf_hub_download(name.repo, each, revision=name.revision)) for each in allowed]
+            return first
         return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=allowed, ignore_patterns=ignored))
 
 

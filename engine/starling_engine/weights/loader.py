@@ -97,6 +97,8 @@ def _source(name: str, slot: WeightSlot, found: Mapping[str, TensorInfo]) -> _So
     tensor = next((each for each in alias.tensors if each in found), None) if alias else None
     if alias is None or tensor is None:
         return None
+    if alias.other is not None and found[tensor].shape == alias.other.shape != alias.shape:
+        alias = alias.other
     return _Source(tensor, found[tensor], slot.local_shape, alias.shape, alias.index, alias.transposed)
 
 

@@ -15,13 +15,14 @@ from starling_engine.topology.shard import Share
 class Alias:
     """Another tensor that may hold a slot's values: at `index` of one named in `tensors`, which has `shape`.
 
-    Its rows are the slot's columns if it is `transposed`.
+    Its rows are the slot's columns if it is `transposed`. Where the tensor has the shape of `other`, that one holds.
     """
 
     tensors: tuple[str, ...]
     shape: tuple[int, ...]
     index: tuple[int | slice, ...] = ()
     transposed: bool = False
+    other: "Alias | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import regex
 from starling_engine import LLM, SamplingParams, native
-from starling_engine.errors import ConfigError, UnsupportedModel
+from starling_engine.errors import ConfigError, InvalidRequest, UnsupportedModel
 from starling_engine.frontend.chat import ChatTemplates
 from starling_engine.frontend.resolve import resolve
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.gguf.reader import GgufFile
-from starling_engine.gguf.tokenizer import _SPLITS, _templates, read_gguf_tokenizer
+from starling_engine.gguf.split_rules import SPLITS
+from starling_engine.gguf.tokenizer import _templates, read_gguf_tokenizer
 from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
+from starling_engine.model_config.classifier import sigmoid
 from starling_engine.model_config.config import load_model_config
+from tokenizers import Regex, pre_tokenizers
 
+from tests.engine.checkpoints import Variant, write_servable
 from tests.engine.frontend import llama_cpp_answers, llama_cpp_ends, llama_cpp_tokens
 from tests.engine.frontend.test_quantization import GREEDY, TEXT, model, surprise
 from tests.engine.gguf_files import SMOLLM2, entry, header, text, write_gguf
@@ -143,14 +149,47 @@ SPLIT = (
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("rule", _SPLITS)
+@pytest.mark.parametrize("rule", [name for name in SPLITS if name != "kimi-k2"])
 def test_texts_are_split_as_in_llama_cpp(rule: str, tmp_path: Path) -> None:
-    """The model's own vocabulary under each rule."""
+    """The model's own vocabulary under each rule but Kimi's, which llama.cpp has without its borders between cases."""
     write_gguf(tmp_path / "model.gguf", Path(MODEL), lambda _: "F16", rule)
     command = [sys.executable, "-m", llama_cpp_tokens.__name__, str(tmp_path / "model.gguf"), *SPLIT]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     backend, _, _ = read_gguf_tokenizer(GgufFile(tmp_path / "model.gguf"))
     assert [backend.encode(each, add_special_tokens=False).ids for each in SPLIT] == json.loads(done.stdout.splitlines()[-1])
+
+
+def test_kimis_words_end_where_small_letters_do() -> None:
+    (rule,) = SPLITS["kimi-k2"]
+    split = pre_tokenizers.Split(Regex(rule), "isolated")
+    for text_ in SPLIT:
+        pieces = list(regex.findall(rule, text_, regex.VERSION1))
+        assert [piece for piece, _ in split.pre_tokenize_str(text_)] == pieces and "".join(pieces) == text_
+    assert [piece for piece, _ in split.pre_tokenize_str("camelCase DON'T你好ok 1234")] == [
+        *("camel", "Case", " DON'T", "你好", "ok", " ", "123", "4"),
+    ]
+
+
+ANSWERS, QUERY, DOCUMENTS = ("the", "in"), "What is a list?", ["Lists are mutable.", "Sets have no order.", "def f(): pass"]
+"""Tokens that stand for yes and no, and what is scored by them."""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_reranker_scores_as_its_checkpoint_does(tied: bool, tmp_path: Path) -> None:
+    write_servable(tmp_path, Variant("qwen3", {"head_dim": 32, "tie_word_embeddings": tied}))
+    tokenizer = Tokenizer.load(tmp_path)
+    (yes,), (no,) = (tokenizer.encode(each, add_special_tokens=False) for each in ANSWERS)
+    write_gguf(tmp_path / "model.gguf", tmp_path, answers=(yes, no))
+    options: dict[str, Any] = {"kv_cache_memory_bytes": 16 << 20, "max_model_len": 1024, "max_num_seqs": 4, "num_threads": 1}
+    with LLM(str(tmp_path), classifier_from_token=",".join(ANSWERS[::-1]), **options) as plain:
+        expected = [one.outputs.score for one in plain.score(QUERY, DOCUMENTS, use_activation=False, instruction="Find facts")]
+    with LLM(str(tmp_path / "model.gguf"), **options) as llm:
+        found = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, use_activation=False, instruction="Find facts")]
+        assert found == pytest.approx(expected, abs=1e-3) and max(found) - min(found) > 0.05
+        probabilities = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, instruction="Find facts")]
+        assert probabilities == pytest.approx([sigmoid(one) for one in found], abs=1e-6)
+        with pytest.raises(InvalidRequest):
+            llm.generate([QUERY], GREEDY)
 
 
 @pytest.fixture(scope="module")

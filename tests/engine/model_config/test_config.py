@@ -735,7 +735,7 @@ def test_quantized_weights_are_computed_in_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("asked", "nearest"),
     [
-        (["Qwen2VLForConditionalGeneration"], "Qwen3VLForConditionalGeneration"),
+        (["Qwen3VLv2ForConditionalGeneration"], "Qwen3VLForConditionalGeneration"),
         (["LlamaForQuestionAnswering"], "LlamaForCausalLM"),
         (["olmo3forcausallm"], "Olmo3ForCausalLM"),
         (["BloomForCausalLM"], None),

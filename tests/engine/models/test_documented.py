@@ -13,7 +13,13 @@ from tests.engine.encoder_checkpoints import ENCODERS
 DOCS = Path(__file__).parents[3] / "docs/models.md"
 TEXT_PARTS = {
     *("Gemma3ForConditionalGeneration", "KimiK25ForConditionalGeneration", "Llama4ForConditionalGeneration"),
-    *("Mistral3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"),
+    *(
+        "Mistral3ForConditionalGeneration",
+        "Mistral4ForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+    ),
+    *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
 }
 ELSEWHERE = TEXT_PARTS | {"XLMRobertaLoRA"}
 """Compared by tests of their own: text parts of larger models, and the form of the authors."""
@@ -32,7 +38,7 @@ def compared() -> set[str]:
     """Returns the definitions that serve some checkpoint of a table of tests."""
     found = set[str]()
     for variant in (*VARIANTS.values(), *FAMILIES.values()):
-        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[variant.model_type]
+        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(variant.model_type, ())
         default = [known] if isinstance(known, str) else [*known]
         found.add(find_definition(variant.edits.get("architectures") or default).architecture)
     return found | {find_definition([encoder.model]).architecture for encoder in ENCODERS.values()}

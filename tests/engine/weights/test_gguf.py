@@ -1,5 +1,6 @@
 """GGUF files: the same model as the checkpoint that they were made from, and every damage named before memory is taken."""
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from starling_engine.errors import ModelError, UnsupportedModel, WeightError
 from starling_engine.gguf.config import read_pooling
 from starling_engine.gguf.metadata import GgufMetadata
-from starling_engine.gguf.reader import BLOCK_TYPES, OTHER_TYPES, GgufFile
+from starling_engine.gguf.reader import BLOCK_TYPES, OTHER_TYPES, GgufFile, open_gguf
 from starling_engine.gguf.rope import LONG_FACTORS, SHORT_FACTORS, read_scaling
 from starling_engine.gguf.tokenizer import read_gguf_tokenizer
+from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.model_config.rope import LinearScaling, YarnScaling
 from starling_engine.native.gguf_blocks import FORMATS, dequantize_blocks, read_blocks
@@ -21,6 +23,7 @@ from starling_engine.native.group_quantized import Format
 from starling_engine.weights.checkpoint import open_checkpoint
 
 from tests.engine.checkpoints import VARIANTS, Variant, write_checkpoint
+from tests.engine.gguf_converter import convert
 from tests.engine.gguf_files import BY_32, BY_256, entry, header, quantize, tensor, text, typed_entry, write_gguf
 from tests.engine.weights.test_loader import loaded
 
@@ -175,11 +178,17 @@ def test_all_types_are_known_by_their_name_and_size() -> None:
     ("entries", "message"),
     [
         (b"", "general.architecture is missing"),
-        (entry("general.architecture", 8, text("bloom")), "'bloom' is not supported; supported: arcee, bert, .*, starcoder2$"),
+        (
+            entry("general.architecture", 8, text("bloom")),
+            "'bloom' is not supported; supported: apertus, arcee, bert, .*, starcoder2$",
+        ),
         (ARCHITECTURE, "llama.attention.head_count must be a number above 0, got None"),
         (ARCHITECTURE + entry("llama.attention.head_count", 8, text("9")), "head_count must be a number above 0, got '9'"),
         (ARCHITECTURE + entry("llama.attention.head_count", 4, struct.pack("<I", 0)), "head_count must be a number above 0, got 0"),
-        (ARCHITECTURE + entry("split.count", 2, struct.pack("<H", 3)), r"in several files .* \(llama-gguf-split --merge\)"),
+        (
+            ARCHITECTURE + entry("split.count", 2, struct.pack("<H", 3)),
+            r"split\.count is 3, and there are 1 by its name; .* -00001-of-00003",
+        ),
     ],
     ids=["nothing", "another architecture", "no sizes", "a size that is text", "a size of 0", "a part of a model"],
 )
@@ -243,14 +252,39 @@ def test_a_vocabulary_of_other_types_is_named(entries: list[bytes], message: str
         read_gguf_tokenizer(GgufFile(tmp_path / "model.gguf"))
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_one_of_several_files_is_refused_as_such(first: bool, tmp_path: Path) -> None:
-    """Only the first has more metadata."""
-    entries = [entry("split.count", 2, struct.pack("<H", 3)), *([typed_entry("general.architecture", "qwen3")] if first else [])]
-    path = tmp_path / "model-00001-of-00003.gguf"
-    path.write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
-    with pytest.raises(UnsupportedModel, match="a model in several files is not supported; merge them"):
-        load_model_config(path)
+def parts(folder: Path) -> list[Path]:
+    """Writes a model into several files, each with one tensor, so that halves of a matrix are in two of them."""
+    write_checkpoint(folder, VARIANTS["deepseek-v3-dense"])
+    convert(folder / "large.gguf", folder, split_max_tensors=1)
+    return sorted(folder.glob("large-*-of-*.gguf"))
+
+
+def test_several_files_are_the_model_of_one(tmp_path: Path) -> None:
+    found = parts(tmp_path)
+    convert(tmp_path / "model.gguf", tmp_path)
+    torch.testing.assert_close(loaded(found[0]), loaded(tmp_path / "model.gguf"), rtol=0, atol=0)
+    assert len(open_gguf(found[0]).header_bytes) > len(open_gguf(tmp_path / "model.gguf").header_bytes)
+    assert fingerprint_of(str(found[0]), "auto", 0, "float32") != fingerprint_of(str(tmp_path / "model.gguf"), "auto", 0, "float32")
+
+
+def test_files_of_several_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    found = parts(tmp_path)
+    count = len(found)
+    with pytest.raises(ModelError, match=rf"is file 2 of {count} of a model; name the first one, large-00001-of-"):
+        load_model_config(found[1])
+    found[1].write_bytes(found[2].read_bytes())
+    with pytest.raises(
+        ModelError, match=rf"large-00002-of-.*: split\.no and split\.count are \(2, {count}\); expected \(1, {count}\)"
+    ):
+        load_model_config(found[0])
+    (first,) = GgufFile(found[0]).tensors
+    entries = entry("split.no", 2, struct.pack("<H", 1)) + entry("split.count", 2, struct.pack("<H", count))
+    found[1].write_bytes(header(entries=entries, entry_count=2, tensors=tensor(first, (1,))).ljust(1 << 12, b"\0"))
+    with pytest.raises(ModelError, match=rf"large-00002-of-.*: {re.escape(first)} is in a file before it, too"):
+        load_model_config(found[0])
+    found[1].unlink()
+    with pytest.raises(ModelError, match=r"cannot be read: .*large-00002-of-"):
+        load_model_config(found[0])
 
 
 def test_a_file_that_changed_is_not_read(tmp_path: Path) -> None:

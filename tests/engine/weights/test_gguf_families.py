@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from starling_engine import native
+from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import UnsupportedModel, WeightError
 from starling_engine.gguf.families import FAMILIES
@@ -25,10 +26,10 @@ from starling_engine.weights.loader import load_weights
 from starling_engine.weights.safetensors_source import SINGLE
 
 from tests.engine.checkpoints import write_checkpoint
-from tests.engine.encoder_checkpoints import write_encoder
+from tests.engine.encoder_checkpoints import CLASSIFIERS, write_encoder
 from tests.engine.gguf_converter import ARCHITECTURES, convert
 from tests.engine.gguf_files import entry, header, tensor, text, typed_entry
-from tests.engine.gguf_variants import GGUF_ENCODERS, GGUF_VARIANTS
+from tests.engine.gguf_variants import GGUF_ENCODERS, GGUF_VARIANTS, OTHER_NAMES
 from tests.engine.models.test_encoders import answers
 from tests.engine.paged_driver import PagedDriver
 from tests.engine.parallel.threads import on_ranks
@@ -46,18 +47,23 @@ OF_A_KIND = (
     "jamba",
     "gemma4-moe",
     "gemma4-inputs",
+    "deepseek-v2-lite-dense",
+    "deepseek-v3-yarn",
+    "kimi-linear",
+    "llama4-every-second",
+    "ministral3",
 )
 """Those between which each thing that the converter does to tensors occurs; the others run in make test-all."""
 ALL = [name if name in OF_A_KIND else pytest.param(name, marks=pytest.mark.matrix) for name in GGUF_VARIANTS]
-ELSEWHERE = {"llama", "mistral3", "qwen2", "qwen3", "qwen3moe"}
-"""Architectures that `test_gguf.py` reads, and the one that is Llama's under another name."""
+ELSEWHERE = {"llama", "qwen2", "qwen3", "qwen3moe"}
+"""Architectures that `test_gguf.py` reads."""
 
 
 def written(folder: Path, name: str, type_name: str = "F32", **changes: int) -> Path:
     """Writes a checkpoint into `folder`, and model.gguf of it, in which matrices have that type."""
     variant = GGUF_VARIANTS[name]
     write_checkpoint(folder, replace(variant, changes={**variant.changes, **changes}))
-    convert(folder / "model.gguf", folder, lambda _: type_name)
+    convert(folder / "model.gguf", folder, lambda _: type_name, OTHER_NAMES.get(name, ""))
     return folder / "model.gguf"
 
 
@@ -83,7 +89,7 @@ def test_an_encoder_is_that_of_its_checkpoint(name: str, tmp_path: Path) -> None
 def test_every_family_is_read_by_a_test() -> None:
     decoders = {each.model_type for each in GGUF_VARIANTS.values()}
     encoders = {getattr(transformers, each.config).model_type for each in GGUF_ENCODERS.values()} - {"gemma3_text"}
-    names = {ARCHITECTURES.get(each, each) for each in decoders | encoders}
+    names = {ARCHITECTURES.get(each, each) for each in decoders | encoders} | {*OTHER_NAMES.values()}
     assert names | ELSEWHERE | {"nemotron_h_moe", "gemma-embedding"} == FAMILIES.keys()
 
 
@@ -94,6 +100,7 @@ CODES = {
     "gpt-neox": ("Q4_0", {}),
     "gemma4-moe": ("Q4_0", {"moe_intermediate_size": 64}),
     "gemma4-inputs": ("Q8_0", {"hidden_size_per_layer_input": 32}),
+    "deepseek-v3": ("Q8_0", {"q_lora_rank": 32, "qk_nope_head_dim": 32, "moe_intermediate_size": 64}),
 }
 """Types, and sizes of whole blocks.
 
@@ -139,7 +146,7 @@ def answer(path: Path, dtype: torch.dtype, ranks: Communicator = ALONE, stages: 
             dtype,
             CPU,
             linear,
-            TorchPagedAttention(),
+            TorchMla() if config.mla else TorchPagedAttention(),
             experts_method_selector=experts,
             tensor=ranks,
             stage=Shard(at, stages),
@@ -211,11 +218,48 @@ def test_rows_of_no_heads_are_an_error(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "one.gguf")
 
 
-def test_a_file_that_scores_pairs_is_refused(tmp_path: Path) -> None:
-    entries = entry("general.architecture", 8, text("bert")) + typed_entry("bert.pooling_type", 4)
-    (tmp_path / "model.gguf").write_bytes(header(entries=entries, entry_count=2))
-    with pytest.raises(UnsupportedModel, match=r"bert\.pooling_type rank is not supported: serve the original checkpoint"):
-        load_model_config(tmp_path / "model.gguf")
+@pytest.mark.parametrize("name", ["roberta", "distilbert"])
+def test_a_head_of_an_encoder_is_that_of_its_checkpoint(name: str, tmp_path: Path) -> None:
+    """No file says of RoBERTa that its head scores pairs."""
+    write_encoder(tmp_path, CLASSIFIERS[name])
+    convert(tmp_path / "model.gguf", tmp_path)
+    wanted = [PoolingParams(task="classify", pooling="cls", normalize=False) for _ in range(4)]
+    actual, expected = (torch.tensor(answers(path, wanted)) for path in (tmp_path / "model.gguf", tmp_path))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
+    ours, theirs = (load_model_config(path).classifier for path in (tmp_path / "model.gguf", tmp_path))
+    assert ours is not None and theirs is not None
+    assert (ours.labels, ours.score_activation) == (theirs.labels, theirs.score_activation)
+
+
+@pytest.mark.parametrize(
+    ("entries", "tensors", "message"),
+    [
+        ({"pooling_type": 4}, (), r"bert\.gguf: cls\.weight is missing: .*; serve the original checkpoint"),
+        ({}, ("cls.output.weight",), r"bert\.gguf: cls\.weight is missing"),
+        ({}, ("cls.weight",), r"bert\.gguf: cls\.output\.weight is missing"),
+        ({"pooling_type": 4}, ("cls.output.weight",), r"qwen3\.pooling_type rank is not supported without cls\.output\.weight"),
+        ({"pooling_type": 4}, (), r"llama\.pooling_type rank is not supported: serve the original checkpoint"),
+        ({}, ("cls.output.weight",), r"llama\.gguf: cls\.output\.weight: heads are not supported for this architecture"),
+    ],
+)
+def test_a_head_that_is_not_whole_is_refused(
+    entries: dict[str, int], tensors: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    architecture = message.partition("\\")[0]
+    sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
+    numbers = {**dict.fromkeys(sizes, 64), **entries, "attention.layer_norm_rms_epsilon": 1e-5}
+    written = [typed_entry(f"{architecture}.{name}", each) for name, each in numbers.items()]
+    written.insert(0, entry("general.architecture", 8, text(architecture)))
+    data = header(
+        entries=b"".join(written),
+        entry_count=len(written),
+        tensors=b"".join(tensor(name, (8, 8)) for name in tensors),
+        tensor_count=len(tensors),
+    )
+    path = tmp_path / f"{architecture}.gguf"
+    path.write_bytes(data.ljust(1 << 12, b"\0"))
+    with pytest.raises(UnsupportedModel, match=message):
+        load_model_config(path)
 
 
 def test_dense_layers_behind_the_pooling_are_refused(tmp_path: Path) -> None:
@@ -248,19 +292,46 @@ def test_layers_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "field", "message"),
+    ("architecture", "fields", "message"),
     [
-        ("mistral3", ("attention.temperature_scale", 0.1), "attention.temperature_scale is not supported; supported: 0"),
-        ("lfm2", ("expert_gating_func", 1), "expert_gating_func 1 is not supported; supported: 2"),
+        ("deepseek2", {"expert_gating_func": 3}, "expert_gating_func 3 is not supported; supported: 1, 2"),
+        ("deepseek2", {"attention.temperature_scale": 0.1}, "attention.temperature_scale is not supported for this architecture"),
+        ("lfm2", {"expert_gating_func": 1}, "expert_gating_func 1 is not supported; supported: 2"),
+        (
+            "mistral3",
+            {"attention.temperature_scale": 0.1, "attention.temperature_length": 7, "rope.scaling.original_context_length": 8},
+            "attention.temperature_length 7 is not supported; supported: 8, the length of YaRN",
+        ),
     ],
 )
 def test_a_feature_that_no_family_here_has_is_refused(
-    architecture: str, field: tuple[str, float], message: str, tmp_path: Path
+    architecture: str, fields: dict[str, float], message: str, tmp_path: Path
 ) -> None:
     sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
     numbers = {**dict.fromkeys((*sizes, "expert_count", "expert_used_count"), 64), "attention.layer_norm_rms_epsilon": 1e-5}
-    entries = [typed_entry(f"{architecture}.{name}", each) for name, each in {**numbers, field[0]: field[1]}.items()]
+    entries = [typed_entry(f"{architecture}.{name}", each) for name, each in {**numbers, **fields}.items()]
     entries.insert(0, entry("general.architecture", 8, text(architecture)))
     (tmp_path / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
     with pytest.raises(UnsupportedModel, match=f"{architecture}.{message}"):
         load_model_config(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (None, r"blk\.0\.attn_v_b\.weight is missing beside blk\.0\.attn_k_b\.weight"),
+        (
+            (4, 16, 16),
+            r"blk\.0\.attn_k_b\.weight \[4, 32, 16\] and blk\.0\.attn_v_b\.weight \[4, 16, 16\] are not of the same heads",
+        ),
+        ((4, 16), r"blk\.0\.attn_v_b\.weight \[4, 16\] are not of the same heads"),
+    ],
+)
+def test_halves_of_a_matrix_that_do_not_fit_are_an_error(shape: tuple[int, ...] | None, message: str, tmp_path: Path) -> None:
+    file = open_gguf(written(tmp_path, "deepseek-v3"))
+    values = file.tensors["blk.0.attn_v_b.weight"]
+    file.tensors = {name: tensor for name, tensor in file.tensors.items() if name != values.name}
+    if shape is not None:
+        file.tensors |= {values.name: replace(values, shape=shape)}
+    with pytest.raises(WeightError, match=message):
+        open_checkpoint(file.path)

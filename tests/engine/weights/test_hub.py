@@ -15,7 +15,10 @@ from tests.agent.node.hub import COMMIT, Hub, running_hub
 MODULES = {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
 WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer.model", *MODULES}
 GGUF = {"model-Q4_0.gguf", "folder/model-Q8_0.gguf"}
-UNWANTED = GGUF | {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "2_Dense/pytorch_model.bin"}
+PARTS = {"folder/large-00001-of-00002.gguf", "folder/large-00002-of-00002.gguf"}
+UNWANTED = (
+    GGUF | PARTS | {"pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json", "2_Dense/pytorch_model.bin"}
+)
 
 
 @pytest.fixture
@@ -78,9 +81,13 @@ def test_of_a_gguf_model_one_file_is_downloaded(file: str, scheme: str, revision
     assert name.snapshot(path).name == COMMIT and name.revision == (revision[1:] or None)
 
 
-def test_a_part_of_a_gguf_model_is_refused_before_it_is_downloaded(hub: Hub, tmp_path: Path) -> None:
-    done = resolve("org/name:folder/model-00001-of-00002.gguf", tmp_path / "cache", hub.url)
-    assert "in several GGUF files is not supported; merge them" in done.stderr and hub.downloads == []
+def test_of_a_gguf_model_in_several_files_all_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+    done = resolve("org/name:folder/large-00001-of-00002.gguf", tmp_path / "cache", hub.url)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_text() == "content of folder/large-00001-of-00002.gguf"
+    assert sorted(hub.downloads) == sorted(PARTS)
+    refused = resolve("org/name:folder/large-00002-of-00002.gguf", tmp_path / "cache", hub.url)
+    assert "is file 2 of 2 of a model; name the first one, large-00001-of-00002.gguf" in refused.stderr
     assert "no such file" in resolve("org/name:model-00001-of-00001.gguf", tmp_path / "cache", hub.url).stderr
 
 
