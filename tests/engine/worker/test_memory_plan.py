@@ -95,7 +95,7 @@ def test_the_kv_cache_gets_what_recordings_leave() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_memory_of_recordings_is_measured_by_a_few(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first takes 36 MB, for it brings workspaces; the others 2 MB now and then, in pages of the device, and what it had left."""
+    """The first takes 36 MB, for it brings workspaces; the others 2 MB now and then, in pages, and what it had left."""
     free, made, released = [1 << 30], [], []
     taken = iter([36 << 20, 0, 2 << 20, 0, 2 << 20])
 
