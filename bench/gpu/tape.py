@@ -8,7 +8,6 @@ For a process whose kernels are not interpreted; it is used for nothing else.
     python -m bench.gpu.tape
 """
 
-import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +17,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from starling_engine.attention.prompt_libraries import FlashAttention3
+from starling_engine.attention.prompts import TakesLibraries, head_shape
 from starling_engine.config import WorkerConfig
 from starling_engine.kernels.ahead import pretend
 from starling_engine.platforms.triton_support import H200
 from starling_engine.worker import warm
+from starling_engine.worker.device.device_runner import DeviceRunner
+from starling_engine.worker.device.graphs import LARGEST
 from starling_engine.worker.device.step_buffer import StepShape
+from starling_engine.worker.device.step_writer import Fields
+from starling_engine.worker.host.batch import FlatBatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu.roofline import Cost, Limits, StepRow, chosen_experts, step_cost
@@ -38,17 +44,57 @@ and a product of one row that asked for no weights ahead (pegainfer-project/pega
 found.
 """
 
+ROOM = 256
+"""Rows that a recorded step with prompts has room for, besides the one of padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class TapedStep:
+    """A step's rows; `library`: FlashAttention-3 computes the attention of its prompts."""
+
+    rows: Sequence[StepRow]
+    library: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.new for row in self.rows)
+
+    @property
+    def longest(self) -> int:
+        return max(row.new for row in self.rows)
+
+    @property
+    def mixed(self) -> bool:
+        """True for a recorded step with prompts."""
+        return self.longest > 1 and self.tokens <= LARGEST
+
+    def flat(self) -> FlatBatch:
+        """Returns the step as the host knows it."""
+        new, contexts = (np.array(column, np.int64) for column in zip(*((row.new, row.context) for row in self.rows), strict=True))
+        nothing = np.zeros(len(new), np.int64)
+        ids, positions = np.zeros(self.tokens, np.int32), np.zeros(self.tokens, np.int64)
+        return FlatBatch(np.arange(len(new)), contexts - new, nothing, ids, positions, new.cumsum(), contexts, self.longest)
+
+
+ONE, MANY, MOST = "decode, 1 row of 1,024 tokens", "decode, 64 rows", "decode, 256 rows"
+MIXED, PROMPT = "64 rows and 448 tokens of a prompt", "prompt of 8,192 tokens"
+BY_LIBRARY = f"{PROMPT}, by FlashAttention-3"
 STEPS = {
-    "decode, 1 row of 1,024 tokens": [StepRow(1, 1024)],
-    "decode, 64 rows": [StepRow(1, 1024)] * 64,
-    "decode, 256 rows": [StepRow(1, 1024)] * 256,
-    "prompt of 8,192 tokens": [StepRow(8192, 8192)],
+    ONE: TapedStep([StepRow(1, 1024)]),
+    MANY: TapedStep([StepRow(1, 1024)] * 64),
+    MOST: TapedStep([StepRow(1, 1024)] * 256),
+    MIXED: TapedStep([StepRow(1, 1024)] * 64 + [StepRow(448, 4096)]),
+    PROMPT: TapedStep([StepRow(8192, 8192)]),
+    BY_LIBRARY: TapedStep([StepRow(8192, 8192)], library=True),
 }
 
 
 MODELS = SHAPES | LARGE
-ONE, MANY, PROMPT = "decode, 1 row of 1,024 tokens", "decode, 64 rows", "prompt of 8,192 tokens"
-EXPECTED = {"Llama-3-8B": (ONE, MANY, PROMPT), "Qwen3-0.6B": (ONE, MANY), "30B-A3B": (ONE, MANY, PROMPT)}
+EXPECTED = {
+    "Llama-3-8B": (ONE, MANY, MIXED, PROMPT, BY_LIBRARY),
+    "Qwen3-0.6B": (ONE, MANY, MIXED),
+    "30B-A3B": (ONE, MANY, PROMPT, BY_LIBRARY),
+}
 """Steps of latent attention are left out: no figures of such kernels are known."""
 
 
@@ -106,7 +152,7 @@ class Prediction:
     """Launches behind the last layer."""
 
 
-def predict(shape: str, rows: Sequence[StepRow], quantization: str | None = None, rates: Rates = H200_RATES) -> Prediction:
+def predict(shape: str, step: TapedStep, quantization: str | None = None, rates: Rates = H200_RATES) -> Prediction:
     """Looks at a step that samples one token of each row. Layers are alike: two models of few tell of all.
 
     The last layer is like no other: it computes what is sampled alone.
@@ -115,7 +161,7 @@ def predict(shape: str, rows: Sequence[StepRow], quantization: str | None = None
     config = MODELS[shape]
     fewest = 1 + config.get("first_k_dense_replace", 0)  # layers without experts come first
     with tempfile.TemporaryDirectory() as folder:
-        few, more = (_tape(Path(folder) / str(layers), shape, layers, rows, quantization) for layers in (fewest, fewest + 2))
+        few, more = (_tape(Path(folder) / str(layers), shape, layers, step, quantization) for layers in (fewest, fewest + 2))
     others, own = config["num_hidden_layers"] - fewest, (len(more.launches) - len(few.launches)) // 2
     names = [each.name for each in more.launches]
     first = next(at for at, name in enumerate(names) if names[at : at + own] == names[at + own : at + 2 * own])
@@ -128,11 +174,11 @@ def predict(shape: str, rows: Sequence[StepRow], quantization: str | None = None
     return Prediction(least, expected, len(few.launches) + others * own, names[first : first + own], names[more.tail :])
 
 
-def overlapped(shape: str, rows: Sequence[StepRow]) -> list[tuple[str, bool]]:
+def overlapped(shape: str, step: TapedStep) -> list[tuple[str, bool]]:
     """Returns the launches of a step of two layers, and which of them begin early."""
     pretend(H200)
     with tempfile.TemporaryDirectory() as folder:
-        return [(each.name, each.overlaps) for each in _tape(Path(folder) / "two", shape, 2, rows, None).launches]
+        return [(each.name, each.overlaps) for each in _tape(Path(folder) / "two", shape, 2, step, None).launches]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,23 +189,57 @@ class StepTape:
     tail: int
 
 
-def _tape(folder: Path, shape: str, layers: int, rows: Sequence[StepRow], quantization: str | None) -> StepTape:
+def _tape(folder: Path, shape: str, layers: int, step: TapedStep, quantization: str | None) -> StepTape:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**MODELS[shape], "num_hidden_layers": layers}))
-    tokens, longest = sum(row.new for row in rows), max(row.new for row in rows)
-    runner = warm.shapes_only_runner(_config(folder, max(row.context for row in rows), tokens, len(rows), quantization))
-    starts = [0, *itertools.accumulate(row.new for row in rows)]
-    samples = torch.empty(len(rows), dtype=torch.int64, device="meta")
+    rows, samples = ROOM if step.mixed else len(step.rows), len(step.rows)
+    runner = warm.shapes_only_runner(_config(folder, max(row.context for row in step.rows), step.tokens, rows, quantization))
+    room = StepShape(step.tokens, ROOM + 1, min(step.tokens, runner._max_samples)) if step.mixed else None
     with torch.inference_mode(), ExitStack() as stack:
-        fields = runner._writer.padding(StepShape(tokens, len(rows), len(rows)))
-        found = stack.enter_context(_written_down(rows))
-        if longest == 1:
-            hidden = runner._forward(fields, None, 1)
-        else:
-            hidden = runner._forward(fields, samples, longest, host_lens=(starts, [row.context for row in rows]))
+        fields = runner._writer.padding(room or StepShape(step.tokens, rows, rows))
+        found = stack.enter_context(_written_down(step.rows))
+        hidden = _run(runner, step, fields, room, found)
         tail = len(found)
-        runner._head(fields, hidden[: len(rows)], 0)
+        runner._head(fields.samples(samples, samples), hidden[:samples], 0)
     return StepTape(found, tail)
+
+
+def _run(runner: DeviceRunner, step: TapedStep, fields: Fields, room: StepShape | None, found: list[Launch]) -> torch.Tensor:
+    """Runs a step as the engine would; returns the hidden states that are sampled from."""
+    if step.longest == 1:
+        return runner._forward(fields, None, 1)
+    if room is not None:
+        runner._keep_hidden(fields, room, None)
+        return runner._hidden
+    if step.library:
+        backend = runner._model._build.backend  # type: ignore[attr-defined] # a whole decoder
+        assert isinstance(backend, TakesLibraries)
+        for weights in runner._model.attention_weights.values():  # type: ignore[attr-defined]
+            backend.libraries[head_shape(weights)] = TapedLibrary(found)
+    flat = step.flat()
+    return runner._forward(
+        fields, torch.empty(len(step.rows), dtype=torch.int64, device="meta"), step.longest, flat.lens, step=flat
+    )
+
+
+class TapedLibrary(FlashAttention3):
+    """Gathers keys and values as it would, and writes down the kernel. It is not installed where nothing runs."""
+
+    def __init__(self, found: list[Launch]) -> None:
+        self._found = found
+        self._attend = self._write_down
+
+    def _write_down(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **_: object) -> torch.Tensor:
+        heads, dim = q.shape[2:]
+        cost = Cost(2 * _bytes(q) + _bytes(keys, values), 4 * heads * dim * StepRow(q.shape[1], keys.shape[1]).seen())
+        self._found.append(Launch("flash_attention_3", cost, share=_FLASH_ATTENTION_3, least=4e-6))
+        return torch.empty_like(q)
+
+
+_FLASH_ATTENTION_3 = 630 / 790
+"""Share of the rate: 630 TFLOP/s, as an H100 has reached in causal prompts of 8,192 tokens with heads of 128
+(Dao-AILab/flash-attention, issue 1791).
+"""
 
 
 def _config(folder: Path, context: int, tokens: int, rows: int, quantization: str | None) -> WorkerConfig:
@@ -215,7 +295,7 @@ class _Operations(TorchDispatchMode):
 _NO_KERNEL = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh", "_unsafe_view", "set_"}
 _PRODUCTS = {"linear", "mm", "addmm", "bmm", "_scaled_mm"}
 _LOOKUPS = {"embedding", "index", "index_select", "gather"}
-"""Operations that read as much as they write of a larger tensor."""
+"""Operations that read of a larger tensor as much as they write."""
 _PARTLY_READ = {"kv", "cos_sin", "block_tables"}
 """Arguments of kernels of which a launch reads or writes what is another argument's, or little."""
 
@@ -227,10 +307,10 @@ def _bytes(*values: object) -> int:
 
 
 def _of_operation(name: str, args: tuple[Any, ...], out: Any) -> Launch:
-    read = () if name in _LOOKUPS else args
+    read = _bytes(out) if name in _LOOKUPS else _bytes(*args)
     flops = 2 * out.numel() * args[0 if name != "addmm" else 1].shape[-1] if name in _PRODUCTS else 0
     share = _share_of_product(len(out), _bytes(*args[1:])) if flops else 0.8
-    return Launch(name, Cost(_bytes(*read, out), flops), fp8=name == "_scaled_mm", share=share)
+    return Launch(name, Cost(read + _bytes(out), flops), fp8=name == "_scaled_mm", share=share)
 
 
 def _share_of_product(rows: int, weight_bytes: int) -> float:
@@ -247,8 +327,10 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
     prompt = rows[0].new > 1
     if name == "attention_kernel":
         # Of prompts as fast as kernels whose pages are gathered by pointers: 320 TFLOP/s.
+        own = [row for row in rows if args["shortest"] <= row.new <= args["longest"]]
         more = _CHAIN * ((args["positions"] is not None) + (args["arrived"] is not None))
-        return Launch(name, _attention(args, rows), share=0.405 if prompt else 0.8, least=4e-6, more=more)
+        share = 0.405 if max(row.new for row in own) > 1 else 0.8
+        return Launch(name, _attention(args, own, rows), share=share, least=4e-6, more=more)
     if name == "_merge":
         return Launch(name, Cost(_bytes(*(each for key, each in args.items() if key not in _PARTLY_READ))), least=2e-6)
     if name == "_attend":
@@ -257,7 +339,8 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
         return Launch(name, _experts(args), share=0.49 if prompt else 0.8)
     if name == "_few_rows":
         read = (each for key, each in args.items() if key not in _PARTLY_READ)
-        return Launch(name, Cost(_bytes(*read), 2 * len(args["x"]) * args["weight"].numel()), share=_FEW_ROWS)
+        share = next(rate for least, rate in _FEW_ROWS if _bytes(args["weight"]) >= least) / H200_RATES.bandwidth
+        return Launch(name, Cost(_bytes(*read), 2 * len(args["x"]) * args["weight"].numel()), share=share)
     if name == "_accept":
         return Launch(name, Cost(_bytes(args["values"], args["tokens"], args["out"])))
     flops = 2 * len(args["x"]) * args["WIDTH"] * args["DEPTH"] if name in ("_linear", "_scaled_linear") else 0
@@ -265,10 +348,10 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
     return Launch(name, cost, fp8=name == "_scaled_linear" and args["ROWS"] >= _LEAST_OF_FP8)
 
 
-_FEW_ROWS = 0.84
-"""Share of the bandwidth of products of few rows: 3.61 of 4.3 TB/s, as an H200 has read a bf16 matrix of 235 MB for one row by
-copies ahead (tile-ai/TileOPs, pull request 244). For smaller ones there is no such figure. Such kernels were 25 to 44 % faster than
-cuBLAS for those of a layer (Vinci-hit/RustInfer, pull request 4): by our 72 % for cuBLAS that would be more than 84 %.
+_FEW_ROWS = ((822e6, 4.26e12), (470e6, 4.02e12), (264e6, 3.80e12), (0, 3.61e12))
+"""Bytes/s of products of few rows, by the least bytes of the matrix: so an H200 has read one for one row by copies ahead, that of
+235 MB at 3.61 TB/s (tile-ai/TileOPs, pull request 244). For smaller ones there is no such figure. Such kernels were 25 to 44 %
+faster than cuBLAS for those of a layer (Vinci-hit/RustInfer, pull request 4): by our 72 % for cuBLAS that is more than 84 %.
 """
 
 _CHAIN = 1e-6
@@ -280,10 +363,11 @@ _LEAST_OF_FP8 = 64
 """Rows from which Hopper multiplies FP8 itself."""
 
 
-def _attention(args: Mapping[str, Any], rows: Sequence[StepRow]) -> Cost:
-    """Reads the keys and values that rows see, once each."""
+def _attention(args: Mapping[str, Any], rows: Sequence[StepRow], of_all: Sequence[StepRow]) -> Cost:
+    """Reads the keys and values that rows see, once each, and the queries of these rows among those of all."""
     row_bytes = 2 * args["HEADS"] // args["GROUP"] * args["HEAD_DIM"] * args["kv"].element_size()
-    rest = _bytes(args["q"], args["out"], args["partial_out"], args["partial_lse"], args["q_norm"], args["k_norm"])
+    rest = _bytes(args["partial_out"], args["partial_lse"], args["q_norm"], args["k_norm"])
+    rest += _bytes(args["q"], args["out"]) * sum(row.new for row in rows) // sum(row.new for row in of_all)
     flops = 4 * args["HEADS"] * args["HEAD_DIM"] * sum(row.seen() for row in rows)
     return Cost(rest + row_bytes * sum(row.read() for row in rows), flops)
 
@@ -314,8 +398,8 @@ def _experts(args: Mapping[str, Any]) -> Cost:
 def table() -> str:
     """Returns the rows of docs/gpu.md."""
     lines = ["| Llama-3-8B on an H200 | least in bf16 | with `fp8` | launches of a layer | measured |", "|---|---:|---:|---:|---|"]
-    for what, rows in STEPS.items():
-        plain, fp8 = predict("Llama-3-8B", rows), predict("Llama-3-8B", rows, "fp8")
+    for what in (ONE, MANY, MOST, PROMPT):
+        plain, fp8 = predict("Llama-3-8B", STEPS[what]), predict("Llama-3-8B", STEPS[what], "fp8")
         times = f"{_milliseconds(plain.seconds)} | {_milliseconds(fp8.seconds)} ({plain.seconds / fp8.seconds:.2f}x)"
         lines.append(f"| {what} | {times} | {len(plain.layer)}, {len(fp8.layer)} | not run |")
     return "\n".join(lines)
@@ -333,10 +417,10 @@ def expectations() -> str:
     return "\n".join(lines)
 
 
-def _roofline(shape: str, rows: Sequence[StepRow]) -> float:
+def _roofline(shape: str, step: TapedStep) -> float:
     """Returns the limit that `bench/gpu.sh` measures a step by."""
     limits = Limits(H200_RATES.bandwidth, H200_RATES.bf16)
-    return limits.seconds(step_cost(model_config(shape, toy=False), rows))
+    return limits.seconds(step_cost(model_config(shape, toy=False), step.rows))
 
 
 def _milliseconds(seconds: float) -> str:

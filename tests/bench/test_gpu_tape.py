@@ -50,10 +50,22 @@ def test_a_layer_launches_no_more_than_it_must(quantization: str | None, budget:
     ],
 )
 def test_a_step_ends_in_few_launches(shape: str, what: str, budget: int) -> None:
-    """The norm, the head, filters in two, the draw, and what takes its tokens."""
+    """The norm, the head, filters in two, the draw, and what takes its tokens. One row has a kernel of its own for the head."""
     layer, tail = in_compiler(launches_of, shape, what)
-    assert tail[-5:] == ["mm", "_survey", "_thresholds", "_draw", "_accept"] and len(tail) == 5, tail
+    head = "_few_rows" if "1 row" in what else "mm"
+    assert tail[-5:] == [head, "_survey", "_thresholds", "_draw", "_accept"] and len(tail) == 5, tail
     assert len(layer) <= budget, layer
+
+
+def test_a_step_with_prompts_attends_twice() -> None:
+    """As it is recorded: with room for 257 rows, whose decodes are not split."""
+    layer, _ = in_compiler(launches_of, "Llama-3-8B", "64 rows and 448 tokens of a prompt")
+    assert layer.count("attention_kernel") == 2 and "_merge" not in layer and len(layer) <= 10, layer
+
+
+def test_a_library_gathers_keys_and_values_and_attends_once() -> None:
+    layer, _ = in_compiler(launches_of, "Llama-3-8B", "prompt of 8,192 tokens, by FlashAttention-3")
+    assert layer.count("flash_attention_3") == 1 and layer.count("index") == 2 and "attention_kernel" not in layer, layer
 
 
 @pytest.mark.whole

@@ -142,19 +142,23 @@ def few_rows_linear(
     *,
     gated: bool = False,
     add_to: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Multiplies x [M, K], M <= MOST_ROWS, or its norm, by weight [N, K], and adds bias [N] -> [M, N]. Sums are fp32, rounded once.
 
     Where `gated`, the result is silu(first half) * second half, [M, N / 2]. With `add_to` [M, N] it is added to that, in place,
     which is returned; it is not x. All are of one dtype, bf16 or fp32: in fp16, x times the norm's weight may be too large.
+    With `out` [M, N] it is written there, which may be of fp32 in any case.
     """
     rows, depth = x.shape
     width = len(weight) // 2 if gated else len(weight)
     assert 0 < rows <= MOST_ROWS and x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float32)
     assert weight.shape[1] == depth and all(each is None or each.is_contiguous() for each in (x, weight, bias, add_to))
     assert norm is None or (norm.weight.shape == (depth,) and norm.weight.dtype in (x.dtype, torch.float32))
-    assert add_to is None or (add_to.shape == (rows, width) and add_to.dtype == x.dtype)
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device) if add_to is None else add_to
+    assert add_to is None or (add_to.shape == (rows, width) and add_to.dtype == x.dtype and out is None)
+    if out is None:
+        out = torch.empty(rows, width, dtype=x.dtype, device=x.device) if add_to is None else add_to
+    assert out.shape == (rows, width) and out.is_contiguous() and out.dtype in (x.dtype, torch.float32)
     tile = few_rows_tile(rows, len(weight), sms(x.device), normed=norm is not None)
     _few_rows[(triton.cdiv(len(weight), tile.columns),)](
         x,

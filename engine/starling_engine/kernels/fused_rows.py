@@ -1,4 +1,7 @@
-"""Chooses the products of few rows that take the norm before them, and what follows, into their launch. Imports no triton."""
+"""Chooses what the kernel for products of few rows multiplies: with the norm before them and what follows, or alone.
+
+Imports no triton.
+"""
 
 from dataclasses import dataclass
 
@@ -16,6 +19,12 @@ Up to so many the launches that are saved outweigh what cuBLAS gains, as `bench.
 Of cards with less of an L2 cache, from which each program reads the rows, half of that is assumed.
 """
 
+ALONE_ROWS = 1
+"""Most rows of a product alone, as the head is. For one row cuBLAS has a kernel of its own: an H200 read 822 MB by it at 3.92 TB/s.
+By one with copies ahead, as ours is, it read them at 4.26 (tile-ai/TileOPs, pull request 244). For 16 rows an H100 read 462 MB by
+cuBLAS as fast as it copies (vllm-project/vllm, pull request 49363).
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RowNorm:
@@ -30,3 +39,8 @@ def fused_rows(dtype: torch.dtype, device: torch.device) -> int:
     if dtype not in (torch.bfloat16, torch.float32) or why_not_triton(device) is not None:
         return 0
     return FUSED_ROWS.get(capability(device) // 10, 0)
+
+
+def alone_rows(dtype: torch.dtype, device: torch.device) -> int:
+    """Returns the most rows that `few_rows_linear` multiplies without a norm or a residual; 0 where its kernel does not run."""
+    return min(ALONE_ROWS, fused_rows(dtype, device))

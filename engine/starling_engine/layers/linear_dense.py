@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch.nn import functional as F
 
-from starling_engine.kernels.fused_rows import RowNorm, fused_rows
+from starling_engine.kernels.fused_rows import RowNorm, alone_rows, fused_rows
 from starling_engine.kernels.matmul import linear, linear_fp32, sums_in_fp32
 from starling_engine.layers.activation import silu_and_mul
 from starling_engine.layers.linear import LinearPart, LinearShape
@@ -94,6 +94,7 @@ class DenseLinear(StackedMethod):
     def store(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = weight, bias
         self._sums_in_fp32 = bias is None and self._activation is None and sums_in_fp32(weight.dtype, weight.device)
+        self._alone_rows = alone_rows(weight.dtype, weight.device)
 
     def apply(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         if out_dtype == torch.float32 and self._sums_in_fp32:
@@ -104,7 +105,11 @@ class DenseLinear(StackedMethod):
 
     def apply_into(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """See `WritesInto`."""
-        if self._sums_in_fp32:
+        if len(x) <= self._alone_rows and x.dtype == self._weight.dtype:
+            from starling_engine.kernels.few_rows import few_rows_linear
+
+            few_rows_linear(x, self._weight, self._bias, gated=self._activation is not None, out=out)
+        elif self._sums_in_fp32:
             linear_fp32(x, self._weight, out)
         else:
             out.copy_(self.apply(x))

@@ -18,7 +18,10 @@ FP8_CAPABILITY = (8, 9)
 
 
 MEASURED_CAPTURES = 5
-"""The first brings workspaces. Memory is taken in pages of 2 MiB, so that one more alone would say little."""
+"""The first brings workspaces. Memory is taken in pages, so that one more alone would say little."""
+
+PAGE = 2 << 20
+"""Bytes in which the driver takes memory. Of one that the first capture has begun, the others may have filled the rest."""
 
 logger = logging.getLogger("starling.worker")
 
@@ -132,7 +135,7 @@ class CudaQueue:
             replays.clear()
             self.release_captures()
             torch.cuda.empty_cache()
-        others = -(-max(0, free[1] - free[-1]) // (MEASURED_CAPTURES - 1))
+        others = -(-(max(0, free[1] - free[-1]) + PAGE) // (MEASURED_CAPTURES - 1))
         return max(0, free[0] - free[1]) + (count - 1) * others
 
     def _free(self) -> int:

@@ -9,10 +9,13 @@ import multiprocessing
 import os
 import re
 import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -76,13 +79,30 @@ class Compiled:
         return self.blocks * self.threads * most
 
     @functools.cached_property
-    def instructions(self) -> Counter[str]:
-        """Counts how often the machine code has each instruction, with its modifiers, as LDG.E.128."""
+    def code(self) -> list[tuple[int, str, str]]:
+        """The machine code: each instruction's address, its name with modifiers, as LDG.E.128, and its operands."""
         from triton import knobs
 
         dump = [knobs.nvidia.cuobjdump.path, "--dump-sass", self.cubin]
-        code = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
-        return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?\s*([A-Z][\w.]+)", code, re.MULTILINE))
+        text = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
+        lines = re.findall(r"^\s+/\*([0-9a-f]+)\*/\s+(?:@!?\w+ )?\s*([A-Z][\w.]+)(.*?);", text, re.MULTILINE)
+        return [(int(address, 16), name, operands) for address, name, operands in lines]
+
+    @functools.cached_property
+    def instructions(self) -> Counter[str]:
+        """Counts how often the machine code has each instruction."""
+        return Counter(name for _, name, _ in self.code)
+
+    @property
+    def loop(self) -> int:
+        """Instructions of the longest loop with products of tensor cores in it, and no loop in it that has some, too."""
+        ends = [(int(to[1], 16), at) for at, name, rest in self.code if name == "BRA" and (to := re.search(r"0x([0-9a-f]+)", rest))]
+        loops = [(begin, end) for begin, end in ends if begin < end and self._multiplies(begin, end)]
+        inner = [one for one in loops if not any(other != one and one[0] <= other[0] and other[1] <= one[1] for other in loops)]
+        return max(sum(begin <= at <= end for at, _, _ in self.code) for begin, end in inner)
+
+    def _multiplies(self, begin: int, end: int) -> bool:
+        return any(re.match(r"[A-Z]+MMA", name) for at, name, _ in self.code if begin <= at <= end)
 
     @property
     def products(self) -> set[str]:
@@ -108,15 +128,32 @@ def in_compiler(work: Callable[..., Any], *args: object) -> Any:
     return _process().submit(work, *args).result()
 
 
+@contextmanager
+def by_triton(folder: Path) -> Iterator[None]:
+    """Has kernels compiled by the Triton that lies in `folder`, not by the installed one. Its process ends with the context."""
+    with _compiler(folder) as process, mock.patch(f"{__name__}._process", lambda: process):
+        yield
+
+
 @functools.cache
 def _process() -> ProcessPoolExecutor:
-    executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _not_interpreted)
+    executor = _compiler()
     atexit.register(executor.shutdown)
     return executor
 
 
-def _not_interpreted() -> None:
+def _compiler(folder: Path | None = None) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin, (folder,))
+
+
+def _begin(folder: Path | None) -> None:
+    """Has kernels not interpreted, by the Triton of `folder` if there is one."""
     os.environ.pop(INTERPRETED, None)
+    if folder is not None:
+        sys.path.insert(0, str(folder))
+        import triton
+
+        assert Path(triton.__file__).is_relative_to(folder), "Triton was imported before"
 
 
 def compile_here(launch: Callable[[], object]) -> list[Compiled]:

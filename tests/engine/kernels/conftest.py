@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,13 @@ import torch
 from starling_engine import kernels
 from starling_engine.platforms.triton_support import INTERPRETED
 
+from tests.engine.kernels.compiled import by_triton, compiled
 from tests.engine.kernels.guarded import Watch, nothing_is_zero_by_chance
+
+OTHER_TRITONS = ("3.6.0", "3.9.0")
+"""Versions beside the pinned one by which kernels are compiled in a run of the whole: those of torch 2.11, and of 2.15."""
+
+CACHE = Path(os.environ.get("STARLING_CACHE") or Path.home() / ".cache/starling")
 
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*"]
 
@@ -68,6 +75,27 @@ def _round_as_hardware() -> None:
 
 
 import_kernels()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeats tests that look at compiled kernels with each other Triton, which may have nothing in its cache yet."""
+    if metafunc.config.getoption("--whole") and compiled.__name__ in metafunc.function.__code__.co_names:
+        others = [pytest.param(version, marks=pytest.mark.timeout(600)) for version in OTHER_TRITONS]
+        metafunc.parametrize("triton", [None, *others], ids=["pinned", *OTHER_TRITONS], indirect=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def triton(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """The version of Triton that compiles; None for the installed one, where a test is not repeated with others."""
+    version: str | None = getattr(request, "param", None)
+    if version is None:
+        yield None
+        return
+    folder = CACHE / f"triton-{version}"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there; `make triton` installs it")
+    with by_triton(folder):
+        yield version
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -68,6 +68,37 @@ def test_the_product_is_added_in_place(rows: int, width: int, depth: int, dtype:
     same(found, expected)
 
 
+@pytest.mark.parametrize(("rows", "width", "depth", "dtype"), SHAPES)
+def test_the_product_alone_is_not_rounded(
+    rows: int, width: int, depth: int, dtype: torch.dtype, device: torch.device, watch: Watch
+) -> None:
+    """As logits are. The matrix is read once."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    x, weight = some(rows, depth, dtype=dtype, device=device), some(width, depth, dtype=dtype, device=device) / 16
+    out = torch.full((rows, width), torch.nan, device=device)
+    with watch.counted() as launches:
+        assert few_rows_linear(x, weight, out=out) is out
+    same(out, F.linear(x.float(), weight.float()))
+    for each in launches:
+        assert each.reads["weight"][:-1].eq(1).all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the matrix is on the CPU, and the kernels are compiled here")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_head_of_one_row_is_such_a_product(rows: int, monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
+    """Of more rows, torch reads it as fast."""
+    monkeypatch.setenv(INTERPRETED, "1")
+    x, weight = (some(*size, dtype=FP32, device=torch.device("cpu")) for size in ((rows, 64), (48, 64)))
+    layer = Linear(stacked(["head"], [48], 64), DenseLinear(), FP32, x.device)
+    layer.weight_slots()["head.weight"].load(weight)
+    out = torch.full((rows, 48), torch.nan)
+    with watch.counted() as launches:
+        layer.forward_into(x, out)
+    same(out, F.linear(x, weight))
+    assert [each.kernel for each in launches] == ["_few_rows"] * (rows == 1)
+
+
 def test_a_row_gives_the_same_in_every_place(device: torch.device) -> None:
     """A request's tokens do not depend on where in a step its row is, nor on the rows beside it."""
     from starling_engine.kernels.few_rows import few_rows_linear
@@ -123,6 +154,23 @@ def launch(rows: int, width: int, depth: int, *, first: bool, gated: bool = Fals
     norm = RowNorm(empty(depth), EPS) if first else None
     weight = empty(2 * width if gated else width, depth)
     few_rows_linear(empty(rows, depth), weight, None, norm, gated=gated, add_to=None if first else empty(rows, width))
+
+
+def launch_head() -> None:
+    """Multiplies one row of Llama-3-8B by its head."""
+    from starling_engine.kernels.few_rows import few_rows_linear
+
+    x, weight = (torch.empty(size, dtype=BF16, device="meta") for size in ((1, 4096), (128256, 4096)))
+    few_rows_linear(x, weight, out=torch.empty(1, 128256, device="meta"))
+
+
+def test_the_head_is_asked_for_far_ahead() -> None:
+    from starling_engine.kernels.few_rows import few_rows_tile
+
+    (kernel,) = compiled(launch_head)
+    tile = few_rows_tile(1, 128256, H200.processors, normed=False)
+    of_matrix = tile.columns / (tile.columns + MOST_ROWS) * kernel.in_flight
+    assert of_matrix >= IN_FLIGHT and kernel.shared <= ADA_SHARED and kernel.stack == 0 and kernel.products == {"HMMA"}
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,21 @@ were meanwhile.
 """
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from starling_engine.config import SpeculativeConfig, TiersConfig
+from starling_engine.kernels.ahead import LateKernels
 from starling_engine.platforms.cuda import CudaQueue
 from starling_engine.sleep import Slept
+from starling_engine.step import StepPlan
+from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.device.graphs import Graphs
 from starling_engine.worker.device.step_buffer import StepShape
+from starling_engine.worker.pending_step import PendingStep
 
 from tests.engine.checkpoints import VARIANTS, make_reference, write_checkpoint
 from tests.engine.core.test_drafts import Replay
@@ -40,6 +45,25 @@ def _recorded(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     said = {record.getMessage() for record in caplog.get_records("call")}
     assert {message for message in said if "not be recorded" in message or "not recorded" in message} <= {EAGER}
+
+
+@pytest.fixture(autouse=True)
+def _all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that compiles or loads a kernel fails. Another engine that gets ready in this process may."""
+    serving, launch = threading.local(), DeviceRunner.launch
+
+    def launched(runner: DeviceRunner, plan: StepPlan) -> PendingStep:
+        serving.now = runner._late is not None
+        try:
+            return launch(runner, plan)
+        finally:
+            serving.now = False
+
+    def refuse(_: LateKernels, *, repr: str, **__: object) -> None:
+        assert not getattr(serving, "now", False), f"compiled while serving: {repr}"
+
+    monkeypatch.setattr(DeviceRunner, "launch", launched)
+    monkeypatch.setattr(LateKernels, "_note", refuse)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["recorded", "eager"])

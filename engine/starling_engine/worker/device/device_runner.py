@@ -202,10 +202,15 @@ class DeviceRunner:
             self._meet_drafts()
 
     def _meet(self, width: int, rows: int, host_lens: HostLens | None = None, shared: int = 0) -> None:
-        """Runs a step of rows of at most `width` tokens. They have so many together, or one each: none is left undefined."""
+        """Runs a step of rows of at most `width` tokens. They have so many together, or one each: none is left undefined.
+
+        One row samples, too: its head's product has a kernel of its own. The largest step samples as many as can be.
+        """
         tokens = rows if width == 1 else width  # all in the first row
         fields = self._writer.padding(StepShape(tokens, rows, 1, width=int(width == 1)))
-        self._forward(fields, None, width, host_lens, self._blank(tokens), shared)
+        hidden = self._forward(fields, None, width, host_lens, self._blank(tokens), shared)
+        if (width, rows) == (1, 1) and self._link.last:
+            self._head(fields, hidden, 0)
         self._tick()
 
     def _meet_drafts(self) -> None:
