@@ -10,6 +10,7 @@ from typing import Any, Self
 from starling_agent.client.agent_client import AgentClient
 
 from starling_operator import metrics
+from starling_operator.agents.first_answers import FirstAnswers
 from starling_operator.agents.leaders import Leaders
 from starling_operator.agents.polls import ANSWER_GRACE_SECONDS
 from starling_operator.agents.reports import AgentReports
@@ -56,6 +57,7 @@ class Operator:
         self._agents = AgentClient(ANSWER_GRACE_SECONDS)
         self._reports, self._leaders = AgentReports(self._wake_for_news, self._agents), Leaders(lease.fence, self._agents)
         self._routers = RouterReports(self.reconciler.wake, self._agents)
+        self._first_answers = FirstAnswers((self._reports, self._routers))
         self._nodes, self._pod_errors = Nodes(kube), PodCreationErrors(kube)
         self._cordons = Cordons(kube, self._wake_pods_on)
         self._optional = OptionalKinds(kube, self.cache, settings.scopes, self.reconciler.wake)
@@ -107,7 +109,10 @@ class Operator:
             self.reconciler.wake(key, 0.0 if kind is INFERENCE_SERVICE else self._debounce(key))
 
     async def reconcile(self, key: Key) -> float | None:
-        """Observes, plans, applies, writes the status and events. Returns the seconds until the next reconcile."""
+        """Observes, plans, applies, writes the status and events. Returns the seconds until the next reconcile.
+
+        Pods that were never polled wake the service with their answers: nothing is decided before.
+        """
         self._pace.begin(key)
         with self._pace.part(key):
             observed = self._observe(key, reported=False)
@@ -117,7 +122,8 @@ class Operator:
         with self._pace.part(key):
             self._reports.follow(key, observed)
             self._routers.follow(key, observed)
-        await asyncio.gather(self._reports.first_answers(key), self._routers.first_answers(key))
+        if left := self._first_answers.seconds_left(key):
+            return left
         await self._nodes.refresh(observed.pods)
         await self._pod_errors.refresh(key, observed)
         with self._pace.part(key):
@@ -202,6 +208,7 @@ class Operator:
     def _forget(self, key: Key) -> None:
         self._reports.forget(key)
         self._routers.forget(key)
+        self._first_answers.forget(key)
         self._gauges.forget(key)
         self._applier.forget(key)
         self._leaders.forget(key)

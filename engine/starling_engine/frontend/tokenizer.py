@@ -12,6 +12,7 @@ import tokenizers
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.chat import ChatRenderer, ChatTemplates
 from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens
+from starling_engine.frontend.encoded_parts import EncodedParts, encoded
 from starling_engine.frontend.escaping_tokenizer import EscapingTokenizer
 from starling_engine.frontend.shown_tools import Message
 from starling_engine.frontend.token_bytes import Spelling, spelling_of
@@ -30,7 +31,7 @@ class Truncation:
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer and its chat templates. Immutable, so several threads may use it.
+    """A checkpoint's tokenizer and its chat templates. Several threads may use it.
 
     `vocab_size` is one more than the highest token id known here; the model's may be larger (padded). `special_ids` are the tokens
     that `decode` skips with `skip_special_tokens`. `added_tokens` are those that are tokens as a whole, by their text.
@@ -79,20 +80,27 @@ class Tokenizer:
             token = f"the tokenizer has token {self._last_plain_id}"
             raise ModelError(f"config.json: vocab_size: {token}, the model has {vocab_size} embeddings")
 
-    def encode(self, prompt: str | ChatPrompt, add_special_tokens: bool = True, truncation: Truncation | None = None) -> list[int]:
+    def encode(
+        self,
+        prompt: str | ChatPrompt,
+        add_special_tokens: bool = True,
+        truncation: Truncation | None = None,
+        salt: str | None = None,
+    ) -> list[int]:
         """Returns token ids. `add_special_tokens` adds the checkpoint's tokens around a plain prompt (mostly a BOS token).
 
         Control tokens that a text spells are control tokens; those that a chat's messages spell are text. Only a plain prompt can
-        be truncated; the tokens around it stay, and count.
+        be truncated; the tokens around it stay, and count. Parts of chats that were encoded with the same `salt` come sooner.
         """
         try:
             if isinstance(prompt, ChatPrompt) and prompt.control is not None:
                 return self._escaping.encode(prompt, add_special_tokens)
+            if isinstance(prompt, ChatPrompt) and not add_special_tokens:
+                return self._parts.encode(prompt.text, salt)
             text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
             if truncation is not None:
                 return self._truncated(text, add_special_tokens, truncation)
-            # Faster than encode(): it computes no offsets, and other threads run meanwhile.
-            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return encoded(self.backend, text, add_special_tokens)
         except TypeError as error:  # half a surrogate pair, as JSON can hold one
             raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", "prompt") from error
 
@@ -176,6 +184,10 @@ class Tokenizer:
             template=template,
             variables=kwargs,
         )
+
+    @cached_property
+    def _parts(self) -> EncodedParts:
+        return EncodedParts(self.backend)
 
     @cached_property
     def _escaping(self) -> EscapingTokenizer:

@@ -1,7 +1,6 @@
 """Long polls of pods, one task for each: their newest reports by pod UID. A quiet pod costs one request every WAIT_SECONDS."""
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -19,7 +18,6 @@ WAIT_SECONDS = 30.0
 """Well below the 60 s after which an agent that does not answer counts as silent."""
 ANSWER_GRACE_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-FIRST_ANSWER_SECONDS = 1.0
 MIN_POLL_SECONDS = 0.1
 """Seconds between two polls of one pod, also where it has news again and again."""
 NO_NEWS_SECONDS = 1.0
@@ -53,15 +51,17 @@ class Reply(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class _Poll(Generic[T]):
-    """The task that polls one pod. `tried` is set after the first poll, answered or not."""
+    """The task that polls one pod."""
 
     target: T
     task: asyncio.Task[None]
-    tried: asyncio.Event
 
 
 class Polls(ABC, Generic[T, R]):
-    """Newest reports by pod UID. `wake` is called with the service when a report changed, or a pod's answer is none."""
+    """Newest reports by pod UID. `wake` is called with the service when a report changed, or a pod's answer is none.
+
+    It is called after a pod's first poll, too, whatever came of it: a decision may wait for that.
+    """
 
     silence_is_news = True
     """True if `wake` is called, too, each time that a pod does not answer."""
@@ -71,6 +71,7 @@ class Polls(ABC, Generic[T, R]):
         self._replies: dict[str, Reply[R]] = {}
         self._polls: dict[Key, dict[str, _Poll[T]]] = {}
         self._known: dict[Key, set[str]] = {}
+        self._untried: dict[Key, set[str]] = {}
 
     @abstractmethod
     async def _ask(self, target: T, known: R | None) -> R:
@@ -83,17 +84,15 @@ class Polls(ABC, Generic[T, R]):
     def reply(self, pod_uid: str) -> Reply[R] | None:
         return self._replies.get(pod_uid)
 
-    async def first_answers(self, key: Key) -> None:
-        """Waits a moment for pods that were never polled: an operator that starts knows their reports before it decides."""
-        untried = [poll.tried.wait() for poll in self._polls.get(key, {}).values() if not poll.tried.is_set()]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_ANSWER_SECONDS):
-                await asyncio.gather(*untried)
+    def has_tried(self, key: Key) -> bool:
+        """Returns whether each pod of the service that is polled has been polled once, answered or not."""
+        return not self._untried.get(key)
 
     def forget(self, key: Key) -> None:
         """Ends the polls of a service that is gone."""
         for poll in self._polls.pop(key, {}).values():
             poll.task.cancel()
+        self._untried.pop(key, None)
         for uid in self._known.pop(key, set()):
             self._replies.pop(uid, None)
 
@@ -105,16 +104,15 @@ class Polls(ABC, Generic[T, R]):
 
     def _set_targets(self, key: Key, targets: Mapping[str, T], present: set[str]) -> None:
         """Polls these pods by UID. Reports stay of all that are `present`."""
-        polls = self._polls.setdefault(key, {})
+        polls, untried = self._polls.setdefault(key, {}), self._untried.setdefault(key, set())
         for uid in [uid for uid, poll in polls.items() if targets.get(uid) != poll.target]:
             polls.pop(uid).task.cancel()
+            untried.discard(uid)
         for uid, target in targets.items():
             if uid not in polls:
-                tried = asyncio.Event()
-                if uid in self._replies:
-                    tried.set()
-                task = asyncio.create_task(self._run(key, uid, target, tried), name=f"reports of {target.address}")
-                polls[uid] = _Poll(target, task, tried)
+                if uid not in self._replies:
+                    untried.add(uid)
+                polls[uid] = _Poll(target, asyncio.create_task(self._run(key, uid, target), name=f"reports of {target.address}"))
         self._forget_gone(key, present)
 
     def _forget_gone(self, key: Key, present: set[str]) -> None:
@@ -123,7 +121,7 @@ class Polls(ABC, Generic[T, R]):
             self._replies.pop(uid, None)
         self._known[key] = present
 
-    async def _run(self, key: Key, uid: str, target: T, tried: asyncio.Event) -> None:
+    async def _run(self, key: Key, uid: str, target: T) -> None:
         """Polls until it is cancelled. While a pod does not answer, its last report stays and grows old."""
         failures = 0
         while True:
@@ -139,8 +137,9 @@ class Polls(ABC, Generic[T, R]):
                 changed = self.silence_is_news
             else:
                 failures = 0
-            tried.set()
-            if changed:
+            is_first = uid in (untried := self._untried[key])
+            untried.discard(uid)
+            if changed or is_first:
                 self._wake(key)
             if failures:
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))

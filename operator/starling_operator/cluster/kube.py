@@ -7,6 +7,8 @@ than the Lease is certainly ours.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from aiohttp import ClientError
 from kubernetes.aio import config
@@ -128,7 +130,16 @@ async def connect() -> ApiClient:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException:
         await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    # The client's own look-up of the environment's proxies goes to a thread with each request.
+    configuration.proxy = configuration.proxy or _environments_proxy(configuration.host)
+    configuration.client_session_kwargs = {"trust_env": False}
     return ApiClient(configuration)
+
+
+def _environments_proxy(url: str) -> str | None:
+    """Returns the proxy that the environment names for a URL (HTTPS_PROXY, NO_PROXY)."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
 def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from starling_agent.client.agent_client import AgentClient
-from starling_operator.agents import polls as polls_module
 from starling_operator.agents.polls import ANSWER_GRACE_SECONDS, MIN_POLL_SECONDS
 from starling_operator.agents.reports import AgentReports
 from starling_operator.logs import Key
@@ -94,17 +93,15 @@ async def test_another_token_is_used_at_once(server: AgentServer, agent: Agent, 
 
 
 async def test_an_agent_is_notified_of_its_end_and_its_next_report_is_not_awaited(
-    server: AgentServer, agent: Agent, reports: AgentReports, monkeypatch: pytest.MonkeyPatch
+    server: AgentServer, agent: Agent, reports: AgentReports
 ) -> None:
-    monkeypatch.setattr(polls_module, "FIRST_ANSWER_SECONDS", 300.0)
     running = pod(await server.add(agent))
     reports.follow(KEY, seen(running))
     await until(lambda: _has(reports, "serving"), "the first report")
     # Its group's StatefulSet is gone by then.
     going = seen(replace(running, deleted_at=time.time(), grace_ends_at=time.time() + 40))
     reports.follow(KEY, replace(going, children={}))
-    async with asyncio.timeout(60):
-        await reports.first_answers(KEY)
+    assert reports.has_tried(KEY)
 
     async def knows() -> bool:
         return agent.ends_in is not None and 35 < agent.ends_in <= 40
