@@ -59,9 +59,9 @@ def _leave_samples(items: list[pytest.Item]) -> None:
 
 
 def _case(item: pytest.Function) -> Case:
-    """The values of its parameters; of one that cannot be compared, its place in the list."""
-    spec = item.callspec
-    return {name: value if isinstance(value, Hashable) else spec.indices[name] for name, value in spec.params.items()}
+    """The values of its parameters; of one that cannot be compared, which object it is. Pytest counts its places by cases."""
+    params = item.callspec.params
+    return {name: value if isinstance(value, Hashable) else id(value) for name, value in params.items()}
 
 
 def _mix(items: list[pytest.Item]) -> None:

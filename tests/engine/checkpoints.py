@@ -845,7 +845,24 @@ def write_servable(folder: Path, variant: Variant) -> None:
 
 
 def make_reference(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32, steps: int = STEPS) -> Reference:
-    return answer(folder, write_checkpoint(folder, variant, dtype), steps)
+    """Each is computed once in a process, whoever asks for it. Random numbers go on as if it were computed again."""
+    made = _made.get(key := repr((variant, dtype, steps)))
+    if made is None:
+        reference = answer(folder, write_checkpoint(folder, variant, dtype), steps)
+        written = (path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name.endswith("config.json"))
+        files = {path.name: path.read_bytes() for path in written}
+        _made[key] = reference, files, torch.get_rng_state()
+        return reference
+    reference, files, state = made
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    torch.set_rng_state(state)
+    return replace(reference, folder=folder)
+
+
+_made: dict[str, tuple[Reference, dict[str, bytes], torch.Tensor]] = {}
+"""What this process has computed, with the files of the checkpoint and the state of the random numbers behind it."""
 
 
 def answer(folder: Path, model: PreTrainedModel, steps: int = STEPS) -> Reference:
