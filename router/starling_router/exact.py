@@ -75,8 +75,8 @@ class ExactPrompts:
         """
         self._prompting.names = tuple(state.models)
         try:
+            prompts = await body_prompt(self._prompting, scope["path"], body, scope["state"]["request_id"])
             salt = _cache_salt(scope, fields, state)
-            prompts = await body_prompt(self._prompting, scope["path"], body, scope["state"]["request_id"], salt)
         except (ApiError, StarlingError):
             return None
         except Exception:  # the prompt decides alone where a request goes; a backend refuses what is wrong with it

@@ -12,7 +12,7 @@ from starling_agent.openai.responses import conversion as responses
 from starling_agent.openai.responses.protocol import ResponsesRequest
 
 
-async def body_prompt(prompting: Prompting, path: str, body: bytes, request_id: str, salt: str | None) -> list[list[int]]:
+async def body_prompt(prompting: Prompting, path: str, body: bytes, request_id: str) -> list[list[int]]:
     """Returns the token ids of the prompts of a body, of which a completion may have several.
 
     There are none on paths without one, and where it continues a stored response.
@@ -21,7 +21,7 @@ async def body_prompt(prompting: Prompting, path: str, body: bytes, request_id: 
     """
     match path:
         case "/v1/chat/completions":
-            return [await chat_prompt(prompting, ChatRequest.parse(body).with_reasoning_fields(), request_id, salt)]
+            return [await chat_prompt(prompting, ChatRequest.parse(body).with_reasoning_fields(), request_id)]
         case "/v1/completions":
             request = CompletionRequest.parse(body)
             return await prompting.prompts.read(request.prompt, "prompt", PromptForm(request.add_special_tokens is not False))
@@ -34,4 +34,4 @@ async def body_prompt(prompting: Prompting, path: str, body: bytes, request_id: 
             fields, _ = responses.chat_fields(response, [])
         case _:
             return []
-    return [await chat_prompt(prompting, ChatRequest.checked(prompting.output_format.without_hints(fields)), request_id, salt)]
+    return [await chat_prompt(prompting, ChatRequest.checked(prompting.output_format.without_hints(fields)), request_id)]

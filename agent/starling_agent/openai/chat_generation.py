@@ -33,10 +33,9 @@ async def chat_generation(
     messages = template_messages(body.messages)
     tools = _callable_tools(endpoint, body, lenient=lenient)
     form = _form(endpoint, body, tools)
-    form_of_prompt = PromptForm(bool(body.add_special_tokens), salt=caller.cache_salt(body.cache_salt))
     with _longest_part_named(body):
         prompt = await render(endpoint, body, messages, caller.request_id, tools.functions if tools else None)
-        ids = await endpoint.prompts.chat(prompt, "messages", form_of_prompt)
+        ids = await endpoint.prompts.chat(prompt, "messages", PromptForm(bool(body.add_special_tokens)))
     prediction = predicted_text(body.prediction)
     return await make_generation(
         endpoint,
@@ -56,12 +55,12 @@ async def chat_generation(
     )
 
 
-async def chat_prompt(endpoint: Prompting, body: ChatRequest, request_id: str, salt: str | None) -> list[int]:
+async def chat_prompt(endpoint: Prompting, body: ChatRequest, request_id: str) -> list[int]:
     """Returns the token ids of a chat's prompt, which may be longer than the context. Raises as `chat_generation` does."""
     endpoint.model_name(body.model)
     tools = _callable_tools(endpoint, body, lenient=True)  # grammars leave the prompt as it is
     prompt = await render(endpoint, body, template_messages(body.messages), request_id, tools.functions if tools else None)
-    return await endpoint.prompts.encode(prompt, "messages", bool(body.add_special_tokens), salt)
+    return await endpoint.prompts.encode(prompt, "messages", bool(body.add_special_tokens))
 
 
 @contextmanager

@@ -16,8 +16,6 @@ LEAST_CHARACTERS = 128
 """Shorter parts go with those behind them: to look them up would cost as much as to encode them."""
 MOST_CHARACTERS = 4 << 20
 """Characters of all parts that are kept, some 10 MB with their tokens. Those that were used least recently go first."""
-_Key = tuple[str | None, str]
-"""Salt and text of a part."""
 SHORT_CHARACTERS = 4096
 """Texts of at most so many are encoded in the calling thread, in up to 2 ms: a thread of the library would begin later."""
 
@@ -37,18 +35,15 @@ class EncodedParts:
         self._backend = backend
         begins = part_begins(backend)
         self._begins = re.compile("|".join(map(re.escape, begins))) if begins else None
-        self._kept: OrderedDict[_Key, array[int]] = OrderedDict()
+        self._kept: OrderedDict[str, array[int]] = OrderedDict()
         self._characters = 0
         self._lock = Lock()
 
-    def encode(self, text: str, salt: str | None = None) -> list[int]:
-        """Returns token ids. Parts of callers with another salt are no help: the time would tell what they have sent.
-
-        Raises TypeError for a text that is not valid Unicode, as tokenizers do.
-        """
+    def encode(self, text: str) -> list[int]:
+        """Returns token ids. Raises TypeError for a text that is not valid Unicode, as tokenizers do."""
         joined = list[int]()
         for part in self._parts(text):
-            joined += self._kept_ids((salt, part)) or self._encode((salt, part))
+            joined += self._kept_ids(part) or self._encode(part)
         return joined
 
     def _parts(self, text: str) -> Iterator[str]:
@@ -59,21 +54,21 @@ class EncodedParts:
                 start = found.start()
         yield text[start:]
 
-    def _kept_ids(self, part: _Key) -> "array[int] | None":
+    def _kept_ids(self, part: str) -> "array[int] | None":
         with self._lock:
             if (ids := self._kept.get(part)) is not None:
                 self._kept.move_to_end(part)
         return ids
 
-    def _encode(self, part: _Key) -> list[int]:
-        ids = encoded(self._backend, part[1], add_special_tokens=False)
+    def _encode(self, part: str) -> list[int]:
+        ids = encoded(self._backend, part, add_special_tokens=False)
         with self._lock:
             if part not in self._kept:
                 self._kept[part] = array("I", ids)
-                self._characters += len(part[1])
+                self._characters += len(part)
             while self._characters > MOST_CHARACTERS:
                 oldest, _ = self._kept.popitem(last=False)
-                self._characters -= len(oldest[1])
+                self._characters -= len(oldest)
         return ids
 
 

@@ -20,14 +20,12 @@ class PromptForm:
 
     prefix   goes before each text; token ids have none
     room     tokens that the model has to have room for behind them
-    salt     who has another one cannot tell by the time what a chat of this one has
     """
 
     add_special_tokens: bool
     prefix: str = ""
     truncation: Truncation | None = None
     room: int = 1
-    salt: str | None = None
 
 
 class PromptEncoder:
@@ -52,15 +50,15 @@ class PromptEncoder:
 
     async def chat(self, prompt: ChatPrompt, param: str, form: PromptForm) -> list[int]:
         """Returns token ids of a chat, of which a truncation cuts as of those that a request sends."""
-        return self.cut(await self.encode(prompt, param, form.add_special_tokens, form.salt), param, form)
+        return self.cut(await self.encode(prompt, param, form.add_special_tokens), param, form)
 
-    async def encode(self, prompt: str | ChatPrompt, param: str, add_special_tokens: bool, salt: str | None = None) -> list[int]:
+    async def encode(self, prompt: str | ChatPrompt, param: str, add_special_tokens: bool) -> list[int]:
         """Returns token ids of a prompt. It may be too long for the model, but not by orders of magnitude."""
         text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
         self.check_length(text, param)
         if len(text) > THREAD_CHARACTERS:
-            return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens, salt=salt)
-        ids = self.tokenizer.encode(prompt, add_special_tokens, salt=salt)
+            return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
+        ids = self.tokenizer.encode(prompt, add_special_tokens)
         await asyncio.sleep(0)  # others run between the prompts of a list
         return ids
 

@@ -80,23 +80,17 @@ class Tokenizer:
             token = f"the tokenizer has token {self._last_plain_id}"
             raise ModelError(f"config.json: vocab_size: {token}, the model has {vocab_size} embeddings")
 
-    def encode(
-        self,
-        prompt: str | ChatPrompt,
-        add_special_tokens: bool = True,
-        truncation: Truncation | None = None,
-        salt: str | None = None,
-    ) -> list[int]:
+    def encode(self, prompt: str | ChatPrompt, add_special_tokens: bool = True, truncation: Truncation | None = None) -> list[int]:
         """Returns token ids. `add_special_tokens` adds the checkpoint's tokens around a plain prompt (mostly a BOS token).
 
         Control tokens that a text spells are control tokens; those that a chat's messages spell are text. Only a plain prompt can
-        be truncated; the tokens around it stay, and count. Parts of chats that were encoded with the same `salt` come sooner.
+        be truncated; the tokens around it stay, and count.
         """
         try:
             if isinstance(prompt, ChatPrompt) and prompt.control is not None:
                 return self._escaping.encode(prompt, add_special_tokens)
             if isinstance(prompt, ChatPrompt) and not add_special_tokens:
-                return self._parts.encode(prompt.text, salt)
+                return self._parts.encode(prompt.text)
             text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
             if truncation is not None:
                 return self._truncated(text, add_special_tokens, truncation)

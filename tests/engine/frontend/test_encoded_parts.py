@@ -70,9 +70,6 @@ def test_the_next_turn_of_a_chat_encodes_only_what_is_new(loaded: dict[str, Toke
     tokenizer.encode(tokenizer.render_chat(messages), False)
     assert "Answer briefly." in "".join(came)
     came.clear()
-    tokenizer.encode(tokenizer.render_chat(messages), False, salt="another's")
-    assert "Answer briefly." in "".join(came)
-    came.clear()
     messages += [{"role": "assistant", "content": "The brown one."}, {"role": "user", "content": "And over what? " * 20}]
     prompt = tokenizer.render_chat(messages)
     ids = tokenizer.encode(prompt, False)
@@ -86,7 +83,7 @@ def test_parts_that_were_used_least_recently_go_first(monkeypatch: pytest.Monkey
     for number in range(20):
         parts.encode(f"<|im_start|>{number:{LEAST_CHARACTERS - 12}}")
         parts.encode(f"<|im_start|>{0:{LEAST_CHARACTERS - 12}}")
-    kept = [text for _, text in parts._kept]
+    kept = [*parts._kept]
     assert len(kept) == 4 and kept[-1].endswith(" 0") and kept[-2].endswith("19")
     assert parts._characters == sum(map(len, kept))
 

@@ -57,6 +57,5 @@ async def count_tokens(request: Request, body: Annotated[CountRequest, Depends(b
     chat, names_of_messages = chat_fields(body)
     fields = endpoint.output_format.without_hints(chat)
     with fields_named(itertools.chain(names_of_messages, _OWN_NAMES)):
-        caller = caller_of(request)
-        prompt = await chat_prompt(endpoint, ChatRequest.checked(fields), caller.request_id, caller.cache_salt(None))
+        prompt = await chat_prompt(endpoint, ChatRequest.checked(fields), caller_of(request).request_id)
     return json_response(TokenCountAnswer(len(prompt)))
