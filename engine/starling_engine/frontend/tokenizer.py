@@ -12,7 +12,6 @@ import tokenizers
 from starling_engine.errors import InvalidRequest, ModelError
 from starling_engine.frontend.chat import ChatRenderer, ChatTemplates
 from starling_engine.frontend.control_tokens import ChatPrompt, ControlTokens
-from starling_engine.frontend.encoded_parts import EncodedParts, encoded
 from starling_engine.frontend.escaping_tokenizer import EscapingTokenizer
 from starling_engine.frontend.shown_tools import Message
 from starling_engine.frontend.token_bytes import Spelling, spelling_of
@@ -31,7 +30,7 @@ class Truncation:
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer and its chat templates. Several threads may use it.
+    """A checkpoint's tokenizer and its chat templates. Immutable, so several threads may use it.
 
     `vocab_size` is one more than the highest token id known here; the model's may be larger (padded). `special_ids` are the tokens
     that `decode` skips with `skip_special_tokens`. `added_tokens` are those that are tokens as a whole, by their text.
@@ -89,12 +88,11 @@ class Tokenizer:
         try:
             if isinstance(prompt, ChatPrompt) and prompt.control is not None:
                 return self._escaping.encode(prompt, add_special_tokens)
-            if isinstance(prompt, ChatPrompt) and not add_special_tokens:
-                return self._parts.encode(prompt.text)
             text = prompt.text if isinstance(prompt, ChatPrompt) else prompt
             if truncation is not None:
                 return self._truncated(text, add_special_tokens, truncation)
-            return encoded(self.backend, text, add_special_tokens)
+            # Faster than encode(): it computes no offsets, and other threads run meanwhile.
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:  # half a surrogate pair, as JSON can hold one
             raise InvalidRequest("the text is not valid Unicode: it holds half of a surrogate pair", "prompt") from error
 
@@ -178,10 +176,6 @@ class Tokenizer:
             template=template,
             variables=kwargs,
         )
-
-    @cached_property
-    def _parts(self) -> EncodedParts:
-        return EncodedParts(self.backend)
 
     @cached_property
     def _escaping(self) -> EscapingTokenizer:
