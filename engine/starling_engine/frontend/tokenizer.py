@@ -1,6 +1,7 @@
 """The tokenizer of a checkpoint, read from its files without importing transformers."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,10 @@ from starling_engine.frontend.escaping_tokenizer import EscapingTokenizer
 from starling_engine.frontend.shown_tools import Message
 from starling_engine.frontend.token_bytes import Spelling, spelling_of
 from starling_engine.tokenizer_files import read_tokenizer
+
+# The library reads it at each call. A prompt is a batch of one text, for which its threads have no use: to wake one up takes
+# milliseconds where others are busy.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 @dataclass(frozen=True, slots=True)
