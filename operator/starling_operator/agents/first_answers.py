@@ -24,12 +24,13 @@ class FirstAnswers:
     def seconds_left(self, key: Key) -> float:
         """Returns for how long the service's decision is to wait, unless the polls wake it before; 0: it may be made."""
         left = 0.0
-        if not all(polls.has_tried(key) for polls in self._polls):
+        if all(polls.has_tried(key) for polls in self._polls):
+            self._since.pop(key, None)
+        else:  # a pod that swallows what it is sent is waited for once, not before each decision
             now, most = time.monotonic(), NEW_POD_SECONDS if key in self._decided else START_SECONDS
             left = max(0.0, most - (now - self._since.setdefault(key, now)))
         if not left:
             self._decided.add(key)
-            self._since.pop(key, None)
         return left
 
     def forget(self, key: Key) -> None:

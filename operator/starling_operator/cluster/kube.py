@@ -139,7 +139,7 @@ async def connect() -> ApiClient:
 def _environments_proxy(url: str) -> str | None:
     """Returns the proxy that the environment names for a URL (HTTPS_PROXY, NO_PROXY)."""
     parts = urlsplit(url)
-    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
