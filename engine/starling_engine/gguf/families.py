@@ -10,14 +10,16 @@ from typing import Any
 from starling_engine.gguf import names
 from starling_engine.gguf.encoders import ENCODERS
 from starling_engine.gguf.family import (
+    SIGMOID,
     Config,
     GgufFamily,
     family,
     nothing,
-    only_sigmoids,
+    only_scored_by,
     present,
     read_experts,
     read_windows,
+    temperature_length,
 )
 from starling_engine.gguf.gemma import GEMMAS
 from starling_engine.gguf.heads import answer_head
@@ -43,9 +45,7 @@ def _mistral3(data: GgufMetadata) -> Config:
     beta = data.get("attention.temperature_scale", 0.0)
     if not beta:
         return read_windows(data)
-    original = data.number("rope.scaling.original_context_length")
-    if (step := data.get("attention.temperature_length", original)) != original:
-        raise data.refused("attention.temperature_length", f"{step} is not supported; supported: {original}, the length of YaRN")
+    original = temperature_length(data)
     rope = {**(read_scaling(data) or {}), "rope_theta": data.number("rope.freq_base", DEFAULT_THETA)}
     return {
         **read_windows(data),
@@ -238,7 +238,7 @@ def _lfm2(data: GgufMetadata) -> Config:
     experts: Mapping[str, Any] = {}
     if data.get("expert_count", 0):
         experts = {**read_experts(data), "norm_topk_prob": True, "num_dense_layers": data.get("leading_dense_block_count", 0)}
-        only_sigmoids(data)
+        only_scored_by(data, SIGMOID)
     return {
         **experts,
         "conv_L_cache": data.number("shortconv.l_cache"),
@@ -314,7 +314,7 @@ def _stablelm(data: GgufMetadata) -> Config:
 
 
 def _minimax(data: GgufMetadata) -> Config:
-    only_sigmoids(data)
+    only_scored_by(data, SIGMOID)
     return {
         **read_experts(data),
         "intermediate_size": data.number("expert_feed_forward_length"),
