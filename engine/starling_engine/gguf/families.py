@@ -59,16 +59,17 @@ def _llama4(data: GgufMetadata) -> Config:
     """Reads the fields of Llama 4. That Maverick alone, with 128 experts, has no norms of queries and keys is not in a file.
 
     Neither are the chunks of attention and the temperature of queries, which are the same in all models. A window of 0 says that
-    all layers are rotated and see all tokens.
+    all layers are rotated and see all tokens. Llama Guard 4 and MobileLLM have no experts, and a step of 0.
     """
-    experts, full = read_experts(data), data.get("attention.sliding_window") == 0
+    step, full = data.get("interleave_moe_layer_step", 0), data.get("attention.sliding_window") == 0
+    experts = read_experts(data) if step or data.get("expert_count", 0) else {"moe_layers": [], "num_experts": 0}
     every = {"layer_types": ["full_attention" for _ in data.layers], "no_rope_layers": [1 for _ in data.layers]}
     return {
         **experts,
         **(every if full else {}),
         "intermediate_size_mlp": data.number("feed_forward_length"),
         "intermediate_size": data.number("expert_feed_forward_length"),
-        "interleave_moe_layer_step": data.number("interleave_moe_layer_step"),
+        "interleave_moe_layer_step": step,
         "use_qk_norm": experts["num_experts"] != MAVERICK_EXPERTS,
     }
 
