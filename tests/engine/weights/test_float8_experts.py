@@ -1,31 +1,35 @@
 """Mistral Small 4's experts in FP8, all of a layer in one tensor: their numbers are the codes times the scale of each expert."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from starling_engine import native
 from starling_engine.errors import WeightError
 from starling_engine.weights.checkpoint import open_checkpoint, stored_formats
 from torch import Tensor
 
-from tests.engine.checkpoints import FAMILIES, edit_json, write_checkpoint
-from tests.engine.weights.test_loader import loaded
+from tests.engine.checkpoints import BASE, edit_json, spread
+from tests.engine.models.test_quantized import ROUNDED, answer, difference
+from tests.engine.weights.test_loader import TEXT_PARTS, loaded
 
 Tensors = dict[str, Tensor]
 LAYER = "model.layers.1.mlp.experts"
+STORED = f"language_model.{LAYER}"
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A folder with the numbers, and one with codes as they are published: static scales of all of a tensor."""
-    variant = FAMILIES["mistral4"]
+    """A folder with the numbers, and one with codes, as they are published: with images, and static scales of all of a tensor."""
+    make, config, changes, vision = TEXT_PARTS["mistral4"]
     plain, folder = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("codes")
+    model = make(config(text_config={**BASE, **changes, "moe_intermediate_size": 64}, vision_config=vision))
+    spread(model)
     for each in (plain, folder):
-        write_checkpoint(each, replace(variant, changes={**variant.changes, "moe_intermediate_size": 64}))
+        model.save_pretrained(each)
     numbers = load_file(folder / "model.safetensors")
     tensors: Tensors = {}
     for name, tensor in numbers.items():
@@ -48,15 +52,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_a_model_is_that_of_the_numbers(folders: tuple[Path, Path]) -> None:
     plain, folder = folders
-    assert torch.equal(loaded(folder), loaded(plain))
+    expected = loaded(plain)
+    assert torch.equal(loaded(folder), expected)
+    if native.load() is not None:
+        assert difference(answer(folder, codes=True), expected) < ROUNDED
 
 
 @pytest.mark.parametrize("projection", ["gate_proj", "up_proj", "down_proj"])
 def test_each_expert_has_codes_that_kernels_may_read(projection: str, folders: tuple[Path, Path]) -> None:
     plain, folder = folders
     numbers = load_file(plain / "model.safetensors")
-    gate, up = numbers[f"{LAYER}.gate_up_proj"][5].chunk(2)
-    expected = {"gate_proj": gate, "up_proj": up, "down_proj": numbers[f"{LAYER}.down_proj"][5]}[projection]
+    gate, up = numbers[f"{STORED}.gate_up_proj"][5].chunk(2)
+    expected = {"gate_proj": gate, "up_proj": up, "down_proj": numbers[f"{STORED}.down_proj"][5]}[projection]
     name = f"{LAYER}.5.{projection}.weight"
     form, files = stored_formats(folder)[name], open_checkpoint(folder)
     assert form.floats and form.rounding == "static"
@@ -70,7 +77,7 @@ def test_each_expert_has_codes_that_kernels_may_read(projection: str, folders: t
 
 def test_a_scale_of_inputs_may_be_of_an_expert(folders: tuple[Path, Path], tmp_path: Path) -> None:
     tensors = load_file(folders[1] / "model.safetensors")
-    tensors[f"{LAYER}.down_proj_activation_scale"] = torch.arange(1.0, 9.0)
+    tensors[f"{STORED}.down_proj_activation_scale"] = torch.arange(1.0, 9.0)
     (tmp_path / "config.json").write_bytes((folders[1] / "config.json").read_bytes())
     save_file(tensors, tmp_path / "model.safetensors")
     files = open_checkpoint(tmp_path)
@@ -81,7 +88,7 @@ def test_a_scale_of_inputs_may_be_of_an_expert(folders: tuple[Path, Path], tmp_p
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda tensors: tensors.pop(f"{LAYER}.down_proj_scale_inv"), "down_proj_scale_inv is missing"),
+        (lambda tensors: tensors.pop(f"{STORED}.down_proj_scale_inv"), "down_proj_scale_inv is missing"),
         (
             lambda tensors: put(tensors, "down_proj_scale_inv", torch.ones(8, 1, 2)),
             r"scale_inv \[8, 1, 2\] has the wrong shape",
@@ -108,7 +115,7 @@ def test_what_does_not_fit_is_named(
 
 
 def put(tensors: Tensors, name: str, tensor: Tensor) -> None:
-    tensors[f"{LAYER}.{name}"] = tensor
+    tensors[f"{STORED}.{name}"] = tensor
 
 
 def codes(*shape: int) -> Tensor:

@@ -361,7 +361,7 @@ def yarn_file(folder: Path, fields: dict[str, float | str], rule: str = "deepsee
     ],
 )
 def test_kimi_k2_has_a_band_of_its_own(rule: str, fields: dict[str, float | str], expected: float, tmp_path: Path) -> None:
-    """Files of before 2025-09 do not say it."""
+    """Older files do not say it."""
     scaling = load_model_config(yarn_file(tmp_path, fields, rule)).ropes[0].scaling
     assert isinstance(scaling, YarnScaling) and scaling.beta_fast == expected
 
