@@ -4,17 +4,23 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starling_agent.openai.prompts import PromptReader
 from starling_engine.errors import InvalidRequest
 from starling_engine.frontend.chat import ChatTemplates
+from starling_engine.frontend.control_tokens import ChatPrompt
+from starling_engine.frontend.cross_encoder import CrossEncoder, pair_scorer
 from starling_engine.frontend.prompt_encoder import THREAD_CHARACTERS, PromptForm
 from starling_engine.frontend.render_process import ChatRendering
 from starling_engine.frontend.reranker import Reranker
 from starling_engine.frontend.tokenizer import Tokenizer, Truncation
+from starling_engine.model_config.config import load_model_config
 from starling_engine.model_config.pooler import PoolerConfig
 from starling_engine.params import PoolingParams
+
+from tests.engine.checkpoints import VARIANTS, edit_json, write_checkpoint
 
 PLAIN = Tokenizer.load(Path(__file__).parents[2] / "models/starling-pydoc")
 LONGEST = 512
@@ -80,3 +86,17 @@ async def test_a_template_may_trim_an_instruction(template, takes):
         with refusal:
             pair = await ranks.prompt("a", "b", "Find it\n", None, "documents[0]")
             assert PLAIN.decode(pair.ids).split() == ["Find", "it", "Q", "a", "D", "b"]
+
+
+async def no_template(**_: Any) -> ChatPrompt:
+    raise AssertionError("nothing is asked of it")
+
+
+def test_labels_of_yes_and_no_are_no_reranker(tmp_path: Path):
+    """Only the head that a GGUF file has of Qwen3-Reranker reads a pair through its template; labels alone do not tell."""
+    write_checkpoint(tmp_path, VARIANTS["qwen3"])
+    labels = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes", "1": "no"}}
+    edit_json(tmp_path / "config.json", labels)
+    assert isinstance(pair_scorer(reader(), no_template, load_model_config(tmp_path)), CrossEncoder)
+    edit_json(tmp_path / "config.json", {"answer_head": True})
+    assert isinstance(pair_scorer(reader(), no_template, load_model_config(tmp_path)), Reranker)

@@ -612,6 +612,7 @@ FAMILIES = {
     ),
     "llama4": Variant("llama4_text", LLAMA4),
     "llama4-chunks": Variant("llama4_text", {**LLAMA4, "attention_chunk_size": 40}),
+    "llama4-plain": Variant("llama4_text", {**LLAMA4, "num_local_experts": 0, "moe_layers": [], "interleave_moe_layer_step": 0}),
     "llama4-every-second": Variant(
         "llama4_text",
         {

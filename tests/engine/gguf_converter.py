@@ -128,8 +128,11 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def _experts(config: Any) -> dict[str, Any]:
+    """Returns the fields of experts, of which a model of this architecture may have none, in any of its layers."""
+    count = _first(config, "n_routed_experts", "moe_num_experts", "num_local_experts", "num_experts")
+    plain = (_first(config, "first_k_dense_replace") or 0) >= config.num_hidden_layers
     return {
-        "expert_count": _first(config, "n_routed_experts", "moe_num_experts", "num_local_experts", "num_experts"),
+        "expert_count": None if plain else count or None,
         "expert_used_count": _first(config, "num_experts_per_tok", "moe_k", "moe_topk"),
         "expert_feed_forward_length": _first(config, "moe_intermediate_size", "intermediate_size"),
         "expert_shared_feed_forward_length": _first(
@@ -154,7 +157,7 @@ def _leading(config: Any) -> int | None:
 def _latents(config: Any) -> dict[str, Any]:
     """Returns the sizes of latents; of heads in place of these, of a file as it was before 2025-04 (`unsplit`).
 
-    Of V3 no file says here how experts are scored, as none did at first.
+    Of V3 no file says how experts are scored, as none did at first; of V3 with YaRN, GLM and Kimi they do.
     """
     rank, rotated, unsplit = config.kv_lora_rank, config.qk_rope_head_dim, _first(config, "unsplit")
     width, values = config.qk_nope_head_dim + rotated, config.v_head_dim
@@ -169,8 +172,26 @@ def _latents(config: Any) -> dict[str, Any]:
         "attention.value_length_mla": None if unsplit else values,
         "rope.dimension_count": rotated,
         "rope.scaling.yarn_log_multiplier": 0.1 * scale if scale else None,
-        "expert_gating_func": 1 if config.model_type == "deepseek_v2" else None,
+        "expert_gating_func": _score(config),
     }
+
+
+def _score(config: Any) -> int | None:
+    """Returns llama.cpp's number for the function that scores experts."""
+    if config.model_type in ("deepseek_v2", "mistral4"):
+        return 1
+    is_old = config.model_type == "deepseek_v3" and config.rope_parameters.get("rope_type") != "yarn"
+    return None if is_old else 2
+
+
+def _images(config: Any) -> dict[str, Any]:
+    """Returns what Qwen's models with images have: parts of rotated pairs for time, height and width; of Qwen 3 also layers."""
+    part = config.head_dim // 8 if _first(config, "head_dim") else config.hidden_size // config.num_attention_heads // 8
+    return {"rope.dimension_sections": (part * 2, part, part, 0)}
+
+
+def _deep(_config: Any) -> dict[str, Any]:
+    return {"n_deepstack_layers": 3}
 
 
 def _kimi(config: Any) -> dict[str, Any]:
@@ -310,7 +331,9 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "kimi-linear": (_experts, _latents, _kimi),
     "llama4": (_experts, _llama4),
     "mistral3": (_temperature,),
-    "qwen3vlmoe": (_experts,),
+    "qwen2vl": (_images,),
+    "qwen3vl": (_images, _deep),
+    "qwen3vlmoe": (_experts, _images, _deep),
     "phi2": (lambda c: {"feed_forward_length": 4 * c.hidden_size},),
     "gptneox": (lambda c: {"use_parallel_residual": c.use_parallel_residual, "rope.freq_base": None},),
     "gemma-embedding": (_window_as_written,),

@@ -56,7 +56,8 @@ GGUF_VARIANTS = {
     "kimi-linear": _with("kimi-linear", mlp_layer_types=["dense", "sparse", "sparse", "sparse"]),
     "kimi-linear-plain": _with("kimi-linear", mlp_layer_types=["sparse"] * 4, q_lora_rank=None),
     "llama4": _with("llama4", **LLAMA4_SIZES),
-    "llama4-full": _with("llama4", **LLAMA4_SIZES, layer_types=[FULL] * 4, no_rope_layers=[1] * 4),
+    "llama4-plain": _with("llama4-plain", **LLAMA4_SIZES),
+    "llama4-plain-full": _with("llama4-plain", **LLAMA4_SIZES, layer_types=[FULL] * 4, no_rope_layers=[1] * 4),
     "llama4-every-second": _with(
         "llama4-every-second",
         **LLAMA4_SIZES,

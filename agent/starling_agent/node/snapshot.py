@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starling_engine.weights.hub import HubName
+from starling_engine.weights.hub import ALLOWED, IGNORED, HubName
 
 from starling_agent.node.failures import transient
 
@@ -33,11 +33,15 @@ def list_files(name: HubName) -> list[RemoteFile]:
     from huggingface_hub import HfApi, RepoFile
     from huggingface_hub.utils._paths import filter_repo_objects
 
-    allowed, ignored = name.patterns
-    entries = (
+    entries: Iterable[RepoFile] = (
         entry for entry in HfApi().list_repo_tree(name.repo, revision=name.revision, recursive=True) if isinstance(entry, RepoFile)
     )
-    wanted = filter_repo_objects(entries, allow_patterns=allowed, ignore_patterns=ignored, key=lambda entry: entry.path)
+    if name.file is None:
+        patterns, others = [*ALLOWED], [*IGNORED]
+        wanted = filter_repo_objects(entries, allow_patterns=patterns, ignore_patterns=others, key=lambda entry: entry.path)
+    else:
+        parts = frozenset(name.parts)
+        wanted = (entry for entry in entries if entry.path in parts)
     return [RemoteFile(e.path, e.size, e.blob_id, e.lfs.sha256 if e.lfs is not None else None) for e in wanted]
 
 

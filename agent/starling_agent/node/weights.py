@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlparse
 import structlog
 from starling_engine.config import QUANTIZATION_VERSION
 from starling_engine.errors import ModelError
-from starling_engine.gguf.reader import is_gguf, open_gguf, parts_of
+from starling_engine.gguf.reader import is_gguf, open_gguf
 from starling_engine.weights.hub import ALLOWED, FORM, split_name
 
 from starling_agent.contract.config import ModelSourceConfig
@@ -105,11 +105,12 @@ def weights_digest(model: Path, quantization: str | None = None) -> str:
     digest = hashlib.sha256() if quantization is None else hashlib.sha256(f"{quantization}\0{QUANTIZATION_VERSION}\0".encode())
     if is_gguf(model):
         try:
-            for each in parts_of(model):
-                digest.update(f"{each.name}\0{each.stat().st_size}\0".encode())
-            digest.update(open_gguf(model).header_bytes)
+            file = open_gguf(model)
         except ModelError as error:
             raise fatal(f"model.source: {error}") from error
+        for path, part in file.parts.items():
+            digest.update(f"{path.name}\0{part.size}\0".encode())
+        digest.update(file.header_bytes)
         return digest.hexdigest()
     for path in _files(model):
         with path.open("rb") as content:

@@ -10,7 +10,6 @@ from starling_engine.frontend.pooled_texts import Render
 from starling_engine.frontend.prompt_encoder import PromptEncoder
 from starling_engine.frontend.reranker import Reranker
 from starling_engine.frontend.tokenizer import Truncation
-from starling_engine.gguf.heads import ANSWERS
 from starling_engine.model_config.classifier import LabelActivation, activated
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.params import PoolingParams
@@ -59,7 +58,7 @@ def _knows_segments(tokenizer_config: Mapping[str, Any]) -> bool:
 def pair_scorer(encoder: PromptEncoder, render: Render, model: ModelConfig) -> PairScorer | None:
     """Returns what scores pairs with the model; None for one whose scores are cosines of vectors."""
     head = model.classifier
-    if head is not None and head.labels == ANSWERS and model.causal:
+    if head is not None and head.of_answers:
         return Reranker(encoder, render, model.pooler, PoolingParams(task="classify"))
     if head is not None and not head.of_tokens:
         activation = model.pooler.score_activation or head.score_activation

@@ -10,14 +10,16 @@ from typing import Any
 from starling_engine.gguf import names
 from starling_engine.gguf.encoders import ENCODERS
 from starling_engine.gguf.family import (
+    SIGMOID,
     Config,
     GgufFamily,
     family,
     nothing,
-    only_sigmoids,
+    only_scored_by,
     present,
     read_experts,
     read_windows,
+    temperature_length,
 )
 from starling_engine.gguf.gemma import GEMMAS
 from starling_engine.gguf.heads import answer_head
@@ -43,9 +45,7 @@ def _mistral3(data: GgufMetadata) -> Config:
     beta = data.get("attention.temperature_scale", 0.0)
     if not beta:
         return read_windows(data)
-    original = data.number("rope.scaling.original_context_length")
-    if (step := data.get("attention.temperature_length", original)) != original:
-        raise data.refused("attention.temperature_length", f"{step} is not supported; supported: {original}, the length of YaRN")
+    original = temperature_length(data)
     rope = {**(read_scaling(data) or {}), "rope_theta": data.number("rope.freq_base", DEFAULT_THETA)}
     return {
         **read_windows(data),
@@ -59,16 +59,17 @@ def _llama4(data: GgufMetadata) -> Config:
     """Reads the fields of Llama 4. That Maverick alone, with 128 experts, has no norms of queries and keys is not in a file.
 
     Neither are the chunks of attention and the temperature of queries, which are the same in all models. A window of 0 says that
-    all layers are rotated and see all tokens.
+    all layers are rotated and see all tokens. Llama Guard 4 and MobileLLM have no experts, and a step of 0.
     """
-    experts, full = read_experts(data), data.get("attention.sliding_window") == 0
+    step, full = data.get("interleave_moe_layer_step", 0), data.get("attention.sliding_window") == 0
+    experts = read_experts(data) if step or data.get("expert_count", 0) else {"moe_layers": [], "num_experts": 0}
     every = {"layer_types": ["full_attention" for _ in data.layers], "no_rope_layers": [1 for _ in data.layers]}
     return {
         **experts,
         **(every if full else {}),
         "intermediate_size_mlp": data.number("feed_forward_length"),
         "intermediate_size": data.number("expert_feed_forward_length"),
-        "interleave_moe_layer_step": data.number("interleave_moe_layer_step"),
+        "interleave_moe_layer_step": step,
         "use_qk_norm": experts["num_experts"] != MAVERICK_EXPERTS,
     }
 
@@ -238,7 +239,7 @@ def _lfm2(data: GgufMetadata) -> Config:
     experts: Mapping[str, Any] = {}
     if data.get("expert_count", 0):
         experts = {**read_experts(data), "norm_topk_prob": True, "num_dense_layers": data.get("leading_dense_block_count", 0)}
-        only_sigmoids(data)
+        only_scored_by(data, SIGMOID)
     return {
         **experts,
         "conv_L_cache": data.number("shortconv.l_cache"),
@@ -314,7 +315,7 @@ def _stablelm(data: GgufMetadata) -> Config:
 
 
 def _minimax(data: GgufMetadata) -> Config:
-    only_sigmoids(data)
+    only_scored_by(data, SIGMOID)
     return {
         **read_experts(data),
         "intermediate_size": data.number("expert_feed_forward_length"),

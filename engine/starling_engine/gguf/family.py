@@ -11,8 +11,8 @@ from starling_engine.gguf.names import COMMON, ModuleNames, Stored
 Config = dict[str, Any]
 ReadHead = Callable[[GgufMetadata, str], Config]
 READ_EVERYWHERE = "rms_norm_eps"
-SIGMOID = 2
-"""Number of llama.cpp for experts that are scored by sigmoids."""
+SOFTMAX, SIGMOID = 1, 2
+"""Numbers of llama.cpp for experts that are scored by a softmax, or by sigmoids."""
 
 
 def nothing(_data: GgufMetadata) -> Config:
@@ -75,10 +75,18 @@ def read_windows(data: GgufMetadata) -> Config:
     return found if pattern is None else found | {"sliding_window_pattern": pattern}
 
 
-def only_sigmoids(data: GgufMetadata) -> None:
+def only_scored_by(data: GgufMetadata, score: int) -> None:
     """Raises UnsupportedModel for experts that a file says to be scored by something else."""
-    if (found := data.get("expert_gating_func", SIGMOID)) != SIGMOID:
-        raise data.refused("expert_gating_func", f"{found} is not supported; supported: {SIGMOID}")
+    if (found := data.get("expert_gating_func", score)) != score:
+        raise data.refused("expert_gating_func", f"{found} is not supported; supported: {score}")
+
+
+def temperature_length(data: GgufMetadata) -> int:
+    """Returns the length by which the temperature of queries rises. Raises UnsupportedModel where it is not YaRN's."""
+    original: int = data.number("rope.scaling.original_context_length")
+    if (step := data.get("attention.temperature_length", original)) != original:
+        raise data.refused("attention.temperature_length", f"{step} is not supported; supported: {original}, the length of YaRN")
+    return original
 
 
 def read_experts(data: GgufMetadata) -> Config:

@@ -44,7 +44,8 @@ def encoder_head(data: GgufMetadata, name: str) -> dict[str, Any]:
     if missing:
         rule = "a head without it gives other scores than the authors' model; serve the original checkpoint"
         raise UnsupportedModel(f"{data.file.path}: {missing[0]} is missing: {rule}")
-    return _fields(name, _labels(data) or [f"LABEL_{at}" for at in range(tensors[_OUT].shape[0])])
+    labels = _labels(data)
+    return _fields(name, labels) if labels else {**_fields(name, ()), "num_labels": tensors[_OUT].shape[0]}
 
 
 def answer_head(data: GgufMetadata, name: str) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def answer_head(data: GgufMetadata, name: str) -> dict[str, Any]:
         return {}
     if _labels(data) != [*ANSWERS] or _OUT not in data.file.tensors:
         raise data.refused("pooling_type", f"rank is not supported without {_OUT}, and {_LABELS} of {', '.join(ANSWERS)}")
-    return _fields(name, ANSWERS)
+    return {**_fields(name, ANSWERS), "answer_head": True}
 
 
 def _labels(data: GgufMetadata) -> list[str]:

@@ -3,13 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
-from starling_engine.gguf.family import SIGMOID, Config, GgufFamily, family, read_experts
+from starling_engine.gguf.family import (
+    SIGMOID,
+    SOFTMAX,
+    Config,
+    GgufFamily,
+    family,
+    only_scored_by,
+    read_experts,
+    temperature_length,
+)
 from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.names import KIMI_DELTA, LATENTS, SHARED
 from starling_engine.gguf.rope import DEFAULT_THETA, read_scaling
 
-SOFTMAX = 1
-"""Number of llama.cpp for experts that are scored by a softmax."""
+KIMI_K2, KIMI_K2_BETA = "kimi-k2", 1.0
+"""The rule by which Kimi K2's text is split, and its YaRN's `beta_fast`, which files may leave out."""
 MISTRAL4_BETA = 0.1
 """Rise of the temperature of Mistral 4's queries, which the converter leaves out."""
 LOG_SCALE = 0.1
@@ -54,6 +63,9 @@ def _deepseek2(data: GgufMetadata) -> Config:
         "rope_theta": data.number("rope.freq_base", DEFAULT_THETA),
         "rope_scaling": _scaling(data),
     }
+    yarn, fast = found["rope_scaling"], data.get("rope.scaling.yarn_beta_fast")
+    if yarn is not None and fast is None and data.file.get("tokenizer.ggml.pre") == KIMI_K2:
+        found["rope_scaling"] = {**yarn, "beta_fast": KIMI_K2_BETA}
     if score == SIGMOID:
         return found
     method = "group_limited_greedy" if found.get("n_group", 1) > 1 else "greedy"
@@ -70,14 +82,17 @@ def _scaling(data: GgufMetadata) -> dict[str, Any] | None:
 
 
 def _mistral4(data: GgufMetadata) -> Config:
+    only_scored_by(data, SOFTMAX)
     scaling = _scaling(data)
-    beta = {"llama_4_scaling_beta": data.get("attention.temperature_scale", MISTRAL4_BETA)} if scaling else {}
     rope = {"rope_type": "default", **(scaling or {}), "rope_theta": data.number("rope.freq_base", DEFAULT_THETA)}
-    return {**_latents(data), **_experts(data), "rope_parameters": {**rope, **beta}, "rope_scaling": None}
+    if beta := data.get("attention.temperature_scale", MISTRAL4_BETA if scaling else 0.0):
+        rope |= {"llama_4_scaling_beta": beta, "original_max_position_embeddings": temperature_length(data)}
+    return {**_latents(data), **_experts(data), "rope_parameters": rope, "rope_scaling": None}
 
 
 def _kimi_linear(data: GgufMetadata) -> Config:
     """Reads the fields of Kimi Linear, whose layers attend where they have latents."""
+    only_scored_by(data, SIGMOID)
     return {
         **_latents(data),
         **_experts(data),

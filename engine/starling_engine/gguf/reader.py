@@ -19,7 +19,9 @@ from starling_engine.errors import ModelError
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_PART = re.compile(r"-([0-9]{5})-of-([0-9]{5})\.gguf$")
+_MOST_WRITTEN, MAX_PARTS = 99_999, 1000
+"""The most files of a model that names can count, and that are read; published models have some hundreds at most."""
 _POINTER, _LONGEST_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -161,7 +163,10 @@ class GgufFile:
 
     def join(self, others: Sequence["GgufFile"]) -> None:
         """Adds the tensors of the model's other files. Raises ModelError for files that are not all of one model."""
-        count, tensors = self.get("split.count") or 1, dict(self.tensors)
+        count, tensors = self.get("split.count"), dict(self.tensors)
+        count = 1 if count in (None, 0) else count
+        if not isinstance(count, int) or not 0 < count <= _MOST_WRITTEN:
+            raise ModelError(f"{self.path}: split.count must be an integer from 1 to {_MOST_WRITTEN}")
         if count != 1 + len(others):
             rule = f"a model in several files has names that end with -00001-of-{count:05}.gguf, and so on"
             raise ModelError(f"{self.path}: split.count is {count}, and there are {1 + len(others)} by its name; {rule}")
@@ -173,6 +178,11 @@ class GgufFile:
                 raise ModelError(f"{part.path}: {min(twice)} is in a file before it, too")
             tensors |= part.tensors
         self.tensors, self.parts = tensors, {each.path: each for each in (self, *others)}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file itself, without others that it was joined with."""
+        return len(self._data)
 
     def get(self, name: str) -> Any:
         """Returns a value of the metadata, an array as a list; None where there is none."""
@@ -199,12 +209,12 @@ class GgufFile:
         value = self._values.get(name)
         return value.count if isinstance(value, _Array) else 0
 
-    def numbers_of(self, name: str) -> list[GgufTensor]:
-        """Returns the numbers of an array of 32-bit floats, each as a tensor of one element; none where there is no such array."""
+    def numbers_of(self, name: str, most: int) -> list[GgufTensor]:
+        """Returns the first numbers of an array of 32-bit floats, `most` at most, each as a tensor of one element."""
         array = self._values.get(name)
         if not isinstance(array, _Array) or array.kind != _FLOAT:
             return []
-        return [GgufTensor(name, (1,), BLOCK_TYPES[0], array.start + 4 * at, self.path) for at in range(array.count)]
+        return [GgufTensor(name, (1,), BLOCK_TYPES[0], array.start + 4 * at, self.path) for at in range(min(array.count, most))]
 
     @cached_property
     def architecture(self) -> str:
@@ -335,12 +345,14 @@ def open_gguf(path: Path) -> GgufFile:
 def parts_of(path: Path) -> list[Path]:
     """Returns the files of the model of which `path` is the first, by its name: -00001-of-00003.gguf, and so on.
 
-    Raises ModelError for the name of another one.
+    Raises ModelError for the name of another one, and for more than MAX_PARTS.
     """
     match = _PART.search(path.name)
     if match is None or int(match[2]) < 2:
         return [path]
     number, count = int(match[1]), int(match[2])
+    if count > MAX_PARTS:
+        raise ModelError(f"{path} is file {number} of {count} of a model; at most {MAX_PARTS} are read")
     parts = [path.with_name(f"{path.name[: match.start()]}-{part:05}-of-{match[2]}{SUFFIX}") for part in range(1, count + 1)]
     if number != 1:
         raise ModelError(f"{path} is file {number} of {count} of a model; name the first one, {parts[0].name}")

@@ -43,8 +43,8 @@ def _yarn(data: GgufMetadata) -> dict[str, Any]:
     scaling["original_max_position_embeddings"] = data.number("rope.scaling.original_context_length")
     if (attention := data.get("rope.scaling.yarn_attn_factor", 1.0)) not in (1.0, -1.0, 0.0):
         scaling["attention_factor"] = attention
-    if multiplier := data.get("rope.scaling.yarn_log_multiplier", 0.0):
-        scaling |= {"mscale": 1.0, "mscale_all_dim": multiplier}
+    if data.get("rope.scaling.yarn_log_multiplier", 0.0) != 0.0:
+        scaling |= {"mscale": 1.0, "mscale_all_dim": data.number("rope.scaling.yarn_log_multiplier")}
     return scaling
 
 

@@ -66,6 +66,7 @@ class ClassifierConfig:
     label_activation   makes probabilities of the numbers of a text
     score_activation   makes the score of a pair of the one number that it has
     of_tokens          the head labels tokens, and no text as a whole
+    of_answers         the head is the rows of "yes" and "no" of a language model's, which reads a pair through a template
     """
 
     head: HeadShape
@@ -73,6 +74,7 @@ class ClassifierConfig:
     label_activation: LabelActivation
     score_activation: LabelActivation
     of_tokens: bool = False
+    of_answers: bool = False
 
 
 def read_classifier(config: Fields, head: ReadHead | None, token_head: ReadHead | None) -> ClassifierConfig | None:
@@ -99,6 +101,7 @@ def read_classifier(config: Fields, head: ReadHead | None, token_head: ReadHead 
         label_activation="sigmoid" if activation == "softmax" and count == 1 else activation,
         score_activation=_score_activation(config) or "sigmoid",
         of_tokens=of_tokens,
+        of_answers=not of_tokens and config.boolean("answer_head", False),
     )
 
 

@@ -53,8 +53,10 @@ def _temperature(config: Fields) -> Temperature | None:
 
 
 def _moe(config: Fields, num_layers: int) -> MoeConfig | None:
-    step = config.integer("interleave_moe_layer_step", 1)
-    listed = config.integers("moe_layers") if config.has("moe_layers") else range(step - 1, num_layers, step)
+    """Reads experts; None where no layer has them, as in Llama Guard 4, whose step is 0."""
+    step = config.integer("interleave_moe_layer_step", 1, low=0)
+    every = range(step - 1, num_layers, step) if step else ()
+    listed = config.integers("moe_layers") if config.has("moe_layers") else every
     layers = tuple(layer for layer in range(num_layers) if layer in listed)
     if not layers:
         return None

@@ -82,8 +82,9 @@ class _Places:
 
     def of_activations(self) -> Iterator[tuple[str, GgufPlace]]:
         """Yields the parameters of activations, which a file has in its metadata."""
-        for key, (name, shape) in XIELU.items():
-            for layer, number in enumerate(self._file.numbers_of(key)[: self._config.num_layers]):
+        most = min(self._config.num_layers, len(self._file.tensors))
+        for key, (name, shape) in XIELU.items() if self._config.hidden_act == "xielu" else ():
+            for layer, number in enumerate(self._file.numbers_of(key, most)):
                 yield f"{self._names.layer.format(layer)}.{self._names.activation}.{name}", GgufPlace(number, shape)
 
     def _named(self, tensor: GgufTensor, prefix: str, written: str) -> Iterator[tuple[str, GgufPlace]]:

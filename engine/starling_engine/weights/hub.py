@@ -32,9 +32,9 @@ class HubName(NamedTuple):
     file: str | None = None
 
     @property
-    def patterns(self) -> tuple[list[str], list[str]]:
-        """The files that serving needs, and which of them it does not."""
-        return ([*ALLOWED], [*IGNORED]) if self.file is None else ([each.as_posix() for each in parts_of(Path(self.file))], [])
+    def parts(self) -> list[str]:
+        """The files of a GGUF model, by their paths in the repository; empty for a whole repository."""
+        return [] if self.file is None else [each.as_posix() for each in parts_of(Path(self.file))]
 
     def snapshot(self, model: Path) -> Path:
         """Returns the folder of the repository's files, of which `model` is this one."""
@@ -77,12 +77,15 @@ def _download(name: HubName) -> Path:
     # Here, since importing it takes longer than the rest of the engine without torch.
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    allowed, ignored = name.patterns
     with _reasons(name.repo, name.revision):
-        if name.file is not None:
-            first, *_ = [Path(hf_hub_download(name.repo, each, revision=name.revision)) for each in allowed]
-            return first
-        return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=allowed, ignore_patterns=ignored))
+        if name.file is None:
+            wanted, not_wanted = [*ALLOWED], [*IGNORED]
+            return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=wanted, ignore_patterns=not_wanted))
+        first, *others = name.parts
+        path = Path(hf_hub_download(name.repo, first, revision=name.revision))
+        for each in others:  # of the same commit: the branch may move meanwhile
+            hf_hub_download(name.repo, each, revision=name.snapshot(path).name)
+        return path
 
 
 @contextmanager

@@ -20,6 +20,7 @@ class Hub(ThreadingHTTPServer):
     silences   number of next downloads of the weights that stop half way and hang
     corrupt    number of next downloads of the weights with wrong bytes
     moves      if set, the main branch gets a new commit each time that it is resolved
+    moves_with_downloads   if set, it gets one after each download
     """
 
     daemon_threads = True
@@ -33,7 +34,7 @@ class Hub(ThreadingHTTPServer):
         self.tokens: set[str | None] = set()
         self.delay = 0.0
         self.silences = self.corrupt = 0
-        self.moves = False
+        self.moves = self.moves_with_downloads = False
         self.commits = [COMMIT]
 
     @property
@@ -88,8 +89,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _head(self) -> str:
         head = self.server.commits[-1]
         if self.server.moves:
-            self.server.commits.append(f"{len(self.server.commits):040x}")
+            self._move()
         return head
+
+    def _move(self) -> None:
+        self.server.commits.append(f"{len(self.server.commits):040x}")
 
     def _send_revision(self, commit: str, body: bool) -> None:
         self.server.lookups += 1
@@ -110,6 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, content, headers, body=False)
             return
         self.server.downloads.append(name)
+        if self.server.moves_with_downloads:
+            self._move()
         start = int(self.headers["Range"].removeprefix("bytes=").split("-")[0]) if self.headers["Range"] else 0
         if large and self.server.corrupt:
             self.server.corrupt -= 1

@@ -143,6 +143,13 @@ def test_a_file_url_names_a_folder_or_a_gguf_file_also_with_spaces(tmp_path: Pat
     assert local_model((tmp_path / "model.gguf").as_uri()) == tmp_path / "model.gguf"
 
 
+def test_a_missing_part_of_a_model_is_named(tmp_path: Path):
+    (tmp_path / "large-00001-of-00002.gguf").write_bytes(b"GGUF")
+    with pytest.raises(NodeFailure, match=r"model\.source: .*cannot be read: .*large-00002-of-00002\.gguf") as raised:
+        weights_digest(tmp_path / "large-00001-of-00002.gguf")
+    assert raised.value.fatal
+
+
 @pytest.mark.parametrize("source", ["org/name", "s3://bucket", "hf://", "hf://a/b/c", "hf://org/name@", "", "pvc://claim/x"])
 async def test_a_malformed_model_source_is_refused(source: str, tmp_path: Path):
     model = config(tmp_path, model={"source": source}).model

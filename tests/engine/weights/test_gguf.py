@@ -185,12 +185,26 @@ def test_all_types_are_known_by_their_name_and_size() -> None:
         (ARCHITECTURE, "llama.attention.head_count must be a number above 0, got None"),
         (ARCHITECTURE + entry("llama.attention.head_count", 8, text("9")), "head_count must be a number above 0, got '9'"),
         (ARCHITECTURE + entry("llama.attention.head_count", 4, struct.pack("<I", 0)), "head_count must be a number above 0, got 0"),
+        *(
+            (ARCHITECTURE + entry("split.count", *written), r"model\.gguf: split\.count must be an integer from 1 to 99999")
+            for written in (
+                (9, struct.pack("<IQI", 4, 1, 1)),
+                (8, text("1")),
+                (5, struct.pack("<i", -1)),
+                (4, struct.pack("<I", 100_000)),
+                (6, struct.pack("<f", 1.0)),
+            )
+        ),
         (
             ARCHITECTURE + entry("split.count", 2, struct.pack("<H", 3)),
             r"split\.count is 3, and there are 1 by its name; .* -00001-of-00003",
         ),
     ],
-    ids=["nothing", "another architecture", "no sizes", "a size that is text", "a size of 0", "a part of a model"],
+    ids=[
+        *("nothing", "another architecture", "no sizes", "a size that is text", "a size of 0"),
+        *(f"a count of parts that is {what}" for what in ("a list", "text", "below 0", "too large", "a fraction")),
+        "a part of a model",
+    ],
 )
 def test_what_the_metadata_lacks_is_named(entries: bytes, message: str, tmp_path: Path) -> None:
     count = sum(entries.count(each) for each in (b"general", b"split", b"head_count"))
@@ -319,6 +333,18 @@ def test_a_scaling_of_rope_is_read(name: str, tmp_path: Path) -> None:
 )
 def test_how_vectors_are_made_is_read(fields: dict[str, Any], expected: str, tmp_path: Path) -> None:
     assert config_with(tmp_path, {name: int(value) for name, value in fields.items()}).pooler.pooling == expected
+
+
+def test_of_numbers_in_the_metadata_none_are_taken_beyond_the_layers(tmp_path: Path) -> None:
+    """They are parameters of Apertus' activation, and of no other family."""
+    numbers = entry("xielu.beta", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3))
+    config_with(tmp_path, {})
+    data = (tmp_path / "model.gguf").read_bytes()
+    (count,) = struct.unpack_from("<Q", data, 16)
+    (tmp_path / "model.gguf").write_bytes(data[:16] + struct.pack("<Q", count + 1) + data[24:] + numbers)
+    file = GgufFile(tmp_path / "model.gguf")
+    assert [struct.unpack("<f", file.read(each)) for each in file.numbers_of("xielu.beta", 2)] == [(1,), (2,)]
+    assert open_checkpoint(tmp_path / "model.gguf").tensors == {}
 
 
 def test_short_factors_alone_are_no_scaling(tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ import transformers
 from starling_engine import native
 from starling_engine.attention.mla_torch import TorchMla
 from starling_engine.attention.torch_paged import TorchPagedAttention
-from starling_engine.errors import UnsupportedModel, WeightError
+from starling_engine.errors import ModelError, UnsupportedModel, WeightError
 from starling_engine.gguf.families import FAMILIES
 from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.reader import GgufFile, open_gguf
 from starling_engine.layers.experts_select import select_experts_method
 from starling_engine.layers.linear_select import select_linear_method
+from starling_engine.model_config.classifier import MAX_LABELS
 from starling_engine.model_config.config import load_model_config
+from starling_engine.model_config.rope import YarnScaling
 from starling_engine.models.decoder import Decoder
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.params import PoolingParams
@@ -262,6 +264,20 @@ def test_a_head_that_is_not_whole_is_refused(
         load_model_config(path)
 
 
+def test_a_head_of_more_labels_than_any_has_is_refused(tmp_path: Path) -> None:
+    sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
+    numbers = {**dict.fromkeys(sizes, 64), "attention.layer_norm_rms_epsilon": 1e-5}
+    numbers["attention.head_count"] = 1
+    entries = [typed_entry(f"bert.{name}", each) for name, each in numbers.items()]
+    entries.insert(0, entry("general.architecture", 8, text("bert")))
+    rows = MAX_LABELS + 1
+    tensors = tensor("cls.output.weight", (rows, 1)) + tensor("cls.weight", (1, 1), offset=1 << 20)
+    data = header(entries=b"".join(entries), entry_count=len(entries), tensors=tensors, tensor_count=2)
+    (tmp_path / "model.gguf").write_bytes(data.ljust(1 << 21, b"\0"))
+    with pytest.raises(ModelError, match=f"num_labels must be at most {MAX_LABELS}"):
+        load_model_config(tmp_path / "model.gguf")
+
+
 def test_dense_layers_behind_the_pooling_are_refused(tmp_path: Path) -> None:
     sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
     numbers = {**dict.fromkeys(sizes, 64), "attention.layer_norm_rms_epsilon": 1e-5}
@@ -297,10 +313,15 @@ def test_layers_that_differ_are_refused(tmp_path: Path) -> None:
         ("deepseek2", {"expert_gating_func": 3}, "expert_gating_func 3 is not supported; supported: 1, 2"),
         ("deepseek2", {"attention.temperature_scale": 0.1}, "attention.temperature_scale is not supported for this architecture"),
         ("lfm2", {"expert_gating_func": 1}, "expert_gating_func 1 is not supported; supported: 2"),
-        (
-            "mistral3",
-            {"attention.temperature_scale": 0.1, "attention.temperature_length": 7, "rope.scaling.original_context_length": 8},
-            "attention.temperature_length 7 is not supported; supported: 8, the length of YaRN",
+        ("kimi-linear", {"expert_gating_func": 1}, "expert_gating_func 1 is not supported; supported: 2"),
+        ("mistral4", {"expert_gating_func": 2}, "expert_gating_func 2 is not supported; supported: 1"),
+        *(
+            (
+                name,
+                {"attention.temperature_scale": 0.1, "attention.temperature_length": 7, "rope.scaling.original_context_length": 8},
+                "attention.temperature_length 7 is not supported; supported: 8, the length of YaRN",
+            )
+            for name in ("mistral3", "mistral4")
         ),
     ],
 )
@@ -314,6 +335,42 @@ def test_a_feature_that_no_family_here_has_is_refused(
     (tmp_path / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
     with pytest.raises(UnsupportedModel, match=f"{architecture}.{message}"):
         load_model_config(tmp_path / "model.gguf")
+
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096}
+
+
+def yarn_file(folder: Path, fields: dict[str, float | str], rule: str = "deepseek-v3") -> Path:
+    """Writes metadata of DeepSeek, or of Kimi K2 by its rule for text, with YaRN."""
+    sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count", "vocab_size")
+    latents = {"attention.kv_lora_rank": 32, "rope.dimension_count": 16, "attention.key_length": 48, "attention.value_length": 32}
+    latents["leading_dense_block_count"] = 64  # there are no experts
+    numbers = {**dict.fromkeys(sizes, 64), **latents, "attention.layer_norm_rms_epsilon": 1e-5, **YARN, **fields}
+    entries = [typed_entry(f"deepseek2.{name}", each) for name, each in numbers.items()]
+    entries += [entry("general.architecture", 8, text("deepseek2")), entry("tokenizer.ggml.pre", 8, text(rule))]
+    (folder / "model.gguf").write_bytes(header(entries=b"".join(entries), entry_count=len(entries)))
+    return folder / "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("rule", "fields", "expected"),
+    [
+        ("kimi-k2", {}, 1.0),
+        ("kimi-k2", {"rope.scaling.yarn_beta_fast": 16.0}, 16.0),
+        ("deepseek-v3", {}, 32.0),
+    ],
+)
+def test_kimi_k2_has_a_band_of_its_own(rule: str, fields: dict[str, float | str], expected: float, tmp_path: Path) -> None:
+    """Older files do not say it."""
+    scaling = load_model_config(yarn_file(tmp_path, fields, rule)).ropes[0].scaling
+    assert isinstance(scaling, YarnScaling) and scaling.beta_fast == expected
+
+
+@pytest.mark.parametrize("value", ["0.1", float("nan"), float("inf"), -0.1])
+def test_a_multiplier_that_is_no_number_is_named(value: float | str, tmp_path: Path) -> None:
+    path = yarn_file(tmp_path, {"rope.scaling.yarn_log_multiplier": value})
+    with pytest.raises(ModelError, match=r"deepseek2\.rope\.scaling\.yarn_log_multiplier must be a number above 0"):
+        load_model_config(path)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,30 @@ def test_of_a_gguf_model_in_several_files_all_are_downloaded(hub: Hub, tmp_path:
     assert "no such file" in resolve("org/name:model-00001-of-00001.gguf", tmp_path / "cache", hub.url).stderr
 
 
+@pytest.mark.parametrize("revision", ["", "@main"])
+def test_files_of_a_model_are_of_one_commit_though_the_branch_moves(revision: str, hub: Hub, tmp_path: Path) -> None:
+    hub.moves_with_downloads = True
+    done = resolve(f"org/name:folder/large-00001-of-00002.gguf{revision}", tmp_path / "cache", hub.url)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in Path(done.stdout.strip()).parent.iterdir()} == {Path(each).name for each in PARTS}
+    assert len(hub.commits) == 3 and COMMIT in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "fault"),
+    [
+        ("large-00001-of-99999.gguf", "is file 1 of 99999 of a model; at most 1000 are read"),
+        ("large-00001-of-01001.gguf", "is file 1 of 1001 of a model; at most 1000 are read"),
+        ("large-00000-of-00002.gguf", "is file 0 of 2 of a model"),
+    ],
+)
+def test_a_name_of_too_many_files_is_refused(file: str, fault: str) -> None:
+    with pytest.raises(ModelError, match=fault):
+        split_name(f"org/name:{file}")
+    assert len(split_name("org/name:large-00001-of-01000.gguf").parts) == 1000
+    assert split_name("org/name:large-٠٠٠٠١-of-٠٠٠٠٢.gguf").parts == ["large-٠٠٠٠١-of-٠٠٠٠٢.gguf"]
+
+
 def test_the_cache_serves_without_a_hub(hub: Hub, tmp_path: Path) -> None:
     first = resolve("org/name", tmp_path / "cache", hub.url)
     lookups, hub.downloads[:] = hub.lookups, []

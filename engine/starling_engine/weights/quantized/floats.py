@@ -11,6 +11,7 @@ from starling_engine.model_config.quantization import WeightScheme
 from starling_engine.native.group_quantized import E2M1, GROUPS, Format, GroupQuantized
 from starling_engine.weights.quantized.integers import scales_in, scales_of
 from starling_engine.weights.quantized.matrix import CodedMatrix, Endings, Read, nibbles
+from starling_engine.weights.source import Index
 
 _SCALES = ("weight_scale_inv", "weight_scale")
 """Endings of what FP8 numbers are multiplied by; DeepSeek's means the scale, too, whatever its name says."""
@@ -82,6 +83,50 @@ class Float8Matrix(CodedMatrix):
             return _as_float(scales_of(read, self._scale, rows, n))
         start = rows.indices(self.shape[0])[0]
         return _as_float(read(self._scale, ()))[torch.arange(start, start + n) // self.scheme.block[0]]
+
+
+class Float8Expert(Float8Matrix):
+    """One matrix of an expert in Mistral Small 4's form of FP8, in which tensors hold those of all experts of a layer.
+
+    gate_up_proj [E, 2 N, K], gates first, and down_proj [E, N, K] float8_e4m3fn; each with a scale for each expert (_scale_inv)
+    [E, 1, 1], and maybe a static one of x (_activation_scale), one in all or E.
+    """
+
+    def __init__(self, module: str, tensors: Endings, scheme: WeightScheme, expert: int, projection: str) -> None:
+        self.module, self.tensors = module, tensors
+        self._tensor = "down_proj" if projection == "down_proj" else "gate_up_proj"
+        experts, n, k = self._shape_of(self._tensor, 3)
+        parts = 1 if projection == "down_proj" else 2
+        if n % parts:
+            raise WeightError(f"checkpoint: {module}.{self._tensor} {[experts, n, k]} has no half of rows that are gates")
+        self._check(f"{self._tensor}_scale_inv", (experts, 1, 1))
+        weight, scale = (tensors[f"{self._tensor}{each}"] for each in ("", "_scale_inv"))
+        own = {"weight": replace(weight, shape=(n // parts, k)), "weight_scale_inv": replace(scale, shape=())}
+        if (inputs := f"{self._tensor}_activation_scale") in tensors:
+            self._check(inputs, (), (1,), (experts,), (experts, 1, 1))
+            own["activation_scale"] = replace(tensors[inputs], shape=())
+        super().__init__(module, own, scheme)
+        self._expert, self._first = expert, n // parts if projection == "up_proj" else 0
+
+    def codes(self, read: Read, rows: slice) -> GroupQuantized:
+        return super().codes(self._own(read), rows)
+
+    def numbers(self, read: Read, rows: slice) -> Tensor:
+        return super().numbers(self._own(read), rows)
+
+    def _own(self, read: Read) -> Read:
+        """Returns what reads this matrix and its scales, by the endings of one that has tensors to itself."""
+
+        def of_one(ending: str, index: Index) -> Tensor:
+            if ending == "weight":
+                (rows,) = index
+                assert isinstance(rows, slice), "a matrix is not taken by single rows"
+                start, stop, _ = rows.indices(self.shape[0])
+                return read(self._tensor, (self._expert, slice(self._first + start, self._first + stop)))
+            found = read(f"{self._tensor}_{ending.removeprefix('weight_')}", ()).flatten()
+            return found[self._expert if len(found) > 1 else 0]
+
+        return of_one
 
 
 class Float4Matrix(CodedMatrix):

@@ -12,7 +12,7 @@ from starling_engine.errors import WeightError
 from starling_engine.model_config.quantization import QuantizationConfig, WeightScheme
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.weights.quantized.bitsandbytes import STATE, RowsMatrix, TableMatrix
-from starling_engine.weights.quantized.floats import EXPONENTS, Float4Expert, Float4Matrix, Float8Matrix
+from starling_engine.weights.quantized.floats import EXPONENTS, Float4Expert, Float4Matrix, Float8Expert, Float8Matrix
 from starling_engine.weights.quantized.integers import AwqMatrix, GptqMatrix, PackedMatrix, PlainMatrix
 from starling_engine.weights.quantized.matrix import CodedMatrix, QuantizedMatrix
 from starling_engine.weights.quantized.torchao import QDATA4, Int4Matrix
@@ -31,8 +31,14 @@ _ENDINGS = (
 """Endings of the tensors of a quantized matrix. Scales of inputs are not read: activations are rounded as they come, or not."""
 _QUANTIZED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "weight.absmax")
 """A module that has one of them is quantized."""
-_EXPERTS = {"gate_up_proj_blocks": ("gate_proj", "up_proj"), "down_proj_blocks": ("down_proj",)}
-"""Endings of tensors with matrices of all experts of a layer, and the names of these matrices."""
+_FLOATS = ("F32", "BF16", "F16")
+_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Beginnings of the endings of tensors with matrices of all experts of a layer, and the names of these matrices."""
+_OF_EXPERTS: Mapping[tuple[str, str], tuple[type[Float4Expert | Float8Expert], Mapping[str, tuple[str, ...]]]] = {
+    ("_blocks", "U8"): (Float4Expert, {"_blocks": ("U8",), "_scales": ("U8",)}),
+    ("", "F8_E4M3"): (Float8Expert, {"": ("F8_E4M3",), "_scale_inv": _FLOATS, "_activation_scale": _FLOATS}),
+}
+"""Kinds of such matrices by what follows in the ending of their codes, and the dtype; and their tensors with dtypes."""
 
 
 class QuantizedWeights:
@@ -67,19 +73,22 @@ class QuantizedWeights:
         """Adds each expert's matrices, by the names that checkpoints with a tensor for each have."""
         for name, info in self._files.tensors.items():
             module, _, ending = name.rpartition(".")
-            if ending not in _EXPERTS or (scheme := config.scheme_of(module)) is None:
+            tensor = ending.removesuffix("_blocks")
+            found = _OF_EXPERTS.get((ending.removeprefix(tensor), info.dtype))
+            if tensor not in _EXPERTS or found is None or (scheme := config.scheme_of(module)) is None:
                 continue
-            scales = f"{ending.removesuffix('blocks')}scales"
-            parts = {
-                each: self._files.tensors[f"{module}.{each}"] for each in (ending, scales) if f"{module}.{each}" in self.tensors
-            }
-            for each, part in parts.items():
-                if part.dtype != "U8":
-                    raise WeightError(f"checkpoint: {module}.{each} is {part.dtype} (expected U8)")
-                del self.tensors[f"{module}.{each}"]
+            kind, dtypes = found
+            parts = {}
+            for follows, possible in dtypes.items():
+                each = f"{tensor}{follows}"
+                if (part := self.tensors.pop(f"{module}.{each}", None)) is None:
+                    continue
+                if part.dtype not in possible:
+                    raise WeightError(f"checkpoint: {module}.{each} is {part.dtype} (expected {', '.join(possible)})")
+                parts[each] = part
             for expert in range(info.shape[0] if info.shape else 0):
-                for projection in _EXPERTS[ending]:
-                    self._put(f"{module}.{expert}.{projection}", Float4Expert(module, parts, scheme, expert, projection), info.file)
+                for projection in _EXPERTS[tensor]:
+                    self._put(f"{module}.{expert}.{projection}", kind(module, parts, scheme, expert, projection), info.file)
 
     def _put(self, module: str, matrix: QuantizedMatrix, file: Path) -> None:
         self._matrices[f"{module}.weight"] = matrix
@@ -169,7 +178,6 @@ def _modules(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, TensorInf
 
 _NAME = re.compile(rf"(?P<module>.+?)\.(?P<ending>{'|'.join(map(re.escape, _ENDINGS))}|{re.escape(STATE)}\w+)")
 
-_FLOATS = ("F32", "BF16", "F16")
 _DTYPES = {
     **dict.fromkeys(("qweight", "qzeros"), ("I32",)),
     **dict.fromkeys(("scales", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "SCB", "weight.quant_map"), _FLOATS),
