@@ -88,13 +88,13 @@ def test_all_parts_of_a_cascade_fit_on_the_device() -> None:
         assert kernel.shared <= MAX_SHARED and kernel.stack == 0, kernel.name
 
 
-def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time() -> None:
+def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time(triton: str | None) -> None:
     """A cache of half the bytes: what is read at once is 8 bytes at least, where it is not page numbers."""
     decode, _ = compiled(launch_attention, 32, 32, 1, cache=FP8)
     (prefill,) = compiled(launch_attention, 8192, 1, 8192, cache=FP8)
     (store,) = compiled(launch_store, cache=FP8)
     assert decode.stack == store.stack == 0
-    assert prefill.stack <= 16, "two words, by Triton 3.6"
+    assert prefill.stack <= (32 if triton == "3.9.0" else 16), "two words, by Triton 3.6, and eight by 3.9"
     assert decode.in_flight >= IN_FLIGHT
     for kernel, threads in ((decode, 128), (prefill, 256)):
         assert 2 * kernel.shared <= MAX_SHARED and 2 * threads * kernel.registers <= REGISTERS
@@ -205,10 +205,10 @@ def launch_store_of_wide_heads() -> None:
 
 
 @pytest.mark.whole  # a minute
-def test_kernels_of_heads_of_512_fit_on_the_device() -> None:
+def test_kernels_of_heads_of_512_fit_on_the_device(triton: str | None) -> None:
     decode, _ = compiled(launch_attention, 32, 32, 1, dim=512)
     (prefill,) = compiled(launch_attention, 8192, 1, 8192, dim=512)
     (store,) = compiled(launch_store_of_wide_heads)
     assert decode.stack == store.stack == 0 and decode.blocks == 2 and decode.in_flight >= IN_FLIGHT
-    assert prefill.shared <= MAX_SHARED and prefill.stack <= 96, "two dozen words"
+    assert prefill.shared <= MAX_SHARED and prefill.stack <= (160 if triton == "3.9.0" else 96), "24 words, by Triton 3.9 forty"
     assert prefill.products == {"HGMMA"}
