@@ -45,8 +45,8 @@ def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype, device: to
     warpgroups; with more keys or fewer warps they spill. fp32 has no matrix units without loss, and its latents take twice the
     room.
 
-    The numbers of KV blocks are loaded before their keys, so three stages have one tile of keys in flight, 36 KiB, and five have
-    two. Programs of 64 rows, one an SM, need both. That takes 181 KiB of shared memory, which cards before Hopper do not have.
+    The numbers of KV blocks are loaded before their keys: three stages have one tile of keys in flight, 36 KiB. Five have two,
+    which programs of 64 rows need, one an SM. They take 181 KiB of shared memory, which cards before Hopper do not have.
 
     With 64 rows both warpgroups compute the same scores, a third of all products for nothing: Triton shares the first of two
     chained products among warps by rows alone. Past an `if` it does not see the chain and shares them, but computes the softmax in
