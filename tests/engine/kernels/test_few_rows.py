@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from starling_engine.kernels.fused_rows import MOST_ROWS, RowNorm, fused_rows
+from starling_engine.kernels import fused_rows as chosen
+from starling_engine.kernels.fused_rows import MOST_ROWS, RowNorm, alone_rows, fused_rows
 from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.linear_dense import DenseLinear
 from starling_engine.parallel.communicator import ALONE, Communicator
@@ -85,18 +86,28 @@ def test_the_product_alone_is_not_rounded(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the matrix is on the CPU, and the kernels are compiled here")
-@pytest.mark.parametrize("rows", [1, 2])
-def test_the_head_of_one_row_is_such_a_product(rows: int, monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
-    """Of more rows, torch reads it as fast."""
+@pytest.mark.parametrize(("rows", "dtype"), [(1, BF16), (2, BF16), (1, FP32)])
+def test_the_head_of_one_row_is_such_a_product(
+    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    """Of more rows torch reads it as fast, and in fp32 nothing is known."""
     monkeypatch.setenv(INTERPRETED, "1")
-    x, weight = (some(*size, dtype=FP32, device=torch.device("cpu")) for size in ((rows, 64), (48, 64)))
-    layer = Linear(stacked(["head"], [48], 64), DenseLinear(), FP32, x.device)
+    x, weight = (some(*size, dtype=dtype, device=torch.device("cpu")) for size in ((rows, 64), (48, 64)))
+    layer = Linear(stacked(["head"], [48], 64), DenseLinear(), dtype, x.device)
     layer.weight_slots()["head.weight"].load(weight)
     out = torch.full((rows, 48), torch.nan)
     with watch.counted() as launches:
         layer.forward_into(x, out)
-    same(out, F.linear(x, weight))
-    assert [each.kernel for each in launches] == ["_few_rows"] * (rows == 1)
+    expected = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item())
+    assert [each.kernel for each in launches] == ["_few_rows"] * (rows == 1 and dtype == BF16)
+
+
+def test_cards_before_hopper_have_the_head_multiplied_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INTERPRETED, "1")
+    assert alone_rows(BF16, torch.device("cpu")) == 1
+    monkeypatch.setattr(chosen, "capability", lambda _: 89)
+    assert alone_rows(BF16, torch.device("cpu")) == 0 < fused_rows(BF16, torch.device("cpu"))
 
 
 def test_a_row_gives_the_same_in_every_place(device: torch.device) -> None:

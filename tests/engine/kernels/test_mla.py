@@ -174,9 +174,9 @@ def test_contexts_are_split_to_fill_the_processors(programs: int, longest: int, 
 
 @pytest.mark.parametrize(("rows", "queries", "heads"), [(1, 1, 128), (64, 1, 16), (8, 4, 16)])
 def test_the_absorbed_form_compiles_without_spills(rows: int, queries: int, heads: int, triton: str | None) -> None:
-    """Triton 3.9 keeps a dozen words of a thread in memory."""
+    """Triton 3.9 keeps eight words of a thread in memory."""
     for kernel in compiled(moe_launches.absorbed, rows, queries, heads):
-        assert kernel.stack <= (48 if triton == "3.9.0" else 0) and kernel.shared <= MAX_SHARED, kernel.name
+        assert kernel.stack <= (32 if triton == "3.9.0" else 0) and kernel.shared <= MAX_SHARED, kernel.name
         if kernel.name == "_attend":
             assert kernel.products == {"HGMMA" if heads == 128 or queries > 1 else "HMMA"}
             assert kernel.spills == (kernel.stack > 0)
