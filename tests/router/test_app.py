@@ -213,7 +213,10 @@ async def test_prefixes_of_text_stay_together_and_the_reason_is_told(start: Star
     client = await start()
     lines = (await client.get("/metrics")).text.splitlines()
     weights = [line for line in lines if line.startswith("starling:router_policy_weight{")]
-    assert weights == [f'starling:router_policy_weight{{reason="{reason}"}} 1.0' for reason in ("prefix", "load", "session")]
+    assert weights == [
+        f'starling:router_policy_weight{{reason="{reason}"}} {weight}'
+        for reason, weight in (("prefix", 2.0), ("load", 1.0), ("session", 1.0))
+    ]
     explain = {"X-Starling-Explain": "1"}
     seen = set()
     for i in range(4):
