@@ -262,7 +262,7 @@ async def test_a_hostile_form_is_answered_or_refused(name: str, shared: GrammarC
         assert str(error.param).startswith("structured_outputs.") and len(str(error)) < 600
     assert await grammar(shared, choice=[name]) and shared.pid == before
     assert time.process_time() - own + processor_seconds(before) - others < 0.8, "0.5, and some for the end and the next copy"
-    assert len(children(before)) == 1
+    await wait_until(lambda: len(children(before)) == 1)
 
 
 async def test_memory_is_limited() -> None:
