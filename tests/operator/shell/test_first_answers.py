@@ -1,20 +1,18 @@
 """A decision waits for pods that were never polled: real HTTP, no Kubernetes."""
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
 
 import pytest
-from starling_agent.client.agent_client import AgentClient
 from starling_operator.agents import first_answers
 from starling_operator.agents.first_answers import NEW_POD_SECONDS, START_SECONDS, FirstAnswers
-from starling_operator.agents.polls import ANSWER_GRACE_SECONDS
 from starling_operator.agents.reports import AgentReports
 from starling_operator.logs import Key
 from starling_operator.plan.observed import Observed, Pod
 
 from tests.operator.plan.building import make_observed
 from tests.operator.shell.agents import Agent, AgentServer, serving
+from tests.operator.shell.polled import reports as reports
+from tests.operator.shell.polled import server as server
 from tests.waiting import until
 
 KEY = ("space", "chat")
@@ -31,22 +29,6 @@ def seen(*addresses: str) -> Observed:
 
 def agent(number: int, *, silent: bool = False) -> Agent:
     return Agent(serving(f"chat-r-0-{number}", "chat-r-0", "r", "chat", "hash"), "the token", silent=silent)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[AgentServer]:
-    made = AgentServer(192 + os.getpid() % 60)
-    await made.start()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def reports(woken: list[Key]) -> AsyncIterator[AgentReports]:
-    async with AgentClient(ANSWER_GRACE_SECONDS) as client:
-        made = AgentReports(woken.append, client)
-        yield made
-        await made.close()
 
 
 async def test_the_first_decision_waits_until_all_pods_were_polled(

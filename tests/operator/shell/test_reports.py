@@ -1,14 +1,11 @@
 """Long polls of agents: real HTTP, no Kubernetes."""
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from starling_agent.client.agent_client import AgentClient
-from starling_operator.agents.polls import ANSWER_GRACE_SECONDS, MIN_POLL_SECONDS
+from starling_operator.agents.polls import MIN_POLL_SECONDS
 from starling_operator.agents.reports import AgentReports
 from starling_operator.logs import Key
 from starling_operator.plan.observed import Observed, Pod
@@ -16,6 +13,8 @@ from starling_operator.plan.pod_report import TOKEN_REFUSED
 
 from tests.operator.plan.building import make_observed
 from tests.operator.shell.agents import Agent, AgentServer, EagerAgent, EndlessAgent, InvalidAgent, serving
+from tests.operator.shell.polled import reports as reports
+from tests.operator.shell.polled import server as server
 from tests.waiting import until
 
 KEY = ("space", "chat")
@@ -32,24 +31,8 @@ def pod(address: str, phase: str = "Running", owner: str = "set") -> Pod:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[AgentServer]:
-    made = AgentServer(192 + os.getpid() % 60)
-    await made.start()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
 def agent() -> Agent:
     return Agent(serving("chat-r-0-0", "chat-r-0", "r", "chat", "hash"), "the token")
-
-
-@pytest.fixture
-async def reports(woken: list[Key]) -> AsyncIterator[AgentReports]:
-    async with AgentClient(ANSWER_GRACE_SECONDS) as client:
-        made = AgentReports(woken.append, client)
-        yield made
-        await made.close()
 
 
 async def test_a_report_comes_and_its_changes_wake(
