@@ -62,10 +62,11 @@ def products() -> dict[tuple[str, int], list[float]]:
 def products_of_one_row() -> list[float]:
     """Returns what it expects of ours, were a GH200's copy to reach as much of its bandwidth as that of an H200 does."""
     from bench.gpu import tape
+    from bench.gpu.roofline import StepRow
 
     def seconds(columns: int, depth: int) -> float:
         tensors = {"x": meta(1, depth), "weight": meta(columns, depth), "out": meta(1, columns)}
-        launch = tape._of_kernel("_few_rows", tensors, [tape.StepRow(1, 1)])
+        launch = tape._of_kernel("_few_rows", tensors, [StepRow(1, 1)])
         return replace(launch, overlaps=True).expected(tape.Rates(3.6e12, 790e12, 1580e12))
 
     return [1e6 * seconds(*matrix) for matrix in OF_ONE_ROW]
