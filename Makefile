@@ -36,7 +36,7 @@ AGAIN := --reruns 1 --max-suite-reruns 6 --rerun-show-tracebacks
 # What a run's minutes go to stands at its end.
 SLOWEST := --durations=40 --durations-min=5
 
-.PHONY: help setup kube libraries arm64 kernels router schemas smollm2 torchao sentence-transformers fa3 triton envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup collect kube libraries arm64 kernels downloads router schemas smollm2 torchao sentence-transformers fa3 triton envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -54,6 +54,9 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@$(BIN)/python -m starling_engine.native
 	@touch $@
+
+collect: setup ## import every test, whose bytecode then lies ready: processes that share the tests would all compile it
+	@found=$$($(BIN)/python -m pytest --collect-only --quiet --quiet) || { echo "$$found"; exit 1; }
 
 kube: setup ## build the Kubernetes that tests run on, into the cache (Go; 8 minutes the first time)
 	@$(BIN)/python e2e/cluster build
@@ -81,6 +84,8 @@ arm64: ## what the kernels of arm64 are tested with; root, and Debian or Ubuntu,
 
 kernels: setup arm64 ## build ahead the native kernels of every instruction set that tests try
 	@$(BIN)/python -m tests.engine.instruction_sets
+
+downloads: router schemas smollm2 torchao sentence-transformers fa3 envoy clients ## what the tests have of others, into the cache
 
 router: setup ## NVIDIA Dynamo's index of KV events, which a test has listen to an engine; into the cache
 	@test -d $(ROUTER) || { rm -rf $(ROUTER).new && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
@@ -145,10 +150,10 @@ clients: setup ## clients and judges of others that tests run against a server: 
 		node node_modules/opencode-ai/postinstall.mjs && mv $(CLIENTS)/agents.new $(CLIENTS)/agents; } || \
 		echo "without npm and $(PINS)/agents.json, the tests of coding agents are left out"
 
-test: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers fa3 envoy clients ## run the tests; with WORKERS=0 in this process, for a debugger
+test: setup kube libraries arm64 downloads ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) $(ARGS)
 
-test-all: setup kube libraries arm64 router schemas smollm2 torchao sentence-transformers fa3 triton envoy browser clients ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries arm64 downloads triton browser ## the tests with the whole of each matrix of cases, of which `make test` takes samples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) --whole $(ARGS)
 
 lint: setup ## style, types, import rules

@@ -25,7 +25,9 @@ if [ ! -x "$TARGET" ]; then
         echo "building Helm $VERSION into $BIN (two to four minutes, once)" >&2
         work=$(mktemp -d "$BIN/.helm.XXXXXX")
         trap 'rm -rf "$work"' EXIT
-        GOBIN="$work" nice -n 10 go install -trimpath -ldflags "-s -w" "helm.sh/helm/v4/cmd/helm@v$VERSION" >&2
+        # Compiled as Kubernetes is, see e2e/cluster/starling_cluster/go_builds.py.
+        export GOBIN="$work" GOGC="${GOGC:-400}"
+        nice -n 10 go install -trimpath -gcflags=all=-dwarf=false -ldflags "-s -w" "helm.sh/helm/v4/cmd/helm@v$VERSION" >&2
         # Renamed last, so that a build that was interrupted leaves nothing that looks whole.
         mv "$work/helm" "$TARGET"
     fi

@@ -1,13 +1,16 @@
 """What other tests stand on: a real API server whose controllers work, that ends with whoever started it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.kube.apiserver import HARNESS, kubectl, started
+import pytest
+
+from tests.kube.apiserver import GIVEN, HARNESS, WORKER, kubectl, of_all_workers, started
 
 SET = {
     "apiVersion": "apps/v1",
@@ -53,6 +56,17 @@ def test_controllers_make_pods_and_collect_them(apiserver: Path) -> None:
     # Nobody is there to end a pod that has no node, but the API server itself.
     wait_until(lambda: not run(apiserver, "-n", "kube-test", "get", "pods", "-o", "name"))
     run(apiserver, "delete", "namespace", "kube-test", "--wait=false")
+
+
+@pytest.mark.skipif(GIVEN in os.environ, reason="none is started")
+def test_there_is_one_for_all_workers_which_ends_with_their_parent(
+    apiserver: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    owner = json.loads((apiserver.parent / "state.json").read_text())["owner"]["pid"]
+    if WORKER in os.environ:
+        assert owner == os.getppid() and of_all_workers(tmp_path_factory.getbasetemp().parent) == apiserver
+    else:
+        assert owner == os.getpid()
 
 
 def test_two_servers_stand_side_by_side(apiserver: Path) -> None:

@@ -1,9 +1,11 @@
 """ServiceMonitor, HTTPRoute and InferencePool: their CRDs come and go, and the operator runs on."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.kube.apiserver import started
 from tests.operator.shell.cluster import Cluster, Manifest, Refused, manifest
 from tests.operator.shell.conftest import StartOperator
 from tests.operator.shell.crd import CRDS
@@ -19,6 +21,13 @@ ROUTE: dict[str, Manifest] = {"route": {"parentRefs": [{"name": "edge"}]}}
 ROUTES = ("ServiceMonitor", "HTTPRoute")
 POOL = ROUTE["route"] | {"backend": "InferencePool"}
 AT_SERVICE, AT_POOL = ("Service", "chat", 80), ("InferencePool", "chat", None)
+
+
+@pytest.fixture(scope="module")
+def apiserver() -> Iterator[Path]:
+    """One of their own: operators of other tests would use these kinds, too."""
+    with started("--controllers") as kubeconfig:
+        yield kubeconfig
 
 
 async def install(cluster: Cluster, *kinds: str) -> None:
@@ -83,7 +92,7 @@ async def leads_to(cluster: Cluster, wanted: tuple[str, str, int | None]) -> Non
 
 @pytest.fixture(autouse=True)
 async def _clean(cluster: Cluster) -> AsyncIterator[None]:
-    """Removes the CRDs after each test: the API server is shared."""
+    """Removes the CRDs after each test: the next one begins without them."""
     yield
     await remove(cluster)
 
