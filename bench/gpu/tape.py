@@ -9,6 +9,7 @@ For a process whose kernels are not interpreted; it is used for nothing else.
 """
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,8 +41,8 @@ PAUSE = 1.2e-6
 
 OVERLAPPED = 1.0e-6
 """The same, where the second begins before the first one ends. In a recording on an H100 that saved 0.15 and 0.21 us between a norm
-and a product of one row that asked for no weights ahead (pegainfer-project/pegainfer, issue 569). Ours asks; no figure of that was
-found.
+and a product of one row (pegainfer-project/pegainfer, issue 569). On a GH200 it saved 0.2 to 0.6 us between Triton's products of
+one row, and 0.5 between norms (SamMausberg/verified-progress, evidence/backbone). None asked for weights ahead, as ours does.
 """
 
 ROOM = 256
@@ -107,23 +108,28 @@ class Rates:
     fp8: float
 
 
-H200_RATES = Rates(4.3e12, 790e12, 1580e12)
-"""Speeds as others have measured them on such cards. Products in FP8 are taken for twice as fast, as data sheets say."""
+H200_RATES, H100_RATES = Rates(4.3e12, 790e12, 1580e12), Rates(3.0e12, 798e12, 1596e12)
+"""Speeds as others have measured them on such cards. Products in FP8 are taken for twice as fast, as data sheets say.
+
+Both have as many processors of one kind, so that they launch the same.
+"""
+DEVICES = {"H200": H200_RATES, "H100": H100_RATES}
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A kernel or operation. It is expected to reach `share` of its limit, and to take `least` seconds at least.
 
-    `more` seconds are for what its programs do before and after, one thing after the other. `overlaps`: it begins early.
+    `more` seconds are for what its programs do before and after, one thing after the other: until their first loads are there, and
+    their last stores. `overlaps`: it begins early.
     """
 
     name: str
     cost: Cost
     fp8: bool = False
     share: float = 0.8
-    least: float = 1e-6
-    more: float = 0.0
+    least: float = 0.0
+    more: float = 1e-6
     overlaps: bool = False
 
     def seconds(self, rates: Rates) -> float:
@@ -152,26 +158,53 @@ class Prediction:
     """Launches behind the last layer."""
 
 
-def predict(shape: str, step: TapedStep, quantization: str | None = None, rates: Rates = H200_RATES) -> Prediction:
-    """Looks at a step that samples one token of each row. Layers are alike: two models of few tell of all.
+@dataclass(frozen=True, slots=True)
+class StepTape:
+    """Launches of a step; from `tail` on they follow the model's last layer."""
+
+    launches: list[Launch]
+    tail: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTape:
+    """Launches of a step by a model of few layers and by one of two more: layers are alike, and the whole has `others` beyond few.
 
     The last layer is like no other: it computes what is sampled alone.
     """
+
+    few: StepTape
+    more: StepTape
+    others: int
+
+    def predict(self, rates: Rates) -> Prediction:
+        """Returns what the whole model's step takes on a device."""
+        own = (len(self.more.launches) - len(self.few.launches)) // 2
+        names = [each.name for each in self.more.launches]
+        first = next(at for at, name in enumerate(names) if names[at : at + own] == names[at + own : at + 2 * own])
+
+        def total(seconds: Callable[[Launch], float]) -> float:
+            of_few, of_more = (sum(map(seconds, found.launches)) for found in (self.few, self.more))
+            return of_few + self.others * (of_more - of_few) / 2
+
+        least, expected = total(lambda each: each.seconds(rates)), total(lambda each: each.expected(rates))
+        launches = len(self.few.launches) + self.others * own
+        return Prediction(least, expected, launches, names[first : first + own], names[self.more.tail :])
+
+
+def model_tape(shape: str, step: TapedStep, quantization: str | None = None) -> ModelTape:
+    """Looks at a step that samples one token of each row."""
     pretend(H200)
     config = MODELS[shape]
     fewest = 1 + config.get("first_k_dense_replace", 0)  # layers without experts come first
     with tempfile.TemporaryDirectory() as folder:
         few, more = (_tape(Path(folder) / str(layers), shape, layers, step, quantization) for layers in (fewest, fewest + 2))
-    others, own = config["num_hidden_layers"] - fewest, (len(more.launches) - len(few.launches)) // 2
-    names = [each.name for each in more.launches]
-    first = next(at for at, name in enumerate(names) if names[at : at + own] == names[at + own : at + 2 * own])
+    return ModelTape(few, more, config["num_hidden_layers"] - fewest)
 
-    def total(seconds: Callable[[Launch], float]) -> float:
-        of_few, of_more = (sum(map(seconds, found.launches)) for found in (few, more))
-        return of_few + others * (of_more - of_few) / 2
 
-    least, expected = total(lambda each: each.seconds(rates)), total(lambda each: each.expected(rates))
-    return Prediction(least, expected, len(few.launches) + others * own, names[first : first + own], names[more.tail :])
+def predict(shape: str, step: TapedStep, quantization: str | None = None, rates: Rates = H200_RATES) -> Prediction:
+    """Returns what a step takes that samples one token of each row."""
+    return model_tape(shape, step, quantization).predict(rates)
 
 
 def overlapped(shape: str, step: TapedStep) -> list[tuple[str, bool]]:
@@ -179,14 +212,6 @@ def overlapped(shape: str, step: TapedStep) -> list[tuple[str, bool]]:
     pretend(H200)
     with tempfile.TemporaryDirectory() as folder:
         return [(each.name, each.overlaps) for each in _tape(Path(folder) / "two", shape, 2, step, None).launches]
-
-
-@dataclass(frozen=True, slots=True)
-class StepTape:
-    """Launches of a step; from `tail` on they follow the model's last layer."""
-
-    launches: list[Launch]
-    tail: int
 
 
 def _tape(folder: Path, shape: str, layers: int, step: TapedStep, quantization: str | None) -> StepTape:
@@ -232,13 +257,13 @@ class TapedLibrary(FlashAttention3):
     def _write_down(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **_: object) -> torch.Tensor:
         heads, dim = q.shape[2:]
         cost = Cost(2 * _bytes(q) + _bytes(keys, values), 4 * heads * dim * StepRow(q.shape[1], keys.shape[1]).seen())
-        self._found.append(Launch("flash_attention_3", cost, share=_FLASH_ATTENTION_3, least=4e-6))
+        self._found.append(Launch("flash_attention_3", cost, share=_FLASH_ATTENTION_3, least=4e-6, more=0.0))
         return torch.empty_like(q)
 
 
-_FLASH_ATTENTION_3 = 630 / 790
-"""Share of the rate: 630 TFLOP/s, as an H100 has reached in causal prompts of 8,192 tokens with heads of 128
-(Dao-AILab/flash-attention, issue 1791).
+_FLASH_ATTENTION_3 = 0.75
+"""Share of the rate: as H100s and H200s have computed a prompt of 8,192 tokens, causal, with 32 heads of 128 and 8 for keys, at 578
+to 619 TFLOP/s, its keys and values stored (ai-dynamo/aiconfigurator, 0.12.0: vLLM 0.24.0 and SGLang 0.5.14).
 """
 
 
@@ -314,18 +339,21 @@ def _bytes(*values: object) -> int:
 def _of_operation(name: str, args: tuple[Any, ...], out: Any) -> Launch:
     read = _bytes(out) if name in _LOOKUPS else _bytes(*args)
     flops = 2 * out.numel() * args[0 if name != "addmm" else 1].shape[-1] if name in _PRODUCTS else 0
-    share = _share_of_product(len(out), _bytes(*args[1:])) if flops else 0.8
-    return Launch(name, Cost(read + _bytes(out), flops), fp8=name == "_scaled_mm", share=share)
+    cost = Cost(read + _bytes(out), flops)
+    if not flops:
+        return Launch(name, cost)
+    share = next(share for most, share in _OF_PRODUCTS if len(out) <= most)
+    return Launch(name, cost, fp8=name == "_scaled_mm", share=share, more=_BESIDE_PRODUCT)
 
 
-def _share_of_product(rows: int, weight_bytes: int) -> float:
-    """Returns the share of its limit that cuBLAS reaches (middles of ranges): least where a small matrix is read for few rows."""
-    if rows > 1024:
-        return 0.91
-    large = weight_bytes > 64 << 20
-    if rows > 8:
-        return 0.855 if large else 0.75
-    return 0.88 if large else 0.72
+_BESIDE_PRODUCT = 2.5e-6
+_OF_PRODUCTS = ((16, 0.95), (256, 0.90), (1024, 0.97), (math.inf, 0.91))
+"""Seconds that a product of cuBLAS takes beside its limit, and the share of that which it reaches, by the most rows.
+
+Fitted to what ai-dynamo/aiconfigurator 0.12.0 has measured on an H100 and an H200: six matrices in turn, in recordings, by three
+engines. 19 matrices of 4 MB to 1 GB are told by 8 % (root mean square), at 1 to 8,192 rows. From 17 to 256 rows, and above 1,024,
+the share is as the four of Llama-3-8B reach it together.
+"""
 
 
 def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> Launch:
@@ -337,15 +365,16 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
         share = 0.405 if max(row.new for row in own) > 1 else 0.8
         return Launch(name, _attention(args, own, rows), share=share, least=4e-6, more=more)
     if name == "_merge":
-        return Launch(name, Cost(_bytes(*(each for key, each in args.items() if key not in _PARTLY_READ))), least=2e-6)
+        return Launch(name, Cost(_bytes(*(each for key, each in args.items() if key not in _PARTLY_READ))), least=2e-6, more=0.0)
     if name == "_attend":
         return Launch(name, _latents(args, rows) if "q_latent" in args else _expanded(args))
     if name in ("_gate_up", "_down"):
         return Launch(name, _experts(args), share=0.49 if prompt else 0.8)
     if name == "_few_rows":
         read = (each for key, each in args.items() if key not in _PARTLY_READ)
-        share = next(rate for least, rate in _FEW_ROWS if _bytes(args["weight"]) >= least) / H200_RATES.bandwidth
-        return Launch(name, Cost(_bytes(*read), 2 * len(args["x"]) * args["weight"].numel()), share=share)
+        cost = Cost(_bytes(*read), 2 * len(args["x"]) * args["weight"].numel())
+        more = next(seconds for least, seconds in _BESIDE_FEW_ROWS if len(args["weight"]) >= least)
+        return Launch(name, cost, share=1.0, more=more)
     if name == "_accept":
         return Launch(name, Cost(_bytes(args["values"], args["tokens"], args["out"])))
     if name in ("_survey", "_thresholds"):
@@ -355,10 +384,13 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
     return Launch(name, cost, fp8=name == "_scaled_linear" and args["ROWS"] >= _LEAST_OF_FP8)
 
 
-_FEW_ROWS = ((822e6, 4.26e12), (470e6, 4.02e12), (264e6, 3.80e12), (0, 3.61e12))
-"""Bytes/s of products of few rows, by the least bytes of the matrix: so an H200 has read one for one row by copies ahead, that of
-235 MB at 3.61 TB/s (tile-ai/TileOPs, pull request 244). For smaller ones there is no such figure. Such kernels were 25 to 44 %
-faster than cuBLAS for those of a layer (Vinci-hit/RustInfer, pull request 4): by our 72 % for cuBLAS that is more than 84 %.
+_BESIDE_FEW_ROWS = ((12288, 1.0e-6), (0, 2.5e-6))
+"""Seconds of products of few rows beside their bytes at the rate of a copy, by the least columns of the matrix.
+
+A kernel of the same kind took so much at most on a GH200: Triton's, in recordings, of one row or with tiles of 16 and 32 columns,
+begun early (SamMausberg/verified-progress, evidence/backbone). It read 21, 47 and 52 MB in 9.3, 16.6 and 17.7 us from one launch to
+the next, and of matrices with more columns 63 and 94 MB in 19.5 and 27.6. That card's copy is taken for 3.6 TB/s, as much of its
+data sheet's bandwidth as the others reach. By that ours is 4 % faster than cuBLAS; theirs was by 5 %.
 """
 
 _CHAIN = 1e-6
@@ -414,19 +446,22 @@ def table() -> str:
 
 def expectations() -> str:
     """Returns the rows of docs/gpu.md about what steps are expected to take, in bf16, beside their roofline."""
-    head = "| on an H200 in bf16 | roofline | expected | share | launches of a layer, and of all | measured |"
-    lines = [head, "|---|---:|---:|---:|---:|---|"]
+    columns = "".join(f" {device}: roofline | expected | share |" for device in DEVICES)
+    lines = [f"| in bf16 |{columns} launches of a layer, and of all | measured |", f"|---|{'---:|' * (3 * len(DEVICES) + 1)}---|"]
     for shape, whats in EXPECTED.items():
         for what in whats:
-            found, limit = predict(shape, STEPS[what]), _roofline(shape, STEPS[what])
-            times = f"{_milliseconds(limit)} | {_milliseconds(found.expected)} | {limit / found.expected:.0%}"
-            lines.append(f"| {shape}, {what} | {times} | {len(found.layer)}, {found.launches} | not run |")
+            tape = model_tape(shape, STEPS[what])
+            cells, found = [f"{shape}, {what}"], tape.predict(H200_RATES)
+            for rates in DEVICES.values():
+                limit, expected = _roofline(shape, STEPS[what], rates), tape.predict(rates).expected
+                cells += [_milliseconds(limit), _milliseconds(expected), f"{limit / expected:.0%}"]
+            lines.append("| " + " | ".join([*cells, f"{len(found.layer)}, {found.launches}", "not run"]) + " |")
     return "\n".join(lines)
 
 
-def _roofline(shape: str, step: TapedStep) -> float:
+def _roofline(shape: str, step: TapedStep, rates: Rates) -> float:
     """Returns the limit that `bench/gpu.sh` measures a step by."""
-    limits = Limits(H200_RATES.bandwidth, H200_RATES.bf16)
+    limits = Limits(rates.bandwidth, rates.bf16)
     return limits.seconds(step_cost(model_config(shape, toy=False), step.rows))
 
 

@@ -39,6 +39,8 @@ class Disturbances:
         self._chat, self._kubectl, self._cluster, self._chance = chat, chat.kubectl, cluster, chance
         self._operators = Kubectl(self._kubectl.program, self._kubectl.kubeconfig, OPERATOR_NAMESPACE)
         self._rollouts = 0
+        self._killed: dict[str, int] = {}
+        """How often the container of a pod had restarted when it was killed, by the pod's uid: its status lags behind."""
         self.refused: list[float] = []
         self.killed_routers: list[float] = []
 
@@ -89,7 +91,7 @@ class Disturbances:
     def kill_an_agent(self) -> None:
         """While another group serves, to which its streams can go."""
         victim = self._chance.choice(self._serving(2))
-        assert self._cluster.kill(victim["metadata"]["uid"], "starling agent") > 0
+        self._kill(victim, "starling agent")
 
     def kill_an_operator(self) -> None:
         self._operators("delete", "pod", acting(self._operators)["metadata"]["name"], "--grace-period=0", "--force")
@@ -103,7 +105,12 @@ class Disturbances:
 
     def _kill_router(self, pod: Manifest) -> None:
         self.killed_routers.append(time.time())
-        assert self._cluster.kill(pod["metadata"]["uid"], "starling router") > 0
+        self._kill(pod, "starling router")
+
+    def _kill(self, pod: Manifest, command: str) -> None:
+        uid = pod["metadata"]["uid"]
+        self._killed[uid] = _restarts(pod)
+        assert self._cluster.kill(uid, command) > 0
 
     def _drain(self, node: str) -> None:
         """As an administrator does it: all that is on the node goes elsewhere, and the node takes pods again."""
@@ -139,7 +146,7 @@ class Disturbances:
         found: list[Manifest] = []
 
         def enough() -> bool:
-            found[:] = filter(_serves, self._chat.pods())
+            found[:] = filter(self._serves, self._chat.pods())
             return len(found) >= least
 
         wait_until(f"{least} pods serve", enough, PATIENCE, self._chat.explain)
@@ -150,7 +157,7 @@ class Disturbances:
         found: list[Manifest] = []
 
         def enough() -> bool:
-            found[:] = filter(_serves, self._found_routers())
+            found[:] = filter(self._serves, self._found_routers())
             return len(found) >= 2
 
         wait_until("two routers serve", enough, PATIENCE, self._chat.explain)
@@ -168,6 +175,11 @@ class Disturbances:
 
         wait_until("the spec is carried out", settled, PATIENCE, self._chat.explain)
 
+    def _serves(self, pod: Manifest) -> bool:
+        """Whether it is ready and stays; one that was killed, only once it has begun again."""
+        is_ready = condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
+        return is_ready and self._killed.get(pod["metadata"]["uid"], -1) < _restarts(pod)
 
-def _serves(pod: Manifest) -> bool:
-    return condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+def _restarts(pod: Manifest) -> int:
+    return sum(status["restartCount"] for status in pod["status"].get("containerStatuses", ()))

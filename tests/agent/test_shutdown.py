@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message
 from starling_agent.drain import Drain
+from starling_agent.file_token import FileToken
 from starling_agent.http.middleware_stack import middleware_stack
 from starling_agent.http.open_requests import OpenRequests
 from starling_agent.metrics.requests import RequestMetrics
@@ -47,7 +49,10 @@ class Server:
 
 @asynccontextmanager
 async def running(
-    accept_seconds: float = 0.0, drain_seconds: float = PATIENCE, read_seconds: float = PATIENCE
+    accept_seconds: float = 0.0,
+    drain_seconds: float = PATIENCE,
+    read_seconds: float = PATIENCE,
+    router_token: FileToken | None = None,
 ) -> AsyncIterator[Server]:
     drain, open_requests = Drain(), OpenRequests()
 
@@ -59,7 +64,7 @@ async def running(
         await server.may_answer.wait()
         return PlainTextResponse("done")
 
-    settings = ServerSettings(accept_seconds=accept_seconds, drain_seconds=drain_seconds)
+    settings = ServerSettings(accept_seconds=accept_seconds, drain_seconds=drain_seconds, router_token=router_token)
     layers = middleware_stack(settings, drain, RequestMetrics().responses)
     http = HttpServer(Starlette(routes=[Route("/work", work, methods=["POST"])], middleware=layers), None, read_seconds)
     over, closed = asyncio.Event(), asyncio.Event()
@@ -139,6 +144,21 @@ async def test_who_may_just_send_a_request_is_answered(connect: Connect, monkeyp
         assert answer.endswith(b"done") and b"connection: close" in answer
         async with asyncio.timeout(PATIENCE):
             await server.serving
+
+
+async def test_a_router_that_is_idle_is_not_waited_for(connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It sends again what it lost on such a connection."""
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setattr(connection, "AGAIN_SECONDS", PATIENCE)
+    async with running(router_token=FileToken(tmp_path / "token")) as server:
+        router, pretender = connect(server), connect(server)
+        await one_answer(router, ASK.replace(b"\r\n\r\n", b"\r\nX-Starling-Router: secret\r\n\r\n"))
+        await one_answer(pretender, ASK.replace(b"\r\n\r\n", b"\r\nX-Starling-Router: guess\r\n\r\n"))
+        server.http.should_exit = True
+        assert await answer_of(router) == b""
+        assert not server.serving.done()
+        pretender.sendall(ASK)
+        assert (await answer_of(pretender)).endswith(b"done")
 
 
 async def test_who_sends_nothing_is_not_waited_for(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +246,9 @@ async def test_the_rest_of_a_stream_does_not_count_as_a_request_that_came() -> N
     assert open_requests.last_at == -math.inf
 
 
-async def one_answer(client: socket.socket) -> None:
+async def one_answer(client: socket.socket, question: bytes = ASK) -> None:
     client.setblocking(False)
-    client.sendall(ASK)
+    client.sendall(question)
     async with asyncio.timeout(PATIENCE):
         assert b"200 OK" in await asyncio.get_running_loop().sock_recv(client, 65536)
 

@@ -1,5 +1,6 @@
 """Launches of steps, and the table of predicted times in docs/gpu.md. Kernels are not interpreted here, and none is compiled."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,55 @@ TAIL = 5
 
 def all_launches() -> dict[tuple[str, str], tuple[list[str], list[str]]]:
     return {(shape, what): launches_of(shape, what) for shape, steps in BUDGETS.items() for what in steps}
+
+
+MATRICES = [(4096, 1024), (4096, 4096), (6144, 4096), (4096, 16384), (16384, 7168), (65536, 8192)]
+MEASURED = {
+    ("H200", 1): [5.4, 12.6, 16.5, 35.6, 56.7, 263.7],
+    ("H200", 64): [5.4, 12.7, 17.4, 40.5, 58.5, 287.7],
+    ("H200", 512): [9.1, 25.3, 36.1, 90.3, 162.0, 753.9],
+    ("H200", 8192): [100.0, 381.8, 508.7, 1479.6, 2457.0, 12550.5],
+    ("H100", 1): [6.0, 15.8, 22.1, 49.5, 82.6, 376.8],
+    ("H100", 64): [6.2, 15.7, 23.1, 56.3, 89.5, 392.9],
+    ("H100", 512): [9.1, 24.8, 36.4, 89.4, 157.1, 745.4],
+    ("H100", 8192): [97.5, 347.0, 535.7, 1481.1, 2474.0, 12254.2],
+}
+"""Microseconds of products by cuBLAS in bf16, by device and rows, for matrices of so many columns and so deep.
+
+From one launch to the next of a recording: medians of SGLang 0.5.14, TensorRT-LLM 1.3.0rc20 and vLLM 0.24.0, as aiconfigurator-core
+0.12.0 has them.
+"""
+
+OF_ONE_ROW = {(2560, 4096): 9.31, (2560, 9216): 16.64, (10240, 2560): 17.73, (12288, 2560): 19.45, (18432, 2560): 27.59}
+"""The same of one row by a kernel in Triton that begins early, on a GH200 (SamMausberg/verified-progress, evidence/backbone)."""
+
+
+def products() -> dict[tuple[str, int], list[float]]:
+    """Returns what the tape expects for those by cuBLAS."""
+    from bench.gpu import tape
+
+    def seconds(device: str, rows: int, columns: int, depth: int) -> float:
+        x, weight, out = meta(rows, depth), meta(columns, depth), meta(rows, columns)
+        return tape._of_operation("linear", (x, weight), out).expected(tape.DEVICES[device])
+
+    return {key: [1e6 * seconds(*key, *matrix) for matrix in MATRICES] for key in MEASURED}
+
+
+def products_of_one_row() -> list[float]:
+    """Returns what it expects of ours, were a GH200's copy to reach as much of its bandwidth as that of an H200 does."""
+    from bench.gpu import tape
+    from bench.gpu.roofline import StepRow
+
+    def seconds(columns: int, depth: int) -> float:
+        tensors = {"x": meta(1, depth), "weight": meta(columns, depth), "out": meta(1, columns)}
+        launch = tape._of_kernel("_few_rows", tensors, [StepRow(1, 1)])
+        return replace(launch, overlaps=True).expected(tape.Rates(3.6e12, 790e12, 1580e12))
+
+    return [1e6 * seconds(*matrix) for matrix in OF_ONE_ROW]
+
+
+def meta(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
 def launches_of_views() -> list[str]:
@@ -112,6 +162,15 @@ def test_no_step_launches_more_than_its_budget() -> None:
 
 def test_a_cast_and_a_copy_are_launches() -> None:
     assert in_compiler(launches_of_views) == ["to", "contiguous"]
+
+
+def test_products_are_expected_to_take_what_others_have_measured() -> None:
+    for key, expected in in_compiler(products).items():
+        assert expected == pytest.approx(MEASURED[key], rel=0.15), key
+
+
+def test_products_of_one_row_are_expected_to_take_what_such_a_kernel_has_taken() -> None:
+    assert in_compiler(products_of_one_row) == pytest.approx(list(OF_ONE_ROW.values()), rel=0.03)
 
 
 def test_the_documented_predictions_are_those_of_the_code() -> None:

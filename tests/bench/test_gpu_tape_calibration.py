@@ -61,8 +61,8 @@ ESTIMATES = [
     Estimate("30B-A3B", 1, PROMPT, 1, 15, (190, 215), (190, 215)),
 ]
 
-BEYOND = {("Llama-3-8B, decode, 1 row", "H100")}
-"""Rows that today's efficiencies do not meet; docs/gpu-proofs.md says why."""
+BEYOND = {(f"{shape}, decode, 1 row", device) for shape in ("Qwen3-0.6B", "30B-A3B") for device in ("H100", "H200")}
+"""Figures that today's efficiencies do not meet; docs/gpu-proofs.md says why."""
 
 
 class FirstCode:
@@ -207,10 +207,9 @@ Predicted = dict[str, dict[str, float]]
 def predict_all() -> Predicted:
     from bench.gpu import tape
 
-    rates = {"H100": tape.Rates(3.0e12, 798e12, 1596e12), "H200": tape.H200_RATES}
     steps = {of.name: FirstCode(of).launches for of in ESTIMATES}
     return {
-        name: {device: 1e3 * sum(each.expected(of) for each in launches) for device, of in rates.items()}
+        name: {device: 1e3 * sum(each.expected(of) for each in launches) for device, of in tape.DEVICES.items()}
         for name, launches in steps.items()
     }
 

@@ -12,13 +12,17 @@ import structlog
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from starling_agent.http.auth import is_of_router
 from starling_agent.http.errors import ApiError
 from starling_agent.http.header_limit import MAX_HEADER_BYTES, header_too_large
 
 LINGER_SECONDS = 2.0
 """A reset would hide the answer from a client that still sends; what it sends in this time is read and dropped."""
-AGAIN_SECONDS = 0.5
-"""A program that had an answer is likely to send its next request in this time. Later ones look first whether they still can."""
+AGAIN_SECONDS = 6.0
+"""A client that had an answer may send its next request on the same connection so much later. Most take none that was idle for 5 s
+(httpx, and so the `openai` client); between that look and the request a busy machine lets a second go by."""
+ROUTER_AGAIN_SECONDS = 0.5
+"""The same for a router, which sends again what it lost on a connection that was kept."""
 log = structlog.get_logger("starling.http")
 
 
@@ -33,7 +37,7 @@ class ClientConnection(H11Protocol):
 
     When the server shuts down, a client that may just send a request gets an answer to that one, too, where the server still
     `awaits_requests`: a new client and one whose header has begun within `read_seconds`, for on a busy machine a request may come
-    long after its connection.
+    long after its connection; and one that had an answer less than `AGAIN_SECONDS` ago.
 
     Refusals that reach no application are counted in `responses`, with the route "none".
     """
@@ -119,7 +123,10 @@ class ClientConnection(H11Protocol):
             return 0.0
         if self._header_timer is not None:  # which ends first
             return self._read_seconds
-        wait = self._read_seconds if self.cycle is None else AGAIN_SECONDS
+        if self.cycle is None:
+            wait = self._read_seconds
+        else:
+            wait = ROUTER_AGAIN_SECONDS if is_of_router(self.cycle.scope) else AGAIN_SECONDS
         return self._idle_since + wait - self.loop.time()
 
     def _unset_keepalive_if_required(self) -> None:
