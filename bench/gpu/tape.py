@@ -312,9 +312,14 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name not in _NO_KERNEL and not func.is_view:
+        if name not in _NO_KERNEL and not (func.is_view and _in_same_memory(args, out)):
             self._found.append(_of_operation(name, args, out))
         return out
+
+
+def _in_same_memory(args: tuple[Any, ...], out: Any) -> bool:
+    """Returns False for a cast, or a copy that is contiguous: by their schemas both are views."""
+    return not isinstance(out, torch.Tensor) or out.untyped_storage()._cdata == args[0].untyped_storage()._cdata
 
 
 _NO_KERNEL = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh", "_unsafe_view", "set_"}
@@ -372,6 +377,8 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
         return Launch(name, cost, share=1.0, more=more)
     if name == "_accept":
         return Launch(name, Cost(_bytes(args["values"], args["tokens"], args["out"])))
+    if name in ("_survey", "_thresholds"):
+        return Launch(name, Cost(_bytes(args["temperature"], args["top_k"], args["top_p"], args["min_p"])))  # no row has a filter
     flops = 2 * len(args["x"]) * args["WIDTH"] * args["DEPTH"] if name in ("_linear", "_scaled_linear") else 0
     cost = Cost(_bytes(*(each for key, each in args.items() if key not in _PARTLY_READ)), flops)
     return Launch(name, cost, fp8=name == "_scaled_linear" and args["ROWS"] >= _LEAST_OF_FP8)
