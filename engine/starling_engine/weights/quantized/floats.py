@@ -88,9 +88,9 @@ class Float8Matrix(CodedMatrix):
 class Float8Expert(Float8Matrix):
     """One matrix of an expert in transformers' form of FP8, in which tensors hold those of all experts of a layer.
 
-    gate_up_proj [E, 2 N, K], gates first, and down_proj [E, N, K] float8_e4m3fn; each with a scale for each expert (_scale_inv)
-    [E, 1, 1], or for each block of its rows and columns, and maybe a static one of x (_activation_scale), one in all or E. A block
-    may have rows of gate and of up.
+    gate_up_proj [E, 2 N, K], gates first, and down_proj [E, N, K] float8_e4m3fn. Each has scales (_scale_inv): [E, 1, 1], or one
+    for each block of an expert's rows and columns, which may have rows of gate and of up. It may have a static one of x
+    (_activation_scale), one in all or E.
     """
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme, expert: int, projection: str) -> None:
