@@ -5,6 +5,7 @@ The file is long because it is one table of architectures.
 
 import json
 import shutil
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,11 @@ FALCON_H1: dict[str, Any] = {
 JAMBA: dict[str, Any] = {"num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 8}
 STATE_ALONE: dict[str, Any] = {"state_size": 8, "bos_token_id": None, "eos_token_id": None}
 CODESTRAL: dict[str, Any] = {**STATE_ALONE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
+ENDLESS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+GPT2: dict[str, Any] = {**ENDLESS, "num_key_value_heads": 4}
+WITHOUT_FIELDS = dict.fromkeys(("intermediate_size", "num_key_value_heads"))
+OPT: dict[str, Any] = {**ENDLESS, "ffn_dim": 160, "word_embed_proj_dim": 64, "num_key_value_heads": 4}
+OLMOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 48, "eos_token_id": None}
 WITHOUT_HEADS = dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"))
 """Edits of configs that have none of these fields."""
 MINISTRAL_ROPE = {
@@ -610,6 +616,12 @@ FAMILIES = {
         },
         {"rope_parameters": None, "rotary_pct": 0.5, "rotary_emb_base": 1000},
     ),
+    "gpt2": Variant("gpt2", {**GPT2, "tie_word_embeddings": True}, WITHOUT_FIELDS),
+    "gpt2-untied": Variant("gpt2", {**GPT2, "n_inner": 160, "activation_function": "gelu"}, WITHOUT_FIELDS),
+    "opt": Variant("opt", {**OPT, "tie_word_embeddings": True}),
+    "opt-without-biases": Variant("opt", {**OPT, "enable_bias": False, "activation_function": "gelu"}),
+    "olmoe": Variant("olmoe", {**OLMOE, "num_key_value_heads": 4}),
+    "olmoe-shared-keys": Variant("olmoe", {**OLMOE, "norm_topk_prob": True, "attention_bias": True}),
     "llama4": Variant("llama4_text", LLAMA4),
     "llama4-chunks": Variant("llama4_text", {**LLAMA4, "attention_chunk_size": 40}),
     "llama4-plain": Variant("llama4_text", {**LLAMA4, "num_local_experts": 0, "moe_layers": [], "interleave_moe_layer_step": 0}),
@@ -828,7 +840,7 @@ class Reference:
 def write_checkpoint(folder: Path, variant: Variant, dtype: torch.dtype = torch.float32, **save: Any) -> PreTrainedModel:
     """Writes the variant with seeded weights to `folder` and returns the model. `save` goes to save_pretrained."""
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[variant.model_type](**{**BASE, **variant.changes})
+    config = CONFIG_MAPPING[variant.model_type](**deepcopy({**BASE, **variant.changes}))  # transformers changes what it gets
     # transformers 5.23 has Mistral 4 among models with images alone
     model = Mistral4ForCausalLM(config) if variant.model_type == "mistral4" else AutoModelForCausalLM.from_config(config)
     spread(model)

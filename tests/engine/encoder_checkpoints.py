@@ -82,6 +82,11 @@ CLASSIFIERS = {
     "modernbert-mean": EncoderVariant(
         "ModernBertForSequenceClassification", "ModernBertConfig", {**MODERNBERT, "classifier_pooling": "mean"}
     ),
+    "modernbert-biases": EncoderVariant(
+        "ModernBertForSequenceClassification",
+        "ModernBertConfig",
+        {**MODERNBERT, "classifier_bias": True, "norm_bias": True, "attention_bias": True, "mlp_bias": True},
+    ),
     "gte": EncoderVariant("GteForSequenceClassification", "GteConfig", {"num_labels": 1}),
     "nomic-bert": EncoderVariant("NomicBertForSequenceClassification", "NomicBertConfig", {"num_labels": 3}, types=2),
     "eurobert": EncoderVariant(

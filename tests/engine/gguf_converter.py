@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from tests.engine.gguf_files import _PROJECTIONS, _add, _in_pairs, _llama3_factors
+from tests.engine.gguf_files import _PROJECTIONS, _add, _in_pairs, _llama3_factors, _write_tokenizer
 
 PAIRED = ("mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee")
 ONE_ADDED = ("gemma", "gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe", "nemotron")
@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "granitemoeshared": "granitemoe", "granitemoehybrid": "granitehybrid",
     "qwen2_moe": "qwen2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "olmo3": "olmo2",
     "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r", "falcon_h1": "falcon-h1",
+    "bamba": "granitehybrid", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa",
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
     "minimax_m2": "minimax-m2", "gemma4_text": "gemma4",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
@@ -61,6 +62,8 @@ def convert(
     fields = {**_fields(config), **{key: value for rule in _RULES.get(name, ()) for key, value in rule(config).items()}}
     for key, value in fields.items():
         _write(writer, f"{name}.{key}", value)
+    if (folder / "tokenizer.json").exists():
+        _write_tokenizer(writer, folder, config.vocab_size, "qwen2")
     stored = load_file(folder / "model.safetensors")
     for part in ("alpha_n", "alpha_p", "beta", "eps") if name == "apertus" else ():
         numbers = [stored[f"model.layers.{at}.mlp.act_fn.{part}"].item() for at in range(config.num_hidden_layers)]
@@ -184,6 +187,28 @@ def _score(config: Any) -> int | None:
     return None if is_old else 2
 
 
+def _indexer(config: Any) -> dict[str, Any]:
+    kinds = _first(config, "indexer_types") if config.model_type == "glm_moe_dsa" else None
+    return {
+        "attention.indexer.head_count": config.index_n_heads,
+        "attention.indexer.key_length": config.index_head_dim,
+        "attention.indexer.top_k": config.index_topk,
+        "attention.indexer.types": tuple(kind == "full" for kind in kinds) if kinds else None,
+    }
+
+
+def _granite_hybrid(config: Any) -> dict[str, Any]:
+    """Returns the fields of Granite 4, which is not rotated, or of Bamba, which has no multipliers."""
+    is_bamba = config.model_type == "bamba"
+    written = json.loads(Path(config.name_or_path, "config.json").read_text())
+    attending = (
+        written["attn_layer_indices"] if is_bamba else [at for at, kind in enumerate(written["layer_types"]) if kind == "attention"]
+    )
+    heads = tuple(config.num_key_value_heads if at in attending else 0 for at in range(config.num_hidden_layers))
+    own = {} if is_bamba else {**_multipliers(config), "rope.freq_base": None}
+    return {**own, "rope.scaling.finetuned": is_bamba, "attention.head_count_kv": heads}
+
+
 def _images(config: Any) -> dict[str, Any]:
     """Returns what Qwen's models with images have: parts of rotated pairs for time, height and width; of Qwen 3 also layers."""
     part = config.head_dim // 8 if _first(config, "head_dim") else config.hidden_size // config.num_attention_heads // 8
@@ -286,6 +311,13 @@ def _encoder(_config: Any) -> dict[str, Any]:
     return {"attention.causal": False, "pooling_type": int(gguf.PoolingType.MEAN), "attention.sliding_window": None}
 
 
+def _labels(config: Any) -> dict[str, Any]:
+    """Returns the labels of a head; the converter takes two of them for transformers' default."""
+    return {
+        "classifier.output_labels": [config.id2label[at] for at in range(config.num_labels)] if config.num_labels != 2 else None
+    }
+
+
 def _window_as_written(config: Any) -> dict[str, Any]:
     """Returns the window of the config.json; transformers has it on each side."""
     written = json.loads(Path(config.name_or_path, "config.json").read_text())
@@ -328,6 +360,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "gemma4": (_gemma4,),
     "deepseek2": (_experts, _latents),
     "mistral4": (_experts, _latents),
+    "deepseek32": (_experts, _latents, _indexer),
+    "glm-dsa": (_experts, _latents, _indexer),
     "kimi-linear": (_experts, _latents, _kimi),
     "llama4": (_experts, _llama4),
     "mistral3": (_temperature,),
@@ -340,7 +374,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "bert": (
         _encoder,
         lambda c: {"context_length": c.max_position_embeddings - _before_positions(c)},
-        lambda c: {"classifier.output_labels": [c.id2label[at] for at in range(c.num_labels)] if c.num_labels != 2 else None},
+        _labels,
         lambda c: {"attention.layer_norm_epsilon": 1e-12} if c.model_type == "distilbert" else {},
     ),
     "nomic-bert": (_encoder,),
@@ -348,6 +382,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "eurobert": (_encoder,),
     "modern-bert": (
         _encoder,
+        _labels,
         lambda c: {
             "attention.sliding_window": c.local_attention,
             "attention.sliding_window_pattern": 3,
@@ -365,7 +400,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "phi3": (_long,),
     "granite": (_multipliers,),
     "granitemoe": (_multipliers, _experts),
-    "granitehybrid": (_multipliers, _experts, _state, lambda _: {"rope.scaling.finetuned": False, "rope.freq_base": None}),
+    "granitehybrid": (_granite_hybrid, _experts, _state),
     "qwen2moe": (_experts, lambda _: {"attention.sliding_window": None}),
     "qwen3next": (_experts, _delta),
     "qwen35": (_delta,),
@@ -406,14 +441,16 @@ _RULES: dict[str, tuple[Rule, ...]] = {
 
 
 def _tensors(stored: dict[str, torch.Tensor], config: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    known = {"deepseek32": "glm-dsa"}.get(name, name)  # which the package does not know yet
     names = gguf.get_tensor_name_map(
-        next(arch for arch, each in gguf.MODEL_ARCH_NAMES.items() if each == name), config.num_hidden_layers
+        next(arch for arch, each in gguf.MODEL_ARCH_NAMES.items() if each == known), config.num_hidden_layers
     )
     stacks: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in stored.items():
         if key.startswith("pooler.") or "act_fn" in key:
             continue
         key = re.sub(r"^(distilbert|roberta)\.", "", key)
+        key = key.removeprefix("model.") if name == "modern-bert" else key
         key = re.sub(r"^classifier\.(weight|bias)$", r"classifier.out_proj.\1", key)
         for part, values in _changed(key, tensor, config, name):
             parent, _, last = part.rpartition(".experts.")

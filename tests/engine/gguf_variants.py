@@ -65,6 +65,11 @@ GGUF_VARIANTS = {
         no_rope_layers=[1, 1, 1, 0],
         rope_parameters={**LLAMA3_ROPE, "rope_theta": 5e5, "high_freq_factor": 1.0, "original_max_position_embeddings": 8192},
     ),
+    "deepseek-v3.2": FAMILIES["deepseek-v3.2"],
+    "deepseek-v3.2-published": _with("deepseek-v3.2-published", {"num_nextn_predict_layers": None}),
+    "glm-5": FAMILIES["glm-5"],
+    "glm-5.2": _with("glm-5.2", mlp_layer_types=["dense", *["sparse"] * 4]),
+    "bamba": _with("bamba", mlp_bias=False),
     "ministral3": FAMILIES["ministral3"],
     "mistral4": _with("mistral4", rope_parameters={**MINISTRAL_ROPE, "llama_4_scaling_beta": 0.1}),
     "apertus": _with(

@@ -22,7 +22,7 @@ def _prepare(settings: Any) -> Work:
     vocabulary = read_vocabulary(config)
     if not all(map(vocabulary.is_special_token, config.eos_token_ids)):
         raise ModelError("grammars are not possible: a token that ends the model's outputs is text, which a grammar may ask for")
-    special = {text: token for text, token in added.items() if vocabulary.is_special_token(token)}
+    special = {text: token for text, token in added.items() if token < config.size and vocabulary.is_special_token(token)}
     tokens = SpecialTokens(special, frozenset(config.eos_token_ids))
     marks = None if settings["marks"] is None else ReasoningMarks(*settings["marks"])
 

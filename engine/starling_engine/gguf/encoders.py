@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from starling_engine.gguf.family import Config, GgufFamily, family, nothing
-from starling_engine.gguf.heads import encoder_head
+from starling_engine.gguf.heads import encoder_head, modernbert_head
 from starling_engine.gguf.metadata import GgufMetadata
 from starling_engine.gguf.names import BERT, FUSED_GATE_UP
 
@@ -46,6 +46,6 @@ ENCODERS: Mapping[str, GgufFamily] = {
     "bert": family("BertModel", _bert, BERT, eps=LAYER_NORM, head=encoder_head),
     "nomic-bert": family("NomicBertModel", _segments, BERT, eps=LAYER_NORM),
     "jina-bert-v3": family("JinaEmbeddingsV3Model", _segments, BERT, eps=LAYER_NORM),
-    "modern-bert": family("ModernBertModel", _modernbert, BERT, FUSED_GATE_UP, eps="norm_eps"),
+    "modern-bert": family("ModernBertModel", _modernbert, BERT, FUSED_GATE_UP, eps="norm_eps", head=modernbert_head),
     "eurobert": family("EuroBertModel", nothing),
 }

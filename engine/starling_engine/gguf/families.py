@@ -137,6 +137,9 @@ def _granite_moe(data: GgufMetadata) -> Config:
 
 
 def _granite_hybrid(data: GgufMetadata) -> Config:
+    """Reads the fields of Granite 4, or of Bamba, which rotates and has no multipliers."""
+    if data.get("rope.scaling.finetuned", True) and not data.get("embedding_scale"):
+        return _bamba(data)
     width = data.get("expert_shared_feed_forward_length") or data.number("feed_forward_length")
     return {
         **_granite(data),
@@ -146,6 +149,12 @@ def _granite_hybrid(data: GgufMetadata) -> Config:
         "layer_types": data.kinds({"ssm_in.weight": "mamba"}, "attention"),
         "position_embedding_type": "rope" if data.get("rope.scaling.finetuned", True) else "nope",
     }
+
+
+def _bamba(data: GgufMetadata) -> Config:
+    kinds = data.kinds({"ssm_in.weight": "mamba"}, "attention")
+    attending = [layer for layer, kind in enumerate(kinds) if kind == "attention"]
+    return {"architectures": ["BambaForCausalLM"], **_mamba2(data), "attn_layer_indices": attending}
 
 
 def _mamba2(data: GgufMetadata) -> Config:

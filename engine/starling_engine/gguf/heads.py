@@ -1,4 +1,4 @@
-"""Heads in GGUF files: those of RoBERTa and DistilBERT, which score pairs or label texts, and what is left of Qwen3-Reranker's."""
+"""Heads in GGUF files: RoBERTa's, DistilBERT's and ModernBERT's, which score pairs or label texts; and Qwen3-Reranker's rest."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from starling_engine.gguf.metadata import GgufMetadata
 
 ANSWERS = ("yes", "no")
 """Labels of a head that is two rows of a language model's: such a model, Qwen3-Reranker's, reads a pair through its template."""
-PARTS: Mapping[str, str] = {"cls": "dense", "cls.output": "out"}
+PARTS: Mapping[str, str] = {"cls": "dense", "cls.norm": "norm", "cls.output": "out"}
 """Modules of a head, by fields of `HeadShape`."""
 _DENSE, _OUT = "cls.weight", "cls.output.weight"
 _LABELS = "classifier.output_labels"
-_RANK = 4
-"""Number of llama.cpp for models that score pairs."""
+_CLS, _RANK = 2, 4
+"""Numbers of llama.cpp for pooling by the first token, and for models that score pairs."""
 
 
 def ranks(data: GgufMetadata) -> bool:
@@ -46,6 +46,13 @@ def encoder_head(data: GgufMetadata, name: str) -> dict[str, Any]:
         raise UnsupportedModel(f"{data.file.path}: {missing[0]} is missing: {rule}")
     labels = _labels(data)
     return _fields(name, labels) if labels else {**_fields(name, ()), "num_labels": tensors[_OUT].shape[0]}
+
+
+def modernbert_head(data: GgufMetadata, name: str) -> dict[str, Any]:
+    """Returns the fields of ModernBERT's head, which pools by the mean unless the file says otherwise, as in llama.cpp."""
+    found = encoder_head(data, name)
+    pooling = "cls" if data.get("pooling_type") == _CLS else "mean"
+    return {**found, "classifier_pooling": pooling, "classifier_bias": "cls.bias" in data.file.tensors} if found else found
 
 
 def answer_head(data: GgufMetadata, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Families with latent attention in GGUF files: DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash; Mistral Small 4; Kimi Linear."""
+"""Families with latents in GGUF files: DeepSeek V2, V3, R1 and V3.2, Kimi K2, GLM-4.7-Flash and 5, Mistral Small 4, Kimi Linear."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from starling_engine.gguf.family import (
     temperature_length,
 )
 from starling_engine.gguf.metadata import GgufMetadata
-from starling_engine.gguf.names import KIMI_DELTA, LATENTS, SHARED
+from starling_engine.gguf.names import INDEXER, KIMI_DELTA, LATENTS, SHARED
 from starling_engine.gguf.rope import DEFAULT_THETA, read_scaling
 
 KIMI_K2, KIMI_K2_BETA = "kimi-k2", 1.0
@@ -90,6 +90,28 @@ def _mistral4(data: GgufMetadata) -> Config:
     return {**_latents(data), **_experts(data), "rope_parameters": rope, "rope_scaling": None}
 
 
+def _indexed(data: GgufMetadata) -> Config:
+    """Reads the fields of models whose layers have an indexer."""
+    only_scored_by(data, SIGMOID)
+    return {
+        **_latents(data),
+        **_experts(data),
+        "rope_theta": data.number("rope.freq_base", DEFAULT_THETA),
+        "rope_scaling": _scaling(data),
+        "index_n_heads": data.number("attention.indexer.head_count"),
+        "index_head_dim": data.number("attention.indexer.key_length"),
+        "index_topk": data.number("attention.indexer.top_k"),
+    }
+
+
+def _glm_dsa(data: GgufMetadata) -> Config:
+    """Reads the fields of GLM-5. Which layers have an indexer of their own is listed; else those do that hold one."""
+    listed = data.get("attention.indexer.types")
+    if not isinstance(listed, list):
+        listed = [data.has(layer, "indexer.attn_k.weight") for layer in data.layers]
+    return {**_indexed(data), "indexer_types": ["full" if each else "shared" for each in listed[: data.num_layers]]}
+
+
 def _kimi_linear(data: GgufMetadata) -> Config:
     """Reads the fields of Kimi Linear, whose layers attend where they have latents."""
     only_scored_by(data, SIGMOID)
@@ -106,6 +128,8 @@ def _kimi_linear(data: GgufMetadata) -> Config:
 
 LATENT: Mapping[str, GgufFamily] = {
     "deepseek2": family("DeepseekV3ForCausalLM", _deepseek2, LATENTS, SHARED, attends=False),
+    "deepseek32": family("DeepseekV32ForCausalLM", _indexed, LATENTS, INDEXER, SHARED, attends=False),
+    "glm-dsa": family("GlmMoeDsaForCausalLM", _glm_dsa, LATENTS, INDEXER, SHARED, attends=False),
     "mistral4": family("Mistral4ForCausalLM", _mistral4, LATENTS, SHARED, attends=False),
     "kimi-linear": family("KimiLinearForCausalLM", _kimi_linear, LATENTS, SHARED, KIMI_DELTA, attends=False),
 }

@@ -95,6 +95,12 @@ LATENTS: ModuleNames = {
     f"{VALUES}.weight": (),
 }
 """Modules of latent attention. Files of before 2025-04 have keys and values in one matrix, as checkpoints have."""
+INDEXER: ModuleNames = {
+    "indexer.attn_q_b": "index_q",
+    "indexer.attn_k": "index_k",
+    "indexer.k_norm": "index_k_norm",
+    "indexer.proj": "index_weights",
+}
 SINKS: ModuleNames = {"attn_sinks.weight": Stored("sinks", whole=True)}
 SHORT_CONV: ModuleNames = {
     "shortconv.in_proj": "short_conv.fused_in",

@@ -5,7 +5,7 @@ checkpoint make up the matrix.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -35,6 +35,7 @@ class LinearShape:
     lookup  the rows are also read one by one, as the embedding that is tied to the logits head
     only_lookup  nothing is multiplied: an embedding of its own
     gated   of two equal modules: the output is silu of the first one's product times the second's
+    transposed  the checkpoint's tensors have a column for each row of the matrix
     exact   the product is not rounded to the weights' dtype on its way: for a router, whose near ties would fall otherwise
     """
 
@@ -50,6 +51,7 @@ class LinearShape:
     fused_backwards: bool = False
     num_fused: int = 0
     repeats: bool = False
+    transposed: bool = False
 
     @property
     def stored_names(self) -> tuple[str, ...]:
@@ -254,7 +256,8 @@ class Linear:
 
     def _slot(self, part: LinearPart) -> WeightSlot:
         load, load_codes = partial(self._load, part), partial(self._load_codes, part) if part.codes else None
-        return part_slot(part.shares, load, self._alias(part), part.element_bytes, load_codes)
+        slot = part_slot(part.shares, load, self._alias(part), part.element_bytes, load_codes)
+        return replace(slot, transposed=self.shape.transposed and len(part.shares) > 1)
 
     def _alias(self, part: LinearPart) -> Alias | None:
         """Returns the place of the part in the tensor that a checkpoint may have for all modules, or has for the one before."""
@@ -267,11 +270,11 @@ class Linear:
         ahead = outs[part.module + 1 :] if self.shape.fused_backwards else outs[: part.module]
         before = sum(share.whole for share in ahead)
         rows, *columns = part.shares
-        return Alias(
-            (f"{self.shape.fused}.{part.name}",),
-            (sum(share.whole for share in outs), *(share.whole for share in columns)),
-            (slice(before + rows.start, before + rows.start + rows.size), *(share.slice for share in columns)),
-        )
+        whole = (sum(share.whole for share in outs), *(share.whole for share in columns))
+        index = (slice(before + rows.start, before + rows.start + rows.size), *(share.slice for share in columns))
+        if self.shape.transposed and columns:
+            return Alias((f"{self.shape.fused}.{part.name}",), whole[::-1], index[::-1], transposed=True)
+        return Alias((f"{self.shape.fused}.{part.name}",), whole, index)
 
     def _name(self, part: LinearPart) -> str:
         return f"{self.shape.names[part.module]}.{part.name}"
@@ -310,6 +313,7 @@ def stacked(
     fused_backwards: bool = False,
     num_fused: int = 0,
     repeats: bool = False,
+    transposed: bool = False,
 ) -> LinearShape:
     """Makes a shape. A plain number is a dimension that this rank holds whole."""
     shares = tuple(map(_share, outs))
@@ -318,6 +322,7 @@ def stacked(
         fused_backwards=fused_backwards,
         num_fused=num_fused,
         repeats=repeats,
+        transposed=transposed,
     )
 
 

@@ -19,6 +19,8 @@ _ENCODER_EMBEDDINGS = (
     *("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight"),
     f"embeddings.word_embeddings{_ADAPTED}.original",
 )
+_BELOW = {"wte.weight": "transformer.", "decoder.embed_tokens.weight": _PREFIX}
+"""Beginnings of the names of GPT-2 and OPT, by embeddings that lack them in published files."""
 _AUTHORS_EMBEDDING = "embed.weight"
 """The embedding in DeepSeek-V4's own checkpoints, whose names have no `_PREFIX`, and whose scales have names of their own."""
 _AUTHORS_NAMES = {
@@ -44,7 +46,7 @@ def model_names(stored: Iterable[str]) -> dict[str, str]:
     stored = list(stored)
     if _AUTHORS_EMBEDDING in stored:
         return {_of_authors(name): name for name in stored}
-    added = _PREFIX if _EMBEDDING in stored else ""
+    added = _PREFIX if _EMBEDDING in stored else next((each for name, each in _BELOW.items() if name in stored), "")
     if f"{_TEXT}{_PREFIX}{_EMBEDDING}" in stored:
         return {name.removeprefix(_TEXT): name for name in stored}
     text = next((each for each in (f"{_PREFIX}{_TEXT}", _TEXT) if f"{each}{_EMBEDDING}" in stored), None)

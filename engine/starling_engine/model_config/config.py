@@ -311,7 +311,7 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         check_own_heads(config, heads.count, layer)
     traits, classifier = definition.traits(config), read_classifier(config, definition.head, definition.token_head)
     tied = config.boolean(TIED, definition.tie_word_embeddings)
-    max_position -= traits.positions_from or 0
+    max_position -= (traits.positions_from or 0) if traits.positions_counted else 0
     has_state = any(layer.has_state for layer in layers)
     gated_delta = definition.gated_delta(config) if has_state else None
     mamba = definition.mamba(config) if has_state else None

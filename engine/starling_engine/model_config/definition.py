@@ -44,8 +44,8 @@ class TensorNames:
 
     `ignored` are endings of tensors that are not loaded: older checkpoints saved computed buffers. `left_out` are beginnings of
     other such: parts for drafts outside of the layers, and heads of other tasks. `router_bias_is_row` says that the bias is a
-    matrix of one row. In `fused_gate_up` the gate comes first, unless `fused_up_first` says otherwise. `other_mlp` is another name
-    of the module of a plain MLP.
+    matrix of one row. `transposed` says that matrices of attention and MLPs have a column for each output. In `fused_gate_up` the
+    gate comes first, unless `fused_up_first` says otherwise. `other_mlp` is another name of the module of a plain MLP.
     """
 
     embedding: str = "model.embed_tokens"
@@ -120,6 +120,7 @@ class TensorNames:
     layer_input_projection: str = "per_layer_projection"
     layer_input_norm: str = "post_per_layer_input_norm"
     layer_scalar: str = "layer_scalar"
+    transposed: bool = False
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
     left_out: tuple[str, ...] = ()
 

@@ -34,13 +34,11 @@ def _ropes(config: Fields, _theta: float) -> tuple[RopeConfig, ...]:
 
 
 def _head(config: Fields) -> HeadShape:
-    if config.boolean("classifier_bias", False):
-        raise config.error("classifier_bias", "must be false: a head whose dense layer has a bias is not supported")
     pooling = config.one_of("classifier_pooling", "cls", "mean")
     activation = config.one_of("classifier_activation", "gelu")
     return HeadShape(
         dense="head.dense",
-        dense_bias=False,
+        dense_bias=config.boolean("classifier_bias", False),
         activation=activation,
         norm="head.norm",
         pooling="mean" if pooling == "mean" else "cls",

@@ -1,14 +1,17 @@
 """OLMo 2 and 3: norms behind attention and MLP alone, queries and keys normalised over all heads; 3 has windows.
 
-Most layers of OLMo Hybrid are Gated DeltaNets, with norms before both parts.
+Most layers of OLMo Hybrid are Gated DeltaNets, with norms before both parts. OLMoE (arXiv 2409.02060) has these norms, too, and
+experts.
 """
 
 from dataclasses import replace
 
+from starling_engine.errors import UnsupportedModel
 from starling_engine.model_config.definition import ModelDefinition, TensorNames, one_rope, patterned_windows, same_layers
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import DeltaNames, GatedDeltaConfig, hybrid_layers, read_gated_delta
 from starling_engine.model_config.layer import LayerConfig
+from starling_engine.model_config.moe import MoeConfig, Routing, checked, read_num_experts
 from starling_engine.model_config.rope import DEFAULT_THETA, RopeConfig, read_ropes
 from starling_engine.model_config.traits import Traits
 
@@ -80,10 +83,27 @@ def _gated_delta(config: Fields) -> GatedDeltaConfig:
     return replace(delta, rate_scale=scale, norm_eps=GATE_EPS)
 
 
+def _olmoe_traits(config: Fields) -> Traits:
+    if config.has("clip_qkv"):
+        raise UnsupportedModel(f"{config.source}: clip_qkv is not supported; supported: null")
+    return _traits(config)
+
+
+def _moe(config: Fields, num_layers: int) -> MoeConfig:
+    routing = Routing(
+        num_experts=read_num_experts(config, "num_experts", "num_local_experts"),
+        top_k=config.integer("num_experts_per_tok", 8),
+        renormalize=config.boolean("norm_topk_prob", False),
+    )
+    size = config.integer("intermediate_size")
+    return MoeConfig(layers=tuple(range(num_layers)), intermediate_size=size, routing=checked(config, routing))
+
+
 OLMO2 = ModelDefinition(architecture="Olmo2ForCausalLM", traits=_traits, layers=same_layers("after"), rms_eps=1e-5)
 OLMO3 = ModelDefinition(
     architecture="Olmo3ForCausalLM", traits=_traits, layers=_olmo3_layers, ropes=_olmo3_ropes, rope_theta=5e5, rms_eps=1e-5
 )
+OLMOE = ModelDefinition(architecture="OlmoeForCausalLM", traits=_olmoe_traits, moe=_moe, rms_eps=1e-5)
 OLMO_HYBRID = ModelDefinition(
     architecture="OlmoHybridForCausalLM",
     traits=_traits,

@@ -29,6 +29,7 @@ from starling_engine.model_config.glm import GLM, GLM4
 from starling_engine.model_config.glm4_moe import GLM4_MOE
 from starling_engine.model_config.glm4_moe_lite import GLM4_MOE_LITE
 from starling_engine.model_config.glm_moe_dsa import GLM_MOE_DSA
+from starling_engine.model_config.gpt2 import GPT2
 from starling_engine.model_config.gpt_neox import GPT_NEOX
 from starling_engine.model_config.gpt_oss import GPT_OSS
 from starling_engine.model_config.granite import GRANITE
@@ -50,7 +51,8 @@ from starling_engine.model_config.modernbert import MODERNBERT
 from starling_engine.model_config.mpnet import MPNET
 from starling_engine.model_config.nemotron import NEMOTRON
 from starling_engine.model_config.nemotron_h import NEMOTRON_H
-from starling_engine.model_config.olmo import OLMO2, OLMO3, OLMO_HYBRID
+from starling_engine.model_config.olmo import OLMO2, OLMO3, OLMO_HYBRID, OLMOE
+from starling_engine.model_config.opt import OPT
 from starling_engine.model_config.phi import PHI
 from starling_engine.model_config.phi3 import PHI3
 from starling_engine.model_config.plugins import GROUP, load_plugin, plugins, refuse_plugin
@@ -102,6 +104,7 @@ _ALL = (
         GLM4_MOE,
         GLM4_MOE_LITE,
         GLM_MOE_DSA,
+        GPT2,
         GPT_NEOX,
         GPT_OSS,
         GRANITE,
@@ -113,7 +116,7 @@ _ALL = (
         INTERNLM3,
         LLAMA,
     ),
-    *(LLAMA4, MINIMAX_M2, MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, OLMO_HYBRID, PHI, PHI3, QWEN2),
+    *(LLAMA4, MINIMAX_M2, MINISTRAL, MISTRAL, MIXTRAL, NEMOTRON, OLMO2, OLMO3, OLMO_HYBRID, OLMOE, OPT, PHI, PHI3, QWEN2),
     *(QWEN2_MOE, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT, SEED_OSS, SMOLLM3, STABLELM, STARCODER2),
     *(BAMBA, FALCON_H1, GRANITE_MOE_HYBRID, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, NEMOTRON_H),
     *(FALCON_MAMBA, MAMBA, MAMBA2),

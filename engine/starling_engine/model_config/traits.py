@@ -45,6 +45,7 @@ class Traits:
     layer_inputs         of layers that get more of a token than the stream; None: they do not
     layer_scalar         a learnt number of each layer, which multiplies the residual stream behind it
     positions_from       row of a table of learnt positions that the first token takes; None: there is no table
+    positions_counted    the longest sequence of a config counts the rows before that one, too
     token_types          rows of a table of segments, of which each token takes one; 0: there is no table
     embedding_norm       a norm of embeddings
     final_norm           a norm behind the last layer
@@ -79,6 +80,7 @@ class Traits:
     layer_inputs: LayerInputs | None = None
     layer_scalar: bool = False
     positions_from: int | None = None
+    positions_counted: bool = True
     token_types: int = 0
     embedding_norm: bool = False
     final_norm: bool = True

@@ -56,9 +56,10 @@ class Attention:
         if self._in_turn:
             modules, sizes = modules[:1], [q.times(3)]
         fused = f"{prefix}.{names.fused_qkv}"
-        same = layer.keys_are_values
-        self._qkv = build.linear(stacked(modules, sizes, config.hidden_size, traits.qkv_bias, fused=fused, repeats=same))
-        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, traits.o_bias))
+        same, turned = layer.keys_are_values, names.transposed
+        qkv = stacked(modules, sizes, config.hidden_size, traits.qkv_bias, fused=fused, repeats=same, transposed=turned)
+        self._qkv = build.linear(qkv)
+        self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, traits.o_bias, transposed=turned))
         self.name = f"{prefix}.{names.k.rpartition('.')[0]}"
         """Name of the module in the checkpoint."""
         self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")

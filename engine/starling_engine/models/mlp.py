@@ -47,6 +47,7 @@ class Mlp:
         self._module, self._other = down.rpartition(".")[0], other
         config, share = build.config, build.tensor.shard.of(size)
         hidden, bias, act = config.hidden_size, config.traits.mlp_bias, config.hidden_act
+        turned = build.names.transposed
         self._activate: Callable[[torch.Tensor], torch.Tensor]
         if config.traits.mlp_gate:
             gated = act == "silu" and config.traits.mlp_gate_scale == 1 and clamped is None
@@ -55,7 +56,7 @@ class Mlp:
             if clamped is not None:
                 self._activate = partial(expert_gate, gate=clamped)
         else:
-            shape = stacked([up], [share], hidden, bias)
+            shape = stacked([up], [share], hidden, bias, transposed=turned)
             self._activate = (
                 Xielu(activation, build.dtype, build.device) if act == "xielu" else activation_of(act, build.dtype, build.device)
             )
@@ -63,7 +64,7 @@ class Mlp:
         self._gates = share.size
         self._gate_scale, self._out_scale = config.traits.mlp_gate_scale, config.traits.mlp_out_scale
         down_bias = bias if config.traits.down_bias is None else config.traits.down_bias
-        self._down = build.linear(stacked([down], [hidden], share, down_bias))
+        self._down = build.linear(stacked([down], [hidden], share, down_bias, transposed=turned))
 
     @classmethod
     def plain(cls, build: BuildContext, prefix: str, layer: LayerConfig) -> "Mlp":

@@ -18,11 +18,13 @@ def read_vocabulary(config: VocabularyConfig) -> llguidance.LLTokenizer:
     """Returns the library's form of a checkpoint's tokenizer, in up to a second.
 
     Its tokens of a text spell that text, as the library expects of them where a text has to come. Grammars name special tokens
-    by number: a text that spells one is made of other tokens. Raises ModelError where there is no such form of it.
+    by number: a text that spells one is made of other tokens. Added tokens that the model has no row of are left out, as no output
+    has them (Gemma 3 1B's token of images). Raises ModelError where there is no such form of it.
     """
     if not config.eos_token_ids:
         raise ModelError("grammars are not possible: no token ends the model's outputs")
     tokenizer = read_tokenizer_json(Path(config.tokenizer_path))
+    tokenizer["added_tokens"] = [token for token in tokenizer.get("added_tokens", []) if token["id"] < config.size]
     _hide_special_tokens(tokenizer)
     tokenizer["normalizer"] = _of_spaces(tokenizer.get("normalizer"))
     _add_no_space(tokenizer.get("pre_tokenizer"))
@@ -39,7 +41,7 @@ def _hide_special_tokens(tokenizer: dict[str, Any]) -> None:
 
     The library takes all added tokens in angle brackets for special, and so these names, too.
     """
-    added = tokenizer.get("added_tokens", [])
+    added = tokenizer["added_tokens"]
     ids = {token["content"]: token["id"] for token in added if _is_special(token)}
     names = {text: f"<{name}>" for text, name in secret_names(ids).items()}
     for token in added:

@@ -92,6 +92,9 @@ def _match(slots: Mapping[str, WeightSlot], found: Mapping[str, TensorInfo]) -> 
 
 def _source(name: str, slot: WeightSlot, found: Mapping[str, TensorInfo]) -> _Source | None:
     if name in found:
+        if slot.transposed:
+            rows, columns = (*slot.part, slice(None), slice(None))[:2]
+            return _Source(name, found[name], slot.local_shape, slot.shape[::-1], (columns, rows), transposed=True)
         return _Source(name, found[name], slot.local_shape, slot.shape, slot.part)
     alias = slot.alias
     tensor = next((each for each in alias.tensors if each in found), None) if alias else None

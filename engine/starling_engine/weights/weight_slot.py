@@ -35,6 +35,7 @@ class WeightSlot:
     alias  another tensor that may hold the part
     element_bytes   what the model keeps of an element; None: as many bytes as its dtype has
     load_codes      does as `load` with a matrix that the checkpoint has quantized; None where the model wants numbers
+    transposed      the tensor's rows are the matrix's columns
     """
 
     shape: tuple[int, ...]
@@ -43,6 +44,7 @@ class WeightSlot:
     alias: Alias | None = None
     element_bytes: float | None = None
     load_codes: Callable[[GroupQuantized], None] | None = None
+    transposed: bool = False
 
     def held_bytes(self, itemsize: int) -> int:
         """Returns the bytes that the model keeps of the part, if its dtype has `itemsize`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -95,6 +96,20 @@ async def test_each_form(
 
     matcher = llguidance.LLMatcher(tokenizer, await grammar(shared, **wanted))
     assert [_accepts(matcher, tokens(output)) for output in (right, wrong)] == [True, False]
+
+
+async def test_a_token_that_the_model_has_no_row_of_is_text(tmp_path: Path) -> None:
+    state = json.loads((Path(MODEL) / "tokenizer.json").read_text())
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    state["added_tokens"].append({"id": VOCABULARY.size, "content": "<image>", **token})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    vocabulary = replace(VOCABULARY, tokenizer_path=str(tmp_path))
+    made = compiler(vocabulary, added_tokens(str(tmp_path)))
+    try:
+        matcher = llguidance.LLMatcher(read_vocabulary(vocabulary), await grammar(made, choice=["an <image>"]))
+    finally:
+        made.close()
+    assert _accepts(matcher, read_vocabulary(vocabulary).tokenize_str("an <image>"))
 
 
 async def test_refusals_name_the_field_and_the_path(shared: GrammarCompiler) -> None:

@@ -33,7 +33,7 @@ def config_of(name: str) -> dict[str, Any]:
     else:
         variant = VARIANTS.get(name) or FAMILIES[name]
         config = CONFIG_MAPPING[variant.model_type](**{**BASE, **variant.changes})
-        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[variant.model_type]
+        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(variant.model_type, "")  # none of Mistral 4, which its edits name
         architecture, edits = known if isinstance(known, str) else known[0], variant.edits
     fields = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [architecture], **edits}
     return {field: value for field, value in fields.items() if value is not None}

@@ -342,6 +342,44 @@ QWEN_3_5_35B = shape("Qwen3_5Moe", 40, 2048, 0, 16, 2, 248320) | {
     "shared_expert_intermediate_size": 512,
     "eos_token_id": 248044,
 }
+GPT_2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+    "layer_norm_epsilon": 1e-05,
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+}
+OPT_125M = {
+    "_remove_final_layer_norm": False,
+    "activation_function": "relu",
+    "architectures": ["OPTForCausalLM"],
+    "bos_token_id": 2,
+    "do_layer_norm_before": True,
+    "eos_token_id": 2,
+    "ffn_dim": 3072,
+    "hidden_size": 768,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "torch_dtype": "float16",
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+}
+OLMOE_1B_7B = shape("Olmoe", 16, 2048, 1024, 16, 16, 50304) | {
+    "clip_qkv": None,
+    "max_position_embeddings": 4096,
+    "norm_topk_prob": False,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "rope_theta": 10000.0,
+    "eos_token_id": 50279,
+}
 SIGMOID = Routing(num_experts=128, top_k=8, score="sigmoid", bias=True, group_score="best two", renormalize=True)
 
 
@@ -400,6 +438,7 @@ def test_a_published_config(
     [
         pytest.param(QWEN_1_5_MOE, 0, 1408, 5632, Routing(num_experts=60, top_k=4), id="qwen-1.5-moe"),
         pytest.param(GRANITE_3_MOE, 0, 512, 0, Routing(num_experts=40, top_k=8, renormalize=True), id="granite-3-3b-a800m"),
+        pytest.param(OLMOE_1B_7B, 0, 1024, 0, Routing(num_experts=64, top_k=8), id="olmoe-1b-7b"),
         pytest.param(GLM_4_5_AIR, 1, 1408, 1408, SIGMOID, id="glm-4.5-air"),
         pytest.param(ERNIE_4_5_21B, 1, 1536, 3072, ERNIE_ROUTING, id="ernie-4.5-21b-a3b"),
         pytest.param(MINIMAX_M2, 0, 1536, 0, MINIMAX_ROUTING, id="minimax-m2"),
@@ -414,6 +453,20 @@ def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, s
     layers = tuple(range(first, config["num_hidden_layers"]))
     gate = "Qwen" in config["architectures"][0]
     assert model.moe == MoeConfig(layers=layers, intermediate_size=size, routing=routing, shared_size=shared, shared_gate=gate)
+
+
+@pytest.mark.parametrize(
+    ("config", "positions", "first", "activation"),
+    [
+        pytest.param(GPT_2, 1024, 0, "gelu_pytorch_tanh", id="gpt-2"),
+        pytest.param(OPT_125M, 2048, 2, "relu", id="opt-125m"),
+    ],
+)
+def test_the_positions_of_a_published_config(config: dict[str, Any], positions: int, first: int, activation: str) -> None:
+    model = parse_model_config(Fields(config, "config.json"), Fields({}, "generation_config.json"))
+    assert (model.max_position, model.traits.positions_from, model.ropes) == (positions, first, ())
+    assert (model.hidden_act, model.intermediate_size, model.head_dim) == (activation, 3072, 64)
+    assert model.tie_word_embeddings and not any(layer.rope for layer in model.layers)
 
 
 @pytest.mark.parametrize("config", [QWEN_3_NEXT_80B, QWEN_3_5_35B], ids=["qwen-3-next", "qwen-3.5"])
@@ -448,6 +501,11 @@ def test_the_states_of_a_published_config(config: dict[str, Any]) -> None:
         (MINIMAX_M2, {"scoring_func": "softmax"}, ["scoring_func", "softmax", "sigmoid"]),
         (MINIMAX_M2, {"shared_intermediate_size": 8}, ["shared_intermediate_size"]),
         (HUNYUAN_A13B, {"use_cla": True}, ["use_cla: true"]),
+        (GPT_2, {"n_head": 0}, ["n_head must be an integer of at least 1"]),
+        (GPT_2, {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx: true"]),
+        (OPT_125M, {"do_layer_norm_before": False}, ["do_layer_norm_before: false"]),
+        (OPT_125M, {"word_embed_proj_dim": 512}, ["word_embed_proj_dim must be hidden_size"]),
+        (OLMOE_1B_7B, {"clip_qkv": 8.0}, ["clip_qkv"]),
         (HUNYUAN_A13B, {"moe_topk": [8] * 31 + [4]}, ["moe_topk", "differ"]),
         (HUNYUAN_A13B, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "alpha is missing"]),
     ],

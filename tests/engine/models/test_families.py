@@ -55,6 +55,7 @@ WITH_EXPERTS = (
     "granite-hybrid-experts",
     "nemotron-h-experts",
     "jamba",
+    "olmoe",
 )
 
 

@@ -183,6 +183,17 @@ def test_tokens_that_other_files_mark_as_special_are_no_text(tmp_path: Path) -> 
         assert vocabulary.is_special_token(backend.token_to_id(text) or int(*last))
 
 
+def test_an_added_token_that_the_model_has_no_row_of_is_left_out(tmp_path: Path) -> None:
+    backend = byte_level()
+    size = backend.get_vocab_size()
+    backend.add_special_tokens(["<image>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = read_vocabulary(VocabularyConfig(str(tmp_path), size, (backend.token_to_id("</s>"),)))
+    form = grammar_of(StructuredOutputsParams(json={"const": "<image>"}), SpecialTokens({}, frozenset()), None)
+    assert vocabulary.vocab_size == size == backend.token_to_id("<image>")
+    assert written(vocabulary, form, '"<image>"')
+
+
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelError, match="no token ends"):

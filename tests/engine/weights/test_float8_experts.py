@@ -1,6 +1,7 @@
-"""Mistral Small 4's experts in FP8, all of a layer in one tensor: their numbers are the codes times the scale of each expert."""
+"""Experts in FP8, all of a layer in one tensor: their numbers are the codes times the scale of each expert, or of each block."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder with the numbers, and one with codes, as they are published: with images, and static scales of all of a tensor."""
     make, config, changes, vision = TEXT_PARTS["mistral4"]
     plain, folder = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("codes")
-    model = make(config(text_config={**BASE, **changes, "moe_intermediate_size": 64}, vision_config=vision))
+    model = make(config(text_config=deepcopy({**BASE, **changes, "moe_intermediate_size": 64}), vision_config=vision))
     spread(model)
     for each in (plain, folder):
         model.save_pretrained(each)
@@ -111,6 +112,66 @@ def test_what_does_not_fit_is_named(
     (tmp_path / "config.json").write_bytes((folders[1] / "config.json").read_bytes())
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(WeightError, match=words):
+        loaded(tmp_path)
+
+
+@pytest.fixture(scope="module", params=[(32, 32), (48, 32)], ids=str)
+def blocks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same with a scale for each block; of the larger ones, some have rows of gates and of ups."""
+    rows, columns = request.param
+    make, config, changes, vision = TEXT_PARTS["mistral4"]
+    plain, folder = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("blocks")
+    model = make(config(text_config=deepcopy({**BASE, **changes, "moe_intermediate_size": 64}), vision_config=vision))
+    spread(model)
+    for each in (plain, folder):
+        model.save_pretrained(each)
+    numbers, tensors = load_file(folder / "model.safetensors"), dict[str, Tensor]()
+    for name, tensor in numbers.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj", "self_attn.o_proj.weight")):
+            tensors[name] = tensor
+            continue
+        parts = [[part.abs().amax((-2, -1)) for part in row.split(columns, -1)] for row in tensor.split(rows, -2)]
+        scales = torch.stack([torch.stack(row, -1) for row in parts], -2) / LARGEST
+        of_each = scales.repeat_interleave(rows, -2).repeat_interleave(columns, -1)[..., : tensor.shape[-2], : tensor.shape[-1]]
+        codes = (tensor / of_each).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+        tensors |= {name: codes, f"{name}_scale_inv": scales}
+        numbers[name] = codes.float() * of_each
+    save_file(tensors, folder / "model.safetensors")
+    save_file(numbers, plain / "model.safetensors")
+    method = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [rows, columns]}
+    edit_json(folder / "config.json", {"quantization_config": method})
+    return plain, folder
+
+
+def test_a_scale_may_be_of_a_block(blocks: tuple[Path, Path]) -> None:
+    plain, folder = blocks
+    expected = loaded(plain)
+    assert torch.equal(loaded(folder), expected)
+    if native.load() is not None:
+        assert difference(answer(folder, codes=True), expected) < ROUNDED
+
+
+@pytest.mark.parametrize("projection", ["gate_proj", "up_proj", "down_proj"])
+def test_rows_of_a_part_have_the_scales_of_their_blocks(projection: str, blocks: tuple[Path, Path]) -> None:
+    plain, folder = blocks
+    numbers = load_file(plain / "model.safetensors")
+    gate, up = numbers[f"{STORED}.gate_up_proj"][5].chunk(2)
+    expected = {"gate_proj": gate, "up_proj": up, "down_proj": numbers[f"{STORED}.down_proj"][5]}[projection]
+    name = f"{LAYER}.5.{projection}.weight"
+    form, files = stored_formats(folder)[name], open_checkpoint(folder)
+    with files.open(files.tensors[name].file) as file:
+        whole, part = file.read_codes(name, ()), file.read_codes(name, (slice(8, 24), slice(16, 48)))
+    assert torch.equal(part.dequantized(), expected[8:24, 16:48])
+    for start in range(0, len(whole.scales), form.block_rows):
+        assert (whole.scales[start : start + form.block_rows] == whole.scales[start]).all()
+
+
+def test_blocks_that_do_not_fit_are_named(blocks: tuple[Path, Path], tmp_path: Path) -> None:
+    tensors = load_file(blocks[1] / "model.safetensors")
+    put(tensors, "down_proj_scale_inv", torch.ones(8, 1, 1))
+    (tmp_path / "config.json").write_bytes((blocks[1] / "config.json").read_bytes())
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=r"down_proj_scale_inv \[8, 1, 1\] has the wrong shape"):
         loaded(tmp_path)
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,18 @@ def test_a_base_model_has_names_without_a_prefix_and_no_head(folder: Path, rewri
     rewrite(lambda tensors: tensors.pop("norm.weight"))
     with pytest.raises(WeightError, match=r"model.norm.weight is missing"):
         loaded(folder)
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("gpt2", "transformer."), ("opt", "model.")])
+def test_published_files_may_lack_the_beginning_of_all_names(name: str, prefix: str, tmp_path: Path) -> None:
+    """GPT-2's have the masks of its layers, too."""
+    write_checkpoint(tmp_path, FAMILIES[name])
+    expected = loaded(tmp_path)
+    tensors = {each.removeprefix(prefix): tensor for each, tensor in load_file(tmp_path / "model.safetensors").items()}
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)} if name == "gpt2" else {}
+    save_file({**tensors, **masks}, tmp_path / "model.safetensors")
+    assert load_model_config(tmp_path).has_lm_head
+    assert torch.equal(loaded(tmp_path), expected)
 
 
 def test_the_base_model_of_gemma_3_is_named_after_text(tmp_path: Path) -> None:
@@ -324,7 +337,7 @@ TEXT_PARTS: dict[str, tuple[type[Any], type[Any], dict[str, Any], dict[str, Any]
 def test_the_text_part_of_a_model_with_images(name: str, tmp_path: Path) -> None:
     """As it is published: the text model's config and tensors lie within those of another."""
     make, config, changes, vision = TEXT_PARTS[name]
-    model = make(config(text_config={**BASE, **changes}, vision_config=vision)).eval()
+    model = make(config(text_config=deepcopy({**BASE, **changes}), vision_config=vision)).eval()
     spread(model)
     model.save_pretrained(tmp_path)
     if name == "kimi-k2.5":  # transformers 5.23 writes the text's layers by the name of those of images; its authors do not

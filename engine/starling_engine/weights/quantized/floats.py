@@ -86,10 +86,11 @@ class Float8Matrix(CodedMatrix):
 
 
 class Float8Expert(Float8Matrix):
-    """One matrix of an expert in Mistral Small 4's form of FP8, in which tensors hold those of all experts of a layer.
+    """One matrix of an expert in transformers' form of FP8, in which tensors hold those of all experts of a layer.
 
-    gate_up_proj [E, 2 N, K], gates first, and down_proj [E, N, K] float8_e4m3fn; each with a scale for each expert (_scale_inv)
-    [E, 1, 1], and maybe a static one of x (_activation_scale), one in all or E.
+    gate_up_proj [E, 2 N, K], gates first, and down_proj [E, N, K] float8_e4m3fn. Each has scales (_scale_inv): [E, 1, 1], or one
+    for each block of an expert's rows and columns, which may have rows of gate and of up. It may have a static one of x
+    (_activation_scale), one in all or E.
     """
 
     def __init__(self, module: str, tensors: Endings, scheme: WeightScheme, expert: int, projection: str) -> None:
@@ -99,20 +100,30 @@ class Float8Expert(Float8Matrix):
         parts = 1 if projection == "down_proj" else 2
         if n % parts:
             raise WeightError(f"checkpoint: {module}.{self._tensor} {[experts, n, k]} has no half of rows that are gates")
-        self._check(f"{self._tensor}_scale_inv", (experts, 1, 1))
+        rows, columns = scheme.block or (n, k)
+        self._check(f"{self._tensor}_scale_inv", (experts, -(-n // rows), -(-k // columns)))
         weight, scale = (tensors[f"{self._tensor}{each}"] for each in ("", "_scale_inv"))
-        own = {"weight": replace(weight, shape=(n // parts, k)), "weight_scale_inv": replace(scale, shape=())}
+        of_one = () if scheme.block is None else (-(-(n // parts) // rows), -(-k // columns))
+        own = {"weight": replace(weight, shape=(n // parts, k)), "weight_scale_inv": replace(scale, shape=of_one)}
         if (inputs := f"{self._tensor}_activation_scale") in tensors:
             self._check(inputs, (), (1,), (experts,), (experts, 1, 1))
             own["activation_scale"] = replace(tensors[inputs], shape=())
         super().__init__(module, own, scheme)
         self._expert, self._first = expert, n // parts if projection == "up_proj" else 0
+        if self.form is not None and scheme.block is not None and self._first % rows:
+            self.form = replace(self.form, block_rows=math.gcd(self._first, rows))
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
         return super().codes(self._own(read), rows)
 
     def numbers(self, read: Read, rows: slice) -> Tensor:
         return super().numbers(self._own(read), rows)
+
+    def _scales(self, read: Read, rows: slice, n: int) -> Tensor:
+        if self.scheme.block is None:
+            return super()._scales(read, rows, n)
+        start = self._first + rows.indices(self.shape[0])[0]
+        return _as_float(read("weight_scale_inv", ()))[torch.arange(start, start + n) // self.scheme.block[0]]
 
     def _own(self, read: Read) -> Read:
         """Returns what reads this matrix and its scales, by the endings of one that has tensors to itself."""
@@ -123,7 +134,10 @@ class Float8Expert(Float8Matrix):
                 assert isinstance(rows, slice), "a matrix is not taken by single rows"
                 start, stop, _ = rows.indices(self.shape[0])
                 return read(self._tensor, (self._expert, slice(self._first + start, self._first + stop)))
-            found = read(f"{self._tensor}_{ending.removeprefix('weight_')}", ()).flatten()
+            name = f"{self._tensor}_{ending.removeprefix('weight_')}"
+            if ending == "weight_scale_inv" and self.scheme.block is not None:
+                return read(name, (self._expert,))
+            found = read(name, ()).flatten()
             return found[self._expert if len(found) > 1 else 0]
 
         return of_one
