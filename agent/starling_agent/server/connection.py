@@ -126,7 +126,7 @@ class ClientConnection(H11Protocol):
         if self.cycle is None:
             wait = self._read_seconds
         else:
-            wait = ROUTER_AGAIN_SECONDS if is_of_router(self.cycle.scope) else AGAIN_SECONDS
+            wait = ROUTER_AGAIN_SECONDS if is_of_router(dict(self.cycle.scope)) else AGAIN_SECONDS
         return self._idle_since + wait - self.loop.time()
 
     def _unset_keepalive_if_required(self) -> None:
