@@ -161,6 +161,25 @@ async def test_a_router_that_is_idle_is_not_waited_for(connect: Connect, monkeyp
         assert (await answer_of(pretender)).endswith(b"done")
 
 
+async def test_a_server_that_must_end_waits_for_nobody(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients were answered, are new, or have an open request. From Python 3.12 on its sockets end with their last connection."""
+    monkeypatch.setattr(connection, "AGAIN_SECONDS", PATIENCE)
+    async with running() as server:
+        idle, fresh, busy = connect(server), connect(server), connect(server)
+        await one_answer(idle)
+        server.may_answer.clear()
+        busy.sendall(ASK)
+        await until_open(server)
+        server.http.should_exit = True
+        await until_closed(server)
+        began = time.monotonic()
+        server.shutdown.end_now()
+        assert b"503" in await answer_of(busy)
+        assert await answer_of(idle) == await answer_of(fresh) == b""
+        await server.serving
+        assert time.monotonic() - began < 20
+
+
 async def test_who_sends_nothing_is_not_waited_for(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "AGAIN_SECONDS", 0.1)
     async with running(read_seconds=0.1) as server:
@@ -264,6 +283,6 @@ async def until_closed(server: Server) -> None:
     """Returns when nobody can connect any more."""
 
     async def is_closed() -> bool:
-        return not server.http.servers[0].is_serving()
+        return not server.http.servers
 
     await until(is_closed, "the server to close")

@@ -19,10 +19,11 @@ from starling_agent.http.header_limit import MAX_HEADER_BYTES, header_too_large
 LINGER_SECONDS = 2.0
 """A reset would hide the answer from a client that still sends; what it sends in this time is read and dropped."""
 AGAIN_SECONDS = 6.0
-"""A client that had an answer may send its next request on the same connection so much later. Most take none that was idle for 5 s
-(httpx, and so the `openai` client); between that look and the request a busy machine lets a second go by."""
+"""A client that had an answer may send its next request on the same connection so much later. httpx, and so the `openai` client,
+takes none that was idle for 5 s; between that look and the request a busy machine lets a second go by. Who keeps connections for
+longer (Go's client 90 s) has to repeat what is lost so."""
 ROUTER_AGAIN_SECONDS = 0.5
-"""The same for a router, which sends again what it lost on a connection that was kept."""
+"""The same for a router, which sends again what it lost on a connection that was kept, and for others that show its token."""
 log = structlog.get_logger("starling.http")
 
 

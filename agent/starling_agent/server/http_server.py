@@ -99,6 +99,7 @@ class HttpServer(uvicorn.Server):
         await _let_come()
         for server in self.servers:
             server.close()
+        self.servers = []  # uvicorn would wait for them; from Python 3.12 on they end with their last connection, even if forced
         await _let_come()
         if self.config.ssl is None:
             await super().shutdown(sockets)
@@ -108,6 +109,12 @@ class HttpServer(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             closing.cancel()
+
+    def end_waiting(self) -> None:
+        """Waits no longer for clients that have sent no request."""
+        self.awaits_requests = False
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
     async def _abort_closing(self) -> None:
         """Aborts TLS connections that close: they wait half a minute for a close_notify, which an idle client never sends."""

@@ -105,6 +105,7 @@ class SignalShutdown:
         self._drain_state.draining = True
         self._open_requests.end_all(SHUTDOWN_MESSAGE)
         self._server.should_exit = True
+        self._server.end_waiting()
         if unfinished:
             self.exit_code = UNFINISHED_EXIT_CODE
             log.warning("ended with requests open", open=unfinished)

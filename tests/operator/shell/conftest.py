@@ -101,6 +101,8 @@ async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | N
     with suppress(asyncio.CancelledError):
         await task
     await server.close()
+    if node != NODE:  # tests of other processes have that one, too; many that are gone would stop all evictions
+        await cluster.delete(f"/api/v1/nodes/{node}")
 
 
 @pytest.fixture(scope="session")
