@@ -3,7 +3,6 @@
 Tensors are on the CPU. Callers guarantee shapes, types and contiguity, so these are asserted.
 """
 
-import functools
 from collections.abc import Sequence
 from ctypes import c_int64
 
@@ -17,16 +16,15 @@ FLOATS = (torch.float32, torch.bfloat16)
 
 
 def are_fastest(dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether these kernels are there, and faster than torch's: with AVX2 alone.
+    """Returns whether these kernels are there, and faster than torch's: in bf16, and in float32 with AVX2 alone.
 
     With AVX-512 encoders in float32 are multiplied by oneDNN, and its threads and those of our kernels would wait for each other.
     """
-    return device.type == "cpu" and dtype in FLOATS and _has_avx2_alone()
+    return device.type == "cpu" and dtype in FLOATS and load() is not None and (dtype == torch.bfloat16 or _has_avx2_alone())
 
 
-@functools.cache
 def _has_avx2_alone() -> bool:
-    return load() is not None and instruction_set_name() == "avx2"
+    return instruction_set_name() == "avx2"
 
 
 def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:

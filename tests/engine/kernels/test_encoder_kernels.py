@@ -5,13 +5,20 @@ import itertools
 import pytest
 import torch
 from starling_engine import native
-from starling_engine.native import encoder_ops, routing_ops
+from starling_engine.native import encoder_ops, instruction_set_name, routing_ops
 from torch.nn import functional as F
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="there are no native kernels here")
 
 ROUNDED = {torch.float32: 2e-5, torch.bfloat16: 0.03}
 DTYPES = pytest.mark.parametrize("dtype", ROUNDED)
+
+
+def test_they_are_taken_where_torchs_threads_have_no_part() -> None:
+    cpu = torch.device("cpu")
+    assert encoder_ops.are_fastest(torch.bfloat16, cpu) and not encoder_ops.are_fastest(torch.bfloat16, torch.device("meta"))
+    assert encoder_ops.are_fastest(torch.float32, cpu) == (instruction_set_name() == "avx2"), "otherwise products are oneDNN's"
+    assert not encoder_ops.are_fastest(torch.float16, cpu)
 
 
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 16, 8), (37, 45, 70), (13, 48, 4100), (600, 16, 33)])

@@ -53,13 +53,19 @@ def prompts() -> list[list[int]]:
     return [torch.randint(5, VOCAB, (length,), generator=draw).tolist() for length in LENGTHS]
 
 
-def answers(folder: Path, params: list[PoolingParams], tensor: Communicator = ALONE, stages: Communicator = ALONE) -> list[Any]:
+def answers(
+    folder: Path,
+    params: list[PoolingParams],
+    tensor: Communicator = ALONE,
+    stages: Communicator = ALONE,
+    dtype: torch.dtype = FP32,
+) -> list[Any]:
     """Returns what a rank makes of all prompts in one step; None for each in a stage but the last."""
     config = load_model_config(folder)
-    methods = select_linear_method(FP32, CPU)
-    model = Decoder(config, FP32, CPU, methods, BidirectionalAttention(), tensor=tensor, stage=stages.shard)
+    methods = select_linear_method(dtype, CPU)
+    model = Decoder(config, dtype, CPU, methods, BidirectionalAttention(), tensor=tensor, stage=stages.shard)
     load_weights(model, folder)
-    batch, link = InputBatch([], len(LENGTHS), 128, 16), StageLink(stages, config.hidden_size, FP32, CPU)
+    batch, link = InputBatch([], len(LENGTHS), 128, 16), StageLink(stages, config.hidden_size, dtype, CPU)
     layers = len(model.layers)
     runner = EncoderRunner(model, batch, link, CPU, no_tick, num_layers=layers, adapters=config.adapters)
     each = list(zip(prompts(), params, strict=True))
@@ -108,6 +114,21 @@ def test_an_encoder_sees_in_both_directions_as_transformers_does(name: str, spli
     found = answers(tmp_path, wanted) if split == "alone" else on_ranks(2, "gloo", work)[-1]
     pooled = [states[0].mean(0), states[1][-1], states[2].mean(0), states[3][0]]
     torch.testing.assert_close(torch.tensor(found), torch.stack(pooled), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.matrix
+def test_in_bfloat16_it_is_as_near_to_float32_as_transformers_is(name: str, tmp_path: Path) -> None:
+    variant = ENCODERS[name]
+    model = write_encoder(tmp_path, variant)
+    exact, rounded = expected(model, variant), expected(model.to(torch.bfloat16), variant)
+    wanted = [PoolingParams(task="token_embed", normalize=False, second_from=second_from(variant, length)) for length in LENGTHS]
+    found = answers(tmp_path, wanted, dtype=torch.bfloat16)
+
+    def error(states: list[torch.Tensor]) -> float:
+        return sum(float((each - right).abs().sum()) for each, right in zip(states, exact, strict=True))
+
+    assert 0 < error([torch.tensor(each) for each in found]) < 1.2 * error(rounded)
 
 
 @pytest.mark.parametrize("split", ["alone", "two ranks", "two stages"])
