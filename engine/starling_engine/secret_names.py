@@ -1,7 +1,7 @@
 """Names of tokens that no text has."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 _SECRET_DIGITS = 20
@@ -22,6 +22,11 @@ def rename_in_model(model: dict[str, Any], names: Mapping[str, str]) -> None:
         model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
     if isinstance(unknown := model.get("unk_token"), str):
         model["unk_token"] = names.get(unknown, unknown)
+    drop_merges(model, names)
+
+
+def drop_merges(model: dict[str, Any], tokens: Container[str]) -> None:
+    """Drops the merges of these tokens, and those that make one."""
     if "merges" in model:
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-        model["merges"] = [pair for pair in pairs if not (pair[0] in names or pair[1] in names or pair[0] + pair[1] in names)]
+        model["merges"] = [pair for pair in pairs if not (pair[0] in tokens or pair[1] in tokens or pair[0] + pair[1] in tokens)]

@@ -98,6 +98,7 @@ CLASSIFIERS = {
         "EuroBertForSequenceClassification", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4}
     ),
     "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
+    "gpt2": EncoderVariant("GPT2ForSequenceClassification", "GPT2Config", {"is_causal": False, "num_labels": 3}),
 }
 
 TOKEN_CLASSIFIERS = {
@@ -117,6 +118,7 @@ TOKEN_CLASSIFIERS = {
     "qwen2": EncoderVariant(
         "Qwen2ForTokenClassification", "Qwen2Config", {"is_causal": False, "num_key_value_heads": 2, "num_labels": 5}
     ),
+    "gpt2": EncoderVariant("GPT2ForTokenClassification", "GPT2Config", {"is_causal": False, "num_labels": 5}),
 }
 
 MASKED = {

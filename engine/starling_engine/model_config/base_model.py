@@ -21,6 +21,8 @@ _ENCODER_EMBEDDINGS = (
 )
 _BELOW = {"wte.weight": "transformer.", "decoder.embed_tokens.weight": _PREFIX}
 """Beginnings of the names of GPT-2 and OPT, by embeddings that lack them in published files."""
+_HEADS = ("lm_head.", "score.", "classifier.")
+"""Beginnings of the names of heads, which such files may have, too."""
 _AUTHORS_EMBEDDING = "embed.weight"
 """The embedding in DeepSeek-V4's own checkpoints, whose names have no `_PREFIX`, and whose scales have names of their own."""
 _AUTHORS_NAMES = {
@@ -46,7 +48,10 @@ def model_names(stored: Iterable[str]) -> dict[str, str]:
     stored = list(stored)
     if _AUTHORS_EMBEDDING in stored:
         return {_of_authors(name): name for name in stored}
-    added = _PREFIX if _EMBEDDING in stored else next((each for name, each in _BELOW.items() if name in stored), "")
+    below = next((each for name, each in _BELOW.items() if name in stored), None)
+    if below is not None:
+        return {name if name.startswith(_HEADS) else below + name: name for name in stored}
+    added = _PREFIX if _EMBEDDING in stored else ""
     if f"{_TEXT}{_PREFIX}{_EMBEDDING}" in stored:
         return {name.removeprefix(_TEXT): name for name in stored}
     text = next((each for each in (f"{_PREFIX}{_TEXT}", _TEXT) if f"{each}{_EMBEDDING}" in stored), None)
@@ -70,7 +75,9 @@ def _new_ending(name: str) -> str:
 
 
 def has_base_names(names: Collection[str]) -> bool:
-    """Says if these are the tensors of a decoder without a head."""
+    """Says if these are the tensors of a decoder without a head, or of GPT-2 or OPT with one that is tied."""
+    if not _BELOW.keys().isdisjoint(names):
+        return not any(name.startswith(_HEADS) for name in names)
     return _EMBEDDING in names or _TEXT + _EMBEDDING in names
 
 

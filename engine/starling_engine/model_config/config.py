@@ -296,6 +296,9 @@ def parse_model_config(config: Fields, generation: Fields) -> ModelConfig:
         config = config.with_defaults(definition.defaults)
     causal = config.boolean("is_causal", definition.causal) and not _sees_both(config)
     quantization = read_quantization(config)
+    if quantization is not None and definition.names.transposed:
+        what = "weights in codes (quantization_config): its matrices have a column for each output"
+        raise UnsupportedModel(f"{config.source}: {definition.architecture} is not supported with {what}")
     num_layers = definition.num_layers(config)
     moe = definition.moe(config, num_layers)
     if moe:
@@ -399,7 +402,8 @@ def _read_mlp_size(config: Fields, definition: ModelDefinition, layers: tuple[La
 
 def _read_activation(config: Fields, definition: ModelDefinition, moe: MoeConfig | None) -> str:
     """Reads `hidden_activation`, which is Gemma's name for it, or `hidden_act`. Experts without a gate of their own have SiLU."""
-    written = config.text("hidden_activation", config.text("hidden_act", definition.activation))
+    field = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
+    written = config.text(field, definition.activation)
     name = definition.activation_names.get(written, written)
     possible: tuple[str, ...] = tuple(dict.fromkeys((*ACTIVATIONS, definition.activation)))
     where = ""
@@ -408,7 +412,8 @@ def _read_activation(config: Fields, definition: ModelDefinition, moe: MoeConfig
     if definition.activation == "gelu_pytorch_tanh":  # what "gelu" means there, transformers does not read from this field
         possible = tuple(each for each in possible if each != "gelu")
     if name not in possible:
-        raise UnsupportedModel(f"{config.source}: hidden_act {name!r} is not supported{where}; supported: {', '.join(possible)}")
+        names = ", ".join((*possible, *(each for each, ours in definition.activation_names.items() if ours in possible)))
+        raise UnsupportedModel(f"{config.source}: {config.written(field)} {written!r} is not supported{where}; supported: {names}")
     return name
 
 

@@ -1,5 +1,6 @@
 """GPT-2 (Radford et al. 2019): learnt positions, LayerNorm before both parts, an MLP without a gate, biases everywhere."""
 
+from starling_engine.model_config.classifier import HeadShape, fixed_head
 from starling_engine.model_config.definition import ModelDefinition, TensorNames, no_ropes
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.layer import LayerConfig
@@ -48,10 +49,11 @@ GPT2 = ModelDefinition(
     mlp_field="hidden_size",
     activation="gelu",
     activation_names={"gelu_new": "gelu_pytorch_tanh"},  # the same formula
-    defaults={"hidden_act": "gelu_new"},
+    defaults={"hidden_act": "gelu_new", "max_position_embeddings": 1024},
     field_names=FIELD_NAMES,
     eps_field="layer_norm_epsilon",
     rms_eps=1e-5,
     tie_word_embeddings=True,
+    token_head=fixed_head(HeadShape(pooling="last")),
     names=NAMES,
 )

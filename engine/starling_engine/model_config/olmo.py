@@ -1,7 +1,7 @@
 """OLMo 2 and 3: norms behind attention and MLP alone, queries and keys normalised over all heads; 3 has windows.
 
-Most layers of OLMo Hybrid are Gated DeltaNets, with norms before both parts. OLMoE (arXiv 2409.02060) has these norms, too, and
-experts.
+Most layers of OLMo Hybrid are Gated DeltaNets, with norms before both parts. OLMoE (arXiv 2409.02060) has norms before both parts,
+too, and experts.
 """
 
 from dataclasses import replace

@@ -146,6 +146,7 @@ OTHER_NAMES = {
     "Qwen3_5ForConditionalGeneration": QWEN3_5.architecture,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE.architecture,
     f"Qwen3_5Text{ENDING}": QWEN3_5.architecture,
+    **{f"GPT2{ending}": GPT2.architecture for ending in ("Model", ENDING, TOKEN_ENDING)},
     **{
         f"{name.removesuffix('Model')}{ending}": name
         for name, each in DEFINITIONS.items()

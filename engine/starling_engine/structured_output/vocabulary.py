@@ -8,7 +8,7 @@ import msgspec
 
 from starling_engine.config import VocabularyConfig
 from starling_engine.errors import ModelError
-from starling_engine.secret_names import rename_in_model, secret_names
+from starling_engine.secret_names import drop_merges, rename_in_model, secret_names
 from starling_engine.tokenizer_files import read_tokenizer_json
 
 NO_VOCABULARY = "this engine has no vocabulary for grammars"
@@ -24,7 +24,7 @@ def read_vocabulary(config: VocabularyConfig) -> llguidance.LLTokenizer:
     if not config.eos_token_ids:
         raise ModelError("grammars are not possible: no token ends the model's outputs")
     tokenizer = read_tokenizer_json(Path(config.tokenizer_path))
-    tokenizer["added_tokens"] = [token for token in tokenizer.get("added_tokens", []) if token["id"] < config.size]
+    _leave_out_tokens(tokenizer, config.size)
     _hide_special_tokens(tokenizer)
     tokenizer["normalizer"] = _of_spaces(tokenizer.get("normalizer"))
     _add_no_space(tokenizer.get("pre_tokenizer"))
@@ -34,6 +34,16 @@ def read_vocabulary(config: VocabularyConfig) -> llguidance.LLTokenizer:
         return llguidance.LLTokenizer(content, n_vocab=config.size, eos_token=list(config.eos_token_ids))
     except ValueError as error:
         raise ModelError(f"the grammar library cannot read the tokenizer of {config.tokenizer_path}: {error}") from None
+
+
+def _leave_out_tokens(tokenizer: dict[str, Any], size: int) -> None:
+    """Leaves out added tokens behind the first `size` ones, which the model's dictionary may have, too."""
+    added, model = tokenizer.get("added_tokens", []), tokenizer["model"]
+    tokenizer["added_tokens"] = [token for token in added if token["id"] < size]
+    left_out = {token["content"] for token in added if token["id"] >= size}
+    if left_out and isinstance(model["vocab"], dict):
+        model["vocab"] = {token: id_ for token, id_ in model["vocab"].items() if token not in left_out}
+        drop_merges(model, left_out)
 
 
 def _hide_special_tokens(tokenizer: dict[str, Any]) -> None:

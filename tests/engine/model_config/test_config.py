@@ -423,7 +423,7 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ({"architectures": ["BloomForCausalLM"]}, ["BloomForCausalLM", "LlamaForCausalLM"]),
         ({"architectures": ["Gemma3nForCausalLM"]}, ["the nearest is Gemma3ForCausalLM", "docs/models.md"]),
         ({"architectures": ["CohereForCausalLM"], "use_qk_norm": True}, ["use_qk_norm", "false"]),
         ({"architectures": ["Gemma2Model"], "use_bidirectional_attention": True}, ["in both directions", "soft caps"]),

@@ -459,6 +459,7 @@ def test_the_experts_of_a_published_config(config: dict[str, Any], first: int, s
     ("config", "positions", "first", "activation"),
     [
         pytest.param(GPT_2, 1024, 0, "gelu_pytorch_tanh", id="gpt-2"),
+        pytest.param(GPT_2 | {"n_positions": None}, 1024, 0, "gelu_pytorch_tanh", id="gpt-2-by-default"),
         pytest.param(OPT_125M, 2048, 2, "relu", id="opt-125m"),
     ],
 )
@@ -502,6 +503,8 @@ def test_the_states_of_a_published_config(config: dict[str, Any]) -> None:
         (MINIMAX_M2, {"shared_intermediate_size": 8}, ["shared_intermediate_size"]),
         (HUNYUAN_A13B, {"use_cla": True}, ["use_cla: true"]),
         (GPT_2, {"n_head": 0}, ["n_head must be an integer of at least 1"]),
+        (GPT_2, {"activation_function": "tanh"}, ["activation_function 'tanh'", "silu, gelu, gelu_pytorch_tanh, relu2, gelu_new"]),
+        (GPT_2, {"quantization_config": {"quant_method": "gptq", "bits": 4}}, ["GPT2LMHeadModel", "quantization_config"]),
         (GPT_2, {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx: true"]),
         (OPT_125M, {"do_layer_norm_before": False}, ["do_layer_norm_before: false"]),
         (OPT_125M, {"word_embed_proj_dim": 512}, ["word_embed_proj_dim must be hidden_size"]),

@@ -194,6 +194,20 @@ def test_an_added_token_that_the_model_has_no_row_of_is_left_out(tmp_path: Path)
     assert written(vocabulary, form, '"<image>"')
 
 
+def test_a_token_without_a_row_may_stand_among_the_models_and_be_merged(tmp_path: Path) -> None:
+    state = json.loads(in_vocabulary().to_str())
+    size = in_vocabulary().get_vocab_size()
+    state["added_tokens"].append({**state["added_tokens"][0], "id": size, "content": "<x"})
+    state["model"]["vocab"]["<x"] = size
+    state["model"]["merges"].append(["<", "x"])
+    backend = Backend.from_str(json.dumps(state))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = read_vocabulary(VocabularyConfig(str(tmp_path), size, (backend.token_to_id("</s>"),)))
+    form = grammar_of(StructuredOutputsParams(json={"const": "<x"}), SpecialTokens({}, frozenset()), None)
+    assert vocabulary.vocab_size == size == backend.token_to_id("<x")
+    assert written(vocabulary, form, '"<x"')
+
+
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelError, match="no token ends"):

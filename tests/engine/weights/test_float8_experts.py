@@ -143,12 +143,16 @@ def blocks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return plain, folder
 
 
-def test_a_scale_may_be_of_a_block(blocks: tuple[Path, Path]) -> None:
+def test_a_scale_may_be_of_a_block(blocks: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    """Kernels take gate and up of one form alone."""
     plain, folder = blocks
+    forms = stored_formats(folder)
+    assert forms[f"{LAYER}.5.gate_proj.weight"] == forms[f"{LAYER}.5.up_proj.weight"]
     expected = loaded(plain)
     assert torch.equal(loaded(folder), expected)
     if native.load() is not None:
         assert difference(answer(folder, codes=True), expected) < ROUNDED
+        assert "dequantized" not in caplog.text
 
 
 @pytest.mark.parametrize("projection", ["gate_proj", "up_proj", "down_proj"])

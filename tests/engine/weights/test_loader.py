@@ -15,6 +15,7 @@ from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.errors import ModelError, WeightError
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config import tied_head
+from starling_engine.model_config.base_model import model_names
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.dummy import load_dummy
@@ -104,7 +105,7 @@ def saved_as_base_model(folder: Path) -> torch.Tensor:
     model = AutoModel.from_pretrained(folder)
     model.save_pretrained(folder)
     with torch.no_grad():
-        return model(torch.tensor([PROMPT])).last_hidden_state[0, -1:] @ model.embed_tokens.weight.T
+        return model(torch.tensor([PROMPT])).last_hidden_state[0, -1:] @ model.get_input_embeddings().weight.T
 
 
 def test_a_base_model_has_names_without_a_prefix_and_no_head(folder: Path, rewrite: Callable[..., None]) -> None:
@@ -117,16 +118,34 @@ def test_a_base_model_has_names_without_a_prefix_and_no_head(folder: Path, rewri
         loaded(folder)
 
 
-@pytest.mark.parametrize(("name", "prefix"), [("gpt2", "transformer."), ("opt", "model.")])
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [("gpt2", "transformer."), ("gpt2-untied", "transformer."), ("opt", "model."), ("opt-without-biases", "model.")],
+)
 def test_published_files_may_lack_the_beginning_of_all_names(name: str, prefix: str, tmp_path: Path) -> None:
-    """GPT-2's have the masks of its layers, too."""
+    """GPT-2's have the masks of its layers, too. A head's name has no such beginning."""
     write_checkpoint(tmp_path, FAMILIES[name])
     expected = loaded(tmp_path)
     tensors = {each.removeprefix(prefix): tensor for each, tensor in load_file(tmp_path / "model.safetensors").items()}
-    masks = {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)} if name == "gpt2" else {}
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)} if "gpt2" in name else {}
     save_file({**tensors, **masks}, tmp_path / "model.safetensors")
     assert load_model_config(tmp_path).has_lm_head
     assert torch.equal(loaded(tmp_path), expected)
+
+
+def test_a_head_beside_names_without_their_beginning_has_its_own_name() -> None:
+    names = ["wte.weight", "score.weight", "lm_head.weight", "classifier.bias"]
+    assert model_names(names) == {f"transformer.{names[0]}": names[0], **{each: each for each in names[1:]}}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "opt", "opt-without-biases"])
+def test_a_base_model_has_a_head_where_that_is_tied(name: str, tmp_path: Path) -> None:
+    """Published files of GPT-2 and OPT have the names of base models, too, and answers."""
+    write_checkpoint(tmp_path, FAMILIES[name])
+    expected = saved_as_base_model(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] in (["GPT2Model"], ["OPTModel"])
+    assert load_model_config(tmp_path).has_lm_head == (name in ("gpt2", "opt"))
+    torch.testing.assert_close(loaded(tmp_path)[-1:], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_base_model_of_gemma_3_is_named_after_text(tmp_path: Path) -> None:

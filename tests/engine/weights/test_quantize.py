@@ -133,11 +133,13 @@ def test_several_files_have_an_index(source: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_quantized_is_named(source: Path, tmp_path: Path) -> None:
     quantize_checkpoint(source, tmp_path / "done", SCHEMES["W8A8"])
     write_checkpoint(tmp_path / "narrow", VARIANTS["qwen2"])
+    write_checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
     AutoModel.from_pretrained(source).save_pretrained(tmp_path / "base")
     cases: list[tuple[Path, Path, type[StarlingError], str]] = [
         (source, tmp_path / "done", ConfigError, "done is not empty"),
         (tmp_path / "done", tmp_path / "a", UnsupportedModel, "quantized already .compressed-tensors"),
         (tmp_path / "narrow", tmp_path / "b", WeightError, "has 64 columns, no groups of 128"),
+        (tmp_path / "gpt2", tmp_path / "c", UnsupportedModel, "GPT2LMHeadModel have a column for each output"),
         (tmp_path / "base", tmp_path / "c", UnsupportedModel, "has no head for tokens"),
         (source / "model.safetensors", tmp_path / "c", UnsupportedModel, "is no folder of safetensors"),
     ]

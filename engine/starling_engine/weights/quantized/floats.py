@@ -110,8 +110,8 @@ class Float8Expert(Float8Matrix):
             own["activation_scale"] = replace(tensors[inputs], shape=())
         super().__init__(module, own, scheme)
         self._expert, self._first = expert, n // parts if projection == "up_proj" else 0
-        if self.form is not None and scheme.block is not None and self._first % rows:
-            self.form = replace(self.form, block_rows=math.gcd(self._first, rows))
+        if self.form is not None and scheme.block is not None and parts > 1:  # one form for both, which kernels want
+            self.form = replace(self.form, block_rows=math.gcd(n // parts, rows))
 
     def codes(self, read: Read, rows: slice) -> GroupQuantized:
         return super().codes(self._own(read), rows)

@@ -62,7 +62,7 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme, progress: Pr
     """Writes the checkpoint in the folder `source` to the folder `target`, which is new or empty; returns its weights' bytes.
 
     Raises ConfigError for a target that is not empty, UnsupportedModel or WeightError for a model that cannot be quantized: it is
-    quantized already, has all its experts in one tensor, or columns that are no whole groups.
+    quantized already, has all its experts in one tensor, matrices with a column for each output, or no whole groups of columns.
     """
     if not source.is_dir():
         raise UnsupportedModel(f"{source} is no folder of safetensors; only such a model can be quantized")
@@ -73,8 +73,11 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme, progress: Pr
         raise UnsupportedModel(f"{source}: the checkpoint is quantized already ({config.quantization.method})")
     if not config.has_lm_head:
         raise UnsupportedModel(f"{source}: the checkpoint has no head for tokens; such a model cannot be quantized")
+    names = definition_of(config.architecture).names
+    if names.transposed:
+        raise UnsupportedModel(f"{source}: matrices of {config.architecture} have a column for each output, and are not quantized")
     files = SafetensorsWeights(source)
-    chosen = _chosen(files, definition_of(config.architecture).names, scheme)
+    chosen = _chosen(files, names, scheme)
     target.mkdir(parents=True, exist_ok=True)
     written = _write_weights(files, target, chosen, scheme, progress)
     _write_rest(source, target, scheme, _ignored(files, chosen, config))
