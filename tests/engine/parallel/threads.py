@@ -54,12 +54,14 @@ def on_threads(count: int, kind: str, work: Callable[[int, Join], T], timeout: f
 def on_ranks(count: int, kind: str, work: Callable[[Communicator], T], timeout: float = 20.0) -> list[T]:
     """Runs ranks that are one group, like `on_threads`.
 
-    They have all met when `work` begins: one that is done early leaves no other to look for it.
+    They have all met when `work` begins: one that is done early leaves no other to look for it. Nor does its group end then: what
+    another has yet to read of it would be lost.
     """
-    met = Barrier(count, timeout=JOIN_SECONDS)
+    met, joined = Barrier(count, timeout=JOIN_SECONDS), list[Communicator]()
 
     def rank(index: int, join: Join) -> T:
         ranks = join("all", index, count)
+        joined.append(ranks)
         met.wait()
         return work(ranks)
 
