@@ -18,7 +18,7 @@ from starling_engine.topology.layout import ParallelLayout
 from starling_engine.topology.shard import Shard
 
 from bench.gpu.shapes import SHAPES
-from tests.engine.kernels.compiled import in_compiler
+from tests.engine.kernels.compiled import forget_compiled, in_compiler
 from tests.engine.workers import plain_worker
 
 pytest.importorskip("triton")
@@ -73,6 +73,7 @@ def sent_by_a_decode(config: WorkerConfig, rows: int) -> list[Sent]:
     from starling_engine.worker.device.step_buffer import StepShape
 
     pretend(H200)
+    forget_compiled()
     found: list[Sent] = []
     host, meta = AbsentRanks(Shard(0, 2)), torch.device("meta")
     ranks = NcclCommunicator(host, NotedGroup(found), meta, NotedOneShot(found))
