@@ -1,4 +1,7 @@
-"""What is read of configs as their authors published them. Fields that have no part in it are left out."""
+"""What is read of configs as their authors published them. Fields that have no part in it are left out.
+
+Long, since the configs are quoted.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Loading checkpoints: every tensor at its place, and every way in which one can be wrong is named."""
+"""Loading checkpoints: every tensor at its place, and every way in which one can be wrong is named.
+
+Long, since each way is a short test of the same few checkpoints.
+"""
 
 import json
 import re
