@@ -17,7 +17,7 @@ from starling_operator.logs import Key
 
 from tests.kube.apiserver import apiserver as apiserver
 from tests.operator.shell.agents import Agent, AgentServer
-from tests.operator.shell.cluster import Access, Cluster, Manifest
+from tests.operator.shell.cluster import Access, Cluster, Manifest, Refused
 from tests.operator.shell.crd import install_crd
 from tests.operator.shell.kubelet import NODE, Kubelet
 from tests.operator.shell.process import OperatorProcess
@@ -102,7 +102,8 @@ async def kubelet(cluster: Cluster, admit: Callable[[Manifest, Agent], Agent | N
         await task
     await server.close()
     if node != NODE:  # tests of other processes have that one, too; many that are gone would stop all evictions
-        await cluster.delete(f"/api/v1/nodes/{node}")
+        with suppress(Refused):  # a test may have deleted its node itself
+            await cluster.delete(f"/api/v1/nodes/{node}")
 
 
 @pytest.fixture(scope="session")
