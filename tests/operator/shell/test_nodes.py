@@ -168,11 +168,13 @@ async def test_where_nodes_may_not_be_read_the_node_controllers_mark_decides(
 
 
 async def _is_replaced(cluster: Cluster, pod: Manifest, seconds: float) -> None:
-    async def is_another() -> bool:
-        found = [one for one in await cluster.pods() if one["metadata"]["name"] == pod["metadata"]["name"]]
-        return bool(found) and found[0]["metadata"]["uid"] != pod["metadata"]["uid"]
+    """Waits until it is gone, and another one is there: of the same name, or of a group that replaces its own."""
 
-    await until(is_another, "another pod of that name", seconds, cluster.pods)
+    async def is_another() -> bool:
+        found = {one["metadata"]["uid"] for one in await cluster.pods()}
+        return bool(found) and pod["metadata"]["uid"] not in found
+
+    await until(is_another, "another pod in its place", seconds, cluster.pods)
 
 
 async def _reasons(cluster: Cluster, pod: Manifest) -> list[str]:
