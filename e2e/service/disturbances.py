@@ -40,7 +40,7 @@ class Disturbances:
         self._operators = Kubectl(self._kubectl.program, self._kubectl.kubeconfig, OPERATOR_NAMESPACE)
         self._rollouts = 0
         self._killed: dict[str, int] = {}
-        """How often the container of a pod had restarted when it was killed, by the pod's uid: its status lags behind."""
+        """A killed pod's restarts before, by its uid: its status lags behind."""
         self.refused: list[float] = []
         self.killed_routers: list[float] = []
 
@@ -176,7 +176,7 @@ class Disturbances:
         wait_until("the spec is carried out", settled, PATIENCE, self._chat.explain)
 
     def _serves(self, pod: Manifest) -> bool:
-        """Whether it is ready and stays; one that was killed, only once it has begun again."""
+        """Returns whether a pod is ready and stays; one that was killed, only once it has begun again."""
         is_ready = condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
         return is_ready and self._killed.get(pod["metadata"]["uid"], -1) < _restarts(pod)
 

@@ -147,7 +147,7 @@ async def test_who_may_just_send_a_request_is_answered(connect: Connect, monkeyp
 
 
 async def test_a_router_that_is_idle_is_not_waited_for(connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It sends again what it lost on such a connection."""
+    """A router sends again what it lost on such a connection."""
     (tmp_path / "token").write_text("secret")
     monkeypatch.setattr(connection, "AGAIN_SECONDS", PATIENCE)
     async with running(router_token=FileToken(tmp_path / "token")) as server:

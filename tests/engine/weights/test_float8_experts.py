@@ -62,9 +62,7 @@ def test_a_model_is_that_of_the_numbers(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize("projection", ["gate_proj", "up_proj", "down_proj"])
 def test_each_expert_has_codes_that_kernels_may_read(projection: str, folders: tuple[Path, Path]) -> None:
     plain, folder = folders
-    numbers = load_file(plain / "model.safetensors")
-    gate, up = numbers[f"{STORED}.gate_up_proj"][5].chunk(2)
-    expected = {"gate_proj": gate, "up_proj": up, "down_proj": numbers[f"{STORED}.down_proj"][5]}[projection]
+    expected = numbers_of_expert(plain, projection)
     name = f"{LAYER}.5.{projection}.weight"
     form, files = stored_formats(folder)[name], open_checkpoint(folder)
     assert form.floats and form.rounding == "static"
@@ -158,9 +156,7 @@ def test_a_scale_may_be_of_a_block(blocks: tuple[Path, Path], caplog: pytest.Log
 @pytest.mark.parametrize("projection", ["gate_proj", "up_proj", "down_proj"])
 def test_rows_of_a_part_have_the_scales_of_their_blocks(projection: str, blocks: tuple[Path, Path]) -> None:
     plain, folder = blocks
-    numbers = load_file(plain / "model.safetensors")
-    gate, up = numbers[f"{STORED}.gate_up_proj"][5].chunk(2)
-    expected = {"gate_proj": gate, "up_proj": up, "down_proj": numbers[f"{STORED}.down_proj"][5]}[projection]
+    expected = numbers_of_expert(plain, projection)
     name = f"{LAYER}.5.{projection}.weight"
     form, files = stored_formats(folder)[name], open_checkpoint(folder)
     with files.open(files.tensors[name].file) as file:
@@ -177,6 +173,13 @@ def test_blocks_that_do_not_fit_are_named(blocks: tuple[Path, Path], tmp_path: P
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(WeightError, match=r"down_proj_scale_inv \[8, 1, 1\] has the wrong shape"):
         loaded(tmp_path)
+
+
+def numbers_of_expert(plain: Path, projection: str) -> Tensor:
+    """Returns a matrix of expert 5 as the checkpoint in numbers has it."""
+    numbers = load_file(plain / "model.safetensors")
+    gate, up = numbers[f"{STORED}.gate_up_proj"][5].chunk(2)
+    return {"gate_proj": gate, "up_proj": up, "down_proj": numbers[f"{STORED}.down_proj"][5]}[projection]
 
 
 def put(tensors: Tensors, name: str, tensor: Tensor) -> None:
