@@ -20,7 +20,9 @@ def are_fastest(dtype: torch.dtype, device: torch.device) -> bool:
 
     With AVX-512 encoders in float32 are multiplied by oneDNN, and its threads and those of our kernels would wait for each other.
     """
-    return device.type == "cpu" and dtype in FLOATS and load() is not None and (dtype == torch.bfloat16 or instruction_set_name() == "avx2")
+    if device.type != "cpu" or dtype not in FLOATS or load() is None:
+        return False
+    return dtype == torch.bfloat16 or instruction_set_name() == "avx2"
 
 
 def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
