@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests.engine.authors_tensors import Rewrite, chatglm, exaone, internlm2
 
 VOCAB = 512
 PROMPT = 40
@@ -32,11 +35,15 @@ BASE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """`model_type` of transformers, what differs from BASE, and edits of the written config.json (None deletes)."""
+    """`model_type` of transformers, what differs from BASE, and edits of the written config.json (None deletes).
+
+    `rewrite` makes the tensors of a family's authors of those that are written.
+    """
 
     model_type: str
     changes: dict[str, Any] = field(default_factory=dict)
     edits: dict[str, Any] = field(default_factory=dict)
+    rewrite: Rewrite | None = None
 
 
 LLAMA3_ROPE = {
@@ -820,6 +827,162 @@ FAMILIES = {
             },
         },
     ),
+    "afmoe": Variant(
+        "afmoe",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "sliding_window": 12,
+            "num_shared_experts": 1,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+        },
+    ),
+    "biogpt": Variant("biogpt", {**GPT2, "tie_word_embeddings": True}, {"num_key_value_heads": None}),
+    "chatglm": Variant(
+        "glm",
+        {"head_dim": 16, "attention_bias": True, "rope_parameters": {**ROPES, "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
+        {
+            "architectures": ["ChatGLMModel"],
+            **dict.fromkeys(("hidden_act", "head_dim", "rope_parameters", "num_hidden_layers", "vocab_size", "intermediate_size")),
+            **dict.fromkeys(("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "attention_bias")),
+            "num_layers": 3,
+            "padded_vocab_size": VOCAB,
+            "ffn_hidden_size": 128,
+            "kv_channels": 16,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "seq_length": 2048,
+            "layernorm_epsilon": 1.5625e-07,
+            "add_qkv_bias": True,
+            "add_bias_linear": False,
+            "rmsnorm": True,
+            "rope_ratio": 500,
+        },
+        chatglm,
+    ),
+    "cwm": Variant(
+        "cwm",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "sliding_window": 12,
+            "layer_types": [FULL, SLIDING, SLIDING, SLIDING],
+            "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 1e6},
+        },
+        {"layer_types": None},
+    ),
+    "dots1": Variant("dots1", {**DEEPSEEK_EXPERTS, "head_dim": 16, "n_group": 2, "topk_group": 1, "norm_topk_prob": True}),
+    "dots1-windows": Variant(
+        "dots1", {**DEEPSEEK_EXPERTS, "head_dim": 16, "attention_bias": True, "sliding_window": 12, "max_window_layers": 1}
+    ),
+    "exaone": Variant(
+        "llama",
+        {"head_dim": 16, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 1e6}},
+        {
+            "architectures": ["ExaoneForCausalLM"],
+            **dict.fromkeys(("hidden_act", "num_hidden_layers", "rms_norm_eps", "rope_parameters")),
+            "activation_function": "silu",
+            "num_layers": 3,
+            "layer_norm_epsilon": 1e-6,
+            "rope_theta": 1e6,
+            "rope_scaling": LLAMA3_ROPE,
+        },
+        exaone,
+    ),
+    "exaone-moe": Variant("exaone_moe", {**EXPERTS, "num_hidden_layers": 4, "sliding_window": 12, "n_group": 4, "topk_group": 2}),
+    "falcon": Variant("falcon", {**ENDLESS, "tie_word_embeddings": True}, WITHOUT_FIELDS),
+    "falcon-new": Variant(
+        "falcon",
+        {**ENDLESS, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 160},
+        WITHOUT_FIELDS,
+    ),
+    "falcon-sequential": Variant("falcon", {**ENDLESS, "multi_query": False, "parallel_attn": False, "bias": True}, WITHOUT_FIELDS),
+    "flex-olmo": Variant("flex_olmo", OLMOE),
+    "gemma4-unified": Variant(
+        "gemma4_unified_text",
+        {
+            **{name: value for name, value in GEMMA4.items() if name != "hidden_size_per_layer_input"},
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gptj": Variant("gptj", {**GPT2, "rotary_dim": 8}, WITHOUT_FIELDS),
+    "gpt-bigcode": Variant("gpt_bigcode", {**ENDLESS, "tie_word_embeddings": True}, WITHOUT_FIELDS),
+    "gpt-neo": Variant(
+        "gpt_neo",
+        {**GPT2, "attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 12, "tie_word_embeddings": True},
+        {"num_key_value_heads": None},
+    ),
+    "granite-swa": Variant(
+        "granite_swa", {**GRANITE, "num_hidden_layers": 4, "sliding_window": 12, "layer_rope_theta": [0, 1e4, 5e5, 1e4]}
+    ),
+    "granite-moe-swa": Variant(
+        "granitemoe_swa",
+        {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 96, "sliding_window": 12},
+    ),
+    "hyperclovax": Variant("hyperclovax", {**GRANITE, "attention_bias": True}),
+    "hyperclovax-plain": Variant("hyperclovax", {"use_post_norm": False, "head_dim": 32}),
+    "internlm2": Variant(
+        "llama",
+        {},
+        {"architectures": ["InternLM2ForCausalLM"], "bias": False, "attention_bias": None, "mlp_bias": None, "head_dim": None},
+        internlm2,
+    ),
+    "jais2": Variant("jais2"),
+    "lfm3": Variant(
+        "lfm3",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 5,
+            "sliding_window": 12,
+            "layer_types": [CONV, SLIDING, FULL, CONV, SLIDING],
+            "rope_parameters": {
+                SLIDING: ROPES,
+                FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            },
+        },
+    ),
+    "lfm3-plain": Variant(
+        "lfm3",
+        {"head_dim": 16, "num_hidden_layers": 5, "sliding_window": 12, "use_sandwich_norm": False, "use_attention_gate": False},
+        {"layer_types": None},
+    ),
+    "mellum": Variant(
+        "mellum",
+        {
+            **EXPERTS,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "sliding_window": 12,
+            "rope_parameters": {FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, SLIDING: ROPES},
+        },
+    ),
+    "mimo": Variant("qwen2", {}, {"architectures": ["MiMoForCausalLM"]}),
+    "minicpm": Variant(
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 1.4 / 3**0.5,
+            "attention_multiplier": 0.25,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": True,
+        },
+        {
+            "architectures": ["MiniCPMForCausalLM"],
+            **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 32,
+        },
+    ),
+    "minicpm3": Variant("minicpm3", {**MLA, "dim_model_base": 48, "tie_word_embeddings": True}),
+    "solar-open": Variant(
+        "solar_open",
+        {**FLASH_EXPERTS, "head_dim": 16, "attention_bias": True, "n_group": 2, "topk_group": 1},
+    ),
+    "vaultgemma": Variant("vaultgemma", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
+    "youtu": Variant("youtu", {**MLA, "attention_bias": True}),
     "qwen2-moe-every-second": Variant("qwen2_moe", {**QWEN2_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
 }
 """Families beside Llama's; each row is what one is checked against."""
@@ -847,6 +1010,9 @@ def write_checkpoint(folder: Path, variant: Variant, dtype: torch.dtype = torch.
     model = model.to(dtype).eval()
     model.save_pretrained(folder, **save)
     edit_json(folder / "config.json", variant.edits)
+    if variant.rewrite is not None:
+        file = folder / "model.safetensors"
+        save_file(variant.rewrite(load_file(file)), file)
     return model
 
 

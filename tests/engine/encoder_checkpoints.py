@@ -61,6 +61,7 @@ ENCODERS = {
     "xlm-roberta": EncoderVariant("XLMRobertaModel", "XLMRobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
     "camembert": EncoderVariant("CamembertModel", "CamembertConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
     "distilbert": EncoderVariant("DistilBertModel", "DistilBertConfig", DISTILBERT),
+    "electra": EncoderVariant("ElectraModel", "ElectraConfig", {"embedding_size": 64}, types=2),
     "mpnet": EncoderVariant("MPNetModel", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514}),
     "modernbert": EncoderVariant("ModernBertModel", "ModernBertConfig", MODERNBERT),
     "nomic-bert": EncoderVariant("NomicBertModel", "NomicBertConfig", types=2),
@@ -98,6 +99,7 @@ CLASSIFIERS = {
         "EuroBertForSequenceClassification", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4}
     ),
     "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
+    "electra": EncoderVariant("ElectraForSequenceClassification", "ElectraConfig", {"embedding_size": 64}, types=2),
     "gpt2": EncoderVariant("GPT2ForSequenceClassification", "GPT2Config", {"is_causal": False, "num_labels": 3}),
 }
 

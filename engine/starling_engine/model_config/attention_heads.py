@@ -37,7 +37,7 @@ def read_attention(config: Fields, definition: ModelDefinition) -> AttentionHead
 
     Raises ModelError naming the field, UnsupportedModel for a rotation that is not known.
     """
-    count, kv_count = _read_heads(config)
+    count, kv_count = _read_heads(config, definition)
     compressed = definition.compressed(config, count)
     mla, ropes = definition.mla(config, count), definition.ropes(config, definition.rope_theta)
     dim = mla.key_dim if mla else _read_head_dim(config, count, definition)
@@ -46,9 +46,9 @@ def read_attention(config: Fields, definition: ModelDefinition) -> AttentionHead
     return AttentionHeads(count=count, kv_count=kv_count, dim=dim, mla=mla, compressed=compressed, ropes=ropes)
 
 
-def _read_heads(config: Fields) -> tuple[int, int]:
+def _read_heads(config: Fields, definition: ModelDefinition) -> tuple[int, int]:
     num_heads = config.integer("num_attention_heads")
-    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    num_kv_heads = definition.kv_heads(config, num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(
             f"{config.source}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"

@@ -45,7 +45,7 @@ def _masked_head(config: Fields) -> HeadShape:
     return HeadShape(out=of, dense=f"{of}.transform.dense", activation=activation, norm=f"{of}.transform.LayerNorm")
 
 
-def _bert_traits(config: Fields) -> Traits:
+def bert_traits(config: Fields) -> Traits:
     config.only("is_decoder", False)
     config.one_of("position_embedding_type", "absolute")
     return replace(TRAITS, token_types=config.integer("type_vocab_size", 2, high=1 << 16))
@@ -53,12 +53,12 @@ def _bert_traits(config: Fields) -> Traits:
 
 def _roberta_traits(config: Fields) -> Traits:
     """The first rows of the table belong to tokens that fill a batch up, and those before them."""
-    return replace(_bert_traits(config), positions_from=config.integer("pad_token_id", 1, low=0) + 1)
+    return replace(bert_traits(config), positions_from=config.integer("pad_token_id", 1, low=0) + 1)
 
 
 BERT = ModelDefinition(
     architecture="BertModel",
-    traits=_bert_traits,
+    traits=bert_traits,
     layers=sum_norms,
     ropes=no_ropes,
     causal=False,

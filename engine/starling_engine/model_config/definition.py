@@ -33,11 +33,11 @@ class TensorNames:
     Names that begin with `fused` are of tensors that may hold several modules: queries, keys and values; gate and up; all experts.
     Those are two tensors, each of which may have several names, and they lie as `expert_layout` says.
 
-    Where q, k and v are one name, that module holds queries, keys and values of each head in turn. `other_lm_head` is another name
-    of the head. `activation` has the parameters of an MLP's activation. `delta`, `mamba`, `mamba2` and `short_conv` have the
-    names of a Gated DeltaNet, a Mamba mixer, one of Mamba-2 and a gated short convolution. `compressed` has those of compressed
-    attention. `attention_streams`, `mlp_streams` and `head_streams` begin the names of three tensors each, in models with several
-    residual streams.
+    Where q, k and v are one name, that module holds of each key-value head its queries, the key and the value in turn.
+    `other_lm_head` is another name of the head. `activation` has the parameters of an MLP's activation. `delta`, `mamba`, `mamba2`
+    and `short_conv` have the names of a Gated DeltaNet, a Mamba mixer, one of Mamba-2 and a gated short convolution. `compressed`
+    has those of compressed attention. `attention_streams`, `mlp_streams` and `head_streams` begin the names of three tensors each,
+    in models with several residual streams.
 
     Norms of a part's input end with `_norm`, those of its output with `_out_norm`. Of an MLP beside experts that is
     `beside_out_norm`: `mlp_norm` and `mlp_out_norm` are around both.
@@ -46,6 +46,7 @@ class TensorNames:
     other such: parts for drafts outside of the layers, and heads of other tasks. `router_bias_is_row` says that the bias is a
     matrix of one row. `transposed` says that matrices of attention and MLPs have a column for each output. In `fused_gate_up` the
     gate comes first, unless `fused_up_first` says otherwise. `other_mlp` is another name of the module of a plain MLP.
+    `attention_gate` is the module of gates of attention's output, where they do not lie behind each head's query.
     """
 
     embedding: str = "model.embed_tokens"
@@ -57,6 +58,7 @@ class TensorNames:
     lm_head: str = "lm_head"
     other_lm_head: str = ""
     layer: str = "model.layers.{}"
+    attention_gate: str = ""
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
@@ -180,6 +182,11 @@ def written_size(_config: Fields, size: int) -> int:
     return size
 
 
+def written_kv_heads(config: Fields, num_heads: int) -> int:
+    """Returns `num_key_value_heads`, which are as many as the others where the config has none."""
+    return config.integer("num_key_value_heads", num_heads)
+
+
 def no_latents(_config: Fields, _num_heads: int) -> MlaShape | None:
     """Returns None, for a family that caches keys and values."""
     return None
@@ -193,6 +200,7 @@ class ModelDefinition:
     num_layers    the number of layers
     layers        the layers, for so many; experts are added by `moe`
     ropes         the rotary embeddings that the layers name, where `rope_theta` is the default
+    kv_heads      the number of key-value heads, beside so many of queries
     mla, moe      latents and experts, of a family that has them; so is `compressed` attention with compressed runs of tokens
     gated_delta   Gated DeltaNet, of a family whose layers may have it; read where one has. So are Mamba by `mamba`, Mamba-2 by
                   `mamba2` and gated short convolutions by `short_conv`
@@ -216,6 +224,7 @@ class ModelDefinition:
     num_layers: Callable[[Fields], int] = read_num_layers
     layers: Callable[[Fields, int], tuple[LayerConfig, ...]] = full_attention
     ropes: Callable[[Fields, float], tuple[RopeConfig, ...]] = one_rope
+    kv_heads: Callable[[Fields, int], int] = written_kv_heads
     mla: Callable[[Fields, int], MlaShape | None] = no_latents
     compressed: Callable[[Fields, int], CompressedShape | None] = no_compression
     moe: Callable[[Fields, int], MoeConfig | None] = no_experts

@@ -1,4 +1,7 @@
-"""Gemma 1, 2 and 3 (text): norms by 1 + weight, GELU, scaled embeddings; from 2 on norms around both parts, and windows."""
+"""Gemma 1, 2 and 3 (text): norms by 1 + weight, GELU, scaled embeddings; from 2 on norms around both parts, and windows.
+
+VaultGemma is Gemma 2 without the norms behind both parts.
+"""
 
 from dataclasses import replace
 
@@ -52,6 +55,10 @@ def _gemma2_layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     return with_windows(_windows(config, num_layers, 2), "both")
 
 
+def _vault_layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
+    return with_windows(_windows(config, num_layers, 2))
+
+
 def _gemma3_layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
     """Returns layers of which those that slide have the second rotary embedding."""
     windows = _windows(config, num_layers, config.integer("sliding_window_pattern", DEFAULT_PATTERN))
@@ -83,6 +90,7 @@ GEMMA2 = replace(
     activation_names={},
     names=AROUND,
 )
+VAULT_GEMMA = replace(GEMMA2, architecture="VaultGemmaForCausalLM", layers=_vault_layers)
 GEMMA3 = replace(
     GEMMA2,
     architecture="Gemma3ForCausalLM",

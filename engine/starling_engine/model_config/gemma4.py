@@ -1,4 +1,7 @@
-"""Gemma 4 as a text model: heads of two sizes, layers that share keys and values, inputs of each layer, experts."""
+"""Gemma 4 as a text model: heads of two sizes, layers that share keys and values, inputs of each layer, experts.
+
+12B (unified) has neither inputs of layers nor experts.
+"""
 
 from dataclasses import replace
 
@@ -15,7 +18,7 @@ PER_LAYER, PER_LAYER_ROWS = 256, 262_144
 HEAD_DIM, FULL_HEAD_DIM = 256, 512
 FULL_ROPE = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
 SLIDING_ROPE = {"rope_type": "default", "rope_theta": 1e4}
-OTHER_PARTS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+OTHER_PARTS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
 NAMES = TensorNames(
     router="router.proj",
     fused_router="router.proj",
@@ -164,4 +167,7 @@ GEMMA4 = ModelDefinition(
     tie_word_embeddings=True,
     nested="text_config",
     names=NAMES,
+)
+GEMMA4_UNIFIED = replace(
+    GEMMA4, architecture="Gemma4UnifiedForCausalLM", defaults={"hidden_size_per_layer_input": 0, "sliding_window": 1024}
 )

@@ -29,23 +29,24 @@ NAMES = TensorNames(
 )
 
 
-def _traits(config: Fields) -> Traits:
+def gpt2_traits(config: Fields) -> Traits:
     config.only("scale_attn_weights", True)
     config.only("scale_attn_by_inverse_layer_idx", False)
     config.only("add_cross_attention", False)
     return Traits(qkv_bias=True, o_bias=True, mlp_bias=True, mlp_gate=False, norm="biased layer", positions_from=0)
 
 
-def _mlp_size(config: Fields, hidden_size: int) -> int:
+def gpt2_mlp_size(config: Fields, hidden_size: int) -> int:
+    """Returns `n_inner`, or else four times the hidden size."""
     return config.integer("n_inner", 4 * hidden_size)
 
 
 GPT2 = ModelDefinition(
     architecture="GPT2LMHeadModel",
-    traits=_traits,
+    traits=gpt2_traits,
     layers=lambda _config, num_layers: (LayerConfig(rope=None),) * num_layers,
     ropes=no_ropes,
-    mlp_size=_mlp_size,
+    mlp_size=gpt2_mlp_size,
     mlp_field="hidden_size",
     activation="gelu",
     activation_names={"gelu_new": "gelu_pytorch_tanh"},  # the same formula

@@ -5,7 +5,8 @@ from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.traits import Traits
 
 
-def _traits(config: Fields) -> Traits:
+def granite_traits(config: Fields) -> Traits:
+    """Reads the multipliers, and which parts have biases."""
     bias = config.boolean("attention_bias", False)
     divisor = config.number("logits_scaling", 1.0)
     if not divisor:
@@ -21,4 +22,4 @@ def _traits(config: Fields) -> Traits:
     )
 
 
-GRANITE = ModelDefinition(architecture="GraniteForCausalLM", traits=_traits)
+GRANITE = ModelDefinition(architecture="GraniteForCausalLM", traits=granite_traits)

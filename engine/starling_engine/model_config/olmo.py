@@ -1,7 +1,7 @@
 """OLMo 2 and 3: norms behind attention and MLP alone, queries and keys normalised over all heads; 3 has windows.
 
 Most layers of OLMo Hybrid are Gated DeltaNets, with norms before both parts. OLMoE (arXiv 2409.02060) has norms before both parts,
-too, and experts.
+too, and experts; FlexOlmo (arXiv 2507.07024) has experts and OLMo 2's norms.
 """
 
 from dataclasses import replace
@@ -104,6 +104,9 @@ OLMO3 = ModelDefinition(
     architecture="Olmo3ForCausalLM", traits=_traits, layers=_olmo3_layers, ropes=_olmo3_ropes, rope_theta=5e5, rms_eps=1e-5
 )
 OLMOE = ModelDefinition(architecture="OlmoeForCausalLM", traits=_olmoe_traits, moe=_moe, rms_eps=1e-5)
+FLEX_OLMO = replace(
+    OLMOE, architecture="FlexOlmoForCausalLM", traits=_traits, layers=same_layers("after"), rope_theta=5e5, rms_eps=1e-6
+)
 OLMO_HYBRID = ModelDefinition(
     architecture="OlmoHybridForCausalLM",
     traits=_traits,

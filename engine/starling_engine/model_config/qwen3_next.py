@@ -1,5 +1,7 @@
 """Qwen3-Next: three of four layers are Gated DeltaNets, the others attend and have a gate; experts, and a shared one."""
 
+from typing import Literal
+
 from starling_engine.model_config.definition import ModelDefinition, TensorNames, partial_rope
 from starling_engine.model_config.fields import Fields
 from starling_engine.model_config.gated_delta import DeltaNames, every_nth_attends, read_gated_delta
@@ -19,7 +21,7 @@ NAMES = TensorNames(
 def hybrid_traits(config: Fields) -> Traits:
     """Reads what the layers of Qwen3-Next and 3.5 have in common."""
     bias = config.boolean("attention_bias", False)
-    gate = config.boolean("attn_output_gate", True)
+    gate: Literal["element"] | None = "element" if config.boolean("attn_output_gate", True) else None
     return Traits(qkv_bias=bias, o_bias=bias, attention_gate=gate, qk_norm="head", norm="one plus weight")
 
 

@@ -2,6 +2,7 @@
 
 from starling_engine.errors import ConfigError
 from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.registry import definition_of
 from starling_engine.topology.layout import ParallelLayout
 from starling_engine.topology.shard import Shard
 
@@ -82,6 +83,9 @@ def _divided(model: ModelConfig, expert_parallel: bool) -> dict[str, int]:
 
 def _splits(model: ModelConfig, tensor: int, expert_parallel: bool) -> bool:
     shared = model.mla is not None or not any(own.count % tensor and tensor % own.count for own in model.kv_heads)
+    names = definition_of(model.architecture).names
+    if names.q == names.k:  # a rank has whole groups of the rows of a matrix that holds all three
+        shared = shared and not any(own.count % tensor for own in model.kv_heads)
     if model.mamba2 is not None:
         groups = model.mamba2.groups
         shared = shared and not (groups % tensor and tensor % groups)

@@ -34,7 +34,7 @@ class Traits:
     """The small differences between families; the defaults are Llama's.
 
     qkv_bias, o_bias     biases of the attention's projections (with latents qkv_bias: of those that compress)
-    attention_gate       what attention gives is multiplied by the sigmoid of a gate, which lies behind each head's query
+    attention_gate       what attention gives is multiplied by the sigmoid of a gate: of each element, or one of each head
     mlp_bias             biases of the MLP's projections
     down_bias            the same of the MLP's output alone; None: as `mlp_bias`
     mlp_gate             the activation is of a gate, which is multiplied with up; else it is of up
@@ -70,7 +70,7 @@ class Traits:
 
     qkv_bias: bool = False
     o_bias: bool = False
-    attention_gate: bool = False
+    attention_gate: Literal["element", "head"] | None = None
     mlp_bias: bool = False
     down_bias: bool | None = None
     mlp_gate: bool = True

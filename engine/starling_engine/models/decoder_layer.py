@@ -44,17 +44,24 @@ class Attention:
         own = config.heads_of(layer)
         q = build.tensor.shard.of(config.num_heads).times(own.dim)
         kv = build.tensor.shard.heads(own.count).times(own.dim)
-        self._gate_size = q.size if traits.attention_gate else 0
-        """Columns of the output's gates, which lie behind each head's query in the checkpoint, and here before all of them."""
+        self._gates_heads = traits.attention_gate == "head"
+        gates = build.tensor.shard.of(config.num_heads) if self._gates_heads else q
+        self._gate_size = gates.size if traits.attention_gate else 0
+        """Columns of the output's gates, which are here before all queries; in the checkpoint they may be behind each head's."""
         self._in_turn = names.q == names.k
-        """Queries, keys and values of each head lie together in the checkpoint."""
+        """Queries, key and value of each key-value head lie together in the checkpoint."""
         modules, sizes = [f"{prefix}.{name}" for name in (names.q, names.k, names.v)], [q, kv, kv]
         if layer.cache_of is not None:
             modules, sizes = modules[:1], sizes[:1]
-        if self._gate_size:
+        self._gate_in_turn = bool(self._gate_size) and not names.attention_gate
+        if self._gate_in_turn:
             sizes[0] = q.times(2)
+        elif self._gate_size:
+            modules, sizes = [f"{prefix}.{names.attention_gate}", *modules], [gates, *sizes]
+        self._queries = config.num_heads // own.count
+        """Heads of queries beside each key-value head."""
         if self._in_turn:
-            modules, sizes = modules[:1], [q.times(3)]
+            modules, sizes = modules[:1], [kv.times(self._queries + 2)]
         fused = f"{prefix}.{names.fused_qkv}"
         same, turned = layer.keys_are_values, names.transposed
         qkv = stacked(modules, sizes, config.hidden_size, traits.qkv_bias, fused=fused, repeats=same, transposed=turned)
@@ -62,6 +69,8 @@ class Attention:
         self._o = build.linear(stacked([f"{prefix}.{names.o}"], [config.hidden_size], q, traits.o_bias, transposed=turned))
         self.name = f"{prefix}.{names.k.rpartition('.')[0]}"
         """Name of the module in the checkpoint."""
+        self._rotated = (f"{prefix}.{names.q}.", f"{prefix}.{names.k}.")
+        """Beginnings of the names of tensors whose rows are rotated."""
         self._norm_names = (f"{prefix}.{names.q_norm}", f"{prefix}.{names.k_norm}")
         self._sinks_name = f"{prefix}.{names.sinks}"
         self._heads = build.tensor.shard.of(config.num_heads)
@@ -125,6 +134,8 @@ class Attention:
         gate = None
         if self._gate_size:
             gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :]
+            if self._gates_heads:  # so few columns would leave heads where kernels do not expect them
+                gate, qkv = gate.repeat_interleave(self.weights.head_dim, dim=1), qkv.contiguous()
         if self._width_norm is not None:
             self._width_norm.forward(qkv)
         if self._rotated_norm is not None:
@@ -141,23 +152,22 @@ class Attention:
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {**self._qkv.weight_slots(), **self._o.weight_slots()}
         if self._pairs:
-            rotated = tuple(f"{name}." for name in self._qkv.shape.names[:2])
-            for name in [each for each in slots if each.startswith(rotated)]:
+            for name in [each for each in slots if each.startswith(self._rotated)]:
                 order = halves_of_pairs(slots[name].local_shape[0], self.weights.head_dim, self._pairs)
                 slots[name] = in_row_order(slots[name], order)
         if self._halves:
-            rotated = tuple(f"{name}." for name in self._qkv.shape.names[:2])
-            for name in [each for each in slots if each.startswith(rotated)]:
+            for name in [each for each in slots if each.startswith(self._rotated)]:
                 order = halves_of_heads(slots[name].local_shape[0], self.weights.head_dim, self._halves)
                 slots[name] = in_row_order(slots[name], order)
-        if self._gate_size:
+        if self._gate_in_turn:
             order = torch.arange(2 * self._gate_size).view(-1, 2, self.weights.head_dim).flip(1).transpose(0, 1)
             for name in [each for each in slots if each.startswith(f"{self._qkv.shape.names[0]}.")]:
                 slots[name] = in_row_order(slots[name], order.flatten())
         if self._in_turn:
-            order = torch.arange(3 * self._heads.size * self.weights.head_dim).view(-1, 3, self.weights.head_dim).transpose(0, 1)
+            rows = torch.arange(self._qkv.shape.out_size).view(-1, self._queries + 2, self.weights.head_dim)
+            order = torch.cat([part.flatten() for part in torch.split(rows, [self._queries, 1, 1], dim=1)])
             for name in self._qkv.weight_slots():
-                slots[name] = in_row_order(slots[name], order.flatten())
+                slots[name] = in_row_order(slots[name], order)
         if self._width_norm is not None:
             slots.update(self._width_norm.weight_slots())
         if self._rotated_norm is not None:

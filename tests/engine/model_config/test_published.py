@@ -477,7 +477,7 @@ def test_the_positions_of_a_published_config(config: dict[str, Any], positions: 
 def test_the_states_of_a_published_config(config: dict[str, Any]) -> None:
     model = parse_model_config(Fields(config, "config.json"), Fields({}, "generation_config.json"))
     assert [layer.has_state for layer in model.layers] == [True, True, True, False] * (model.num_layers // 4)
-    assert (model.traits.attention_gate, model.traits.norm, model.traits.qk_norm) == (True, "one plus weight", "head")
+    assert (model.traits.attention_gate, model.traits.norm, model.traits.qk_norm) == ("element", "one plus weight", "head")
     matrix, inputs = StatePart(32, (128, 128)), StatePart(3, (8192,))
     assert state_specs(model)[0] == StateSpec((matrix, inputs)), "32 heads, and 2 * 16 * 128 + 32 * 128 channels"
     quarter = StateSpec((StatePart(8, (128, 128)), StatePart(3, (2048,))))

@@ -56,6 +56,10 @@ WITH_EXPERTS = (
     "nemotron-h-experts",
     "jamba",
     "olmoe",
+    "afmoe",
+    "dots1",
+    "exaone-moe",
+    "granite-moe-swa",
 )
 
 
@@ -94,6 +98,8 @@ def test_a_family_answers_as_transformers_does(
 ) -> None:
     """Stages run on torch alone, as on a machine without native kernels."""
     reference = reference_of(name)
+    if split == "two ranks" and name == "falcon":
+        pytest.skip("its one key-value head lies among its queries")
     if split == "two stages":
         if name == "gemma4-inputs":
             pytest.skip("later stages do not know token ids")
