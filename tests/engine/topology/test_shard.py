@@ -82,6 +82,13 @@ def test_heads_of_mamba2_must_divide_and_groups_may_be_shared(tmp_path: Path) ->
         check_split(odd, ParallelLayout(tensor=2))
 
 
+def test_heads_that_lie_together_are_not_copied(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FAMILIES["falcon-new"])  # two key-value heads in one matrix with their queries
+    check_split(load_model_config(tmp_path), ParallelLayout(tensor=2))
+    with pytest.raises(ConfigError, match=r"possible: 1, 2$"):
+        check_split(load_model_config(tmp_path), ParallelLayout(tensor=4))
+
+
 def test_a_model_without_experts_has_none_to_spread(model: ModelConfig) -> None:
     with pytest.raises(ConfigError, match="enable_expert_parallel: this model has no experts"):
         check_split(model, ParallelLayout(tensor=2), expert_parallel=True)

@@ -30,6 +30,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     Llama4Config,
     Llama4ForConditionalGeneration,
     Mistral3Config,
@@ -389,6 +391,19 @@ def test_the_text_part_of_gemma_4(tmp_path: Path) -> None:
     unused = {f"model.language_model.layers.4.self_attn.{name}.weight": torch.zeros(4, 4) for name in ("k_proj", "v_proj")}
     save_file({**tensors, **unused}, tmp_path / "model.safetensors")
     assert any(name.startswith("model.vision_tower.") for name in tensors)
+    torch.testing.assert_close(loaded(tmp_path), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_text_part_of_gemma_4_without_towers(tmp_path: Path) -> None:
+    """12B reads images and sound by one matrix each."""
+    text = {**BASE, **FAMILIES["gemma4-unified"].changes, "pad_token_id": 0}
+    sizes = {"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16}
+    model = Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedConfig(text_config=text, vision_config=sizes)).eval()
+    spread(model)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    model.save_pretrained(tmp_path)
+    assert any("vision" in name for name in load_file(tmp_path / "model.safetensors"))
     torch.testing.assert_close(loaded(tmp_path), expected, atol=1e-4, rtol=1e-4)
 
 
