@@ -178,7 +178,13 @@ def activation_bytes(model: ModelConfig, dtype_bytes: int, max_tokens: int, max_
 
 
 def _distance_bytes(model: ModelConfig, dtype_bytes: int, max_model_len: int) -> int:
-    """Bytes of biases by the distance of tokens, which are kept, while they are made: two copies, or seven indices of 8 bytes."""
+    """Bytes of biases by the distance of tokens, which are kept, while they are made: two copies, or seven indices of 8 bytes.
+
+    Of embeddings of distances that is one index, while it is made, and what heads add to scores: five copies, while they are added.
+    """
+    if model.traits.distances is not None:
+        products = 2 * 2 * model.traits.distances.span + 5 * max_model_len
+        return max_model_len * (7 * 8 * max_model_len + products * model.num_heads * dtype_bytes)
     if not model.traits.distance_buckets:
         return 0
     return max_model_len * max_model_len * max(8 + 2 * model.num_heads * dtype_bytes, 7 * 8)

@@ -26,6 +26,14 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 3,
 }
 DISTILBERT: dict[str, Any] = {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}
+DEBERTA: dict[str, Any] = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 16,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 MODERNBERT = {"local_attention": 8, "num_hidden_layers": 4, "cls_token_id": 2, "sep_token_id": 3}
 GEMMA = {
     "use_bidirectional_attention": True,
@@ -61,6 +69,13 @@ ENCODERS = {
     "xlm-roberta": EncoderVariant("XLMRobertaModel", "XLMRobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
     "camembert": EncoderVariant("CamembertModel", "CamembertConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
     "distilbert": EncoderVariant("DistilBertModel", "DistilBertConfig", DISTILBERT),
+    "deberta": EncoderVariant("DebertaV2Model", "DebertaV2Config", DEBERTA),
+    "deberta-plain": EncoderVariant(
+        "DebertaV2Model",
+        "DebertaV2Config",
+        {**DEBERTA, "position_buckets": -1, "norm_rel_ebd": "none", "position_biased_input": True, "type_vocab_size": 2},
+        types=2,
+    ),
     "electra": EncoderVariant("ElectraModel", "ElectraConfig", {"embedding_size": 64}, types=2),
     "mpnet": EncoderVariant("MPNetModel", "MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 514}),
     "modernbert": EncoderVariant("ModernBertModel", "ModernBertConfig", MODERNBERT),
@@ -99,6 +114,7 @@ CLASSIFIERS = {
         "EuroBertForSequenceClassification", "EuroBertConfig", {"num_key_value_heads": 2, "mask_token_id": 4}
     ),
     "jina-v3": EncoderVariant("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", {"num_labels": 2}),
+    "deberta": EncoderVariant("DebertaV2ForSequenceClassification", "DebertaV2Config", {**DEBERTA, "num_labels": 3}),
     "electra": EncoderVariant("ElectraForSequenceClassification", "ElectraConfig", {"embedding_size": 64}, types=2),
     "gpt2": EncoderVariant("GPT2ForSequenceClassification", "GPT2Config", {"is_causal": False, "num_labels": 3}),
 }

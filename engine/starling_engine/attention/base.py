@@ -20,7 +20,8 @@ class AttentionWeights:
     softmax's denominator alone, so that a query may attend to nothing;
     stores False: qkv has queries alone, [T, num_heads * head_dim]; keys and values are another layer's, and in its cache;
     rotates False: cos_sin leaves all elements as they are;
-    bias returns what the scores of a sequence of so many tokens get, [num_heads, T, T]; in both directions alone.
+    bias returns what scores of a sequence get, [num_heads, M, N], for queries [M, num_heads, head_dim], keys [N, ...] and the
+    step's metadata; in both directions alone.
     """
 
     num_heads: int
@@ -38,7 +39,7 @@ class AttentionWeights:
     sinks: torch.Tensor | None = None
     stores: bool = True
     rotates: bool = True
-    bias: Callable[[int], torch.Tensor] | None = None
+    bias: Callable[[torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor] | None = None
 
 
 class AttentionBackend(Protocol):

@@ -33,15 +33,17 @@ class BidirectionalAttention:
             return encoder_ops.bidirectional_attention(q, k, v, starts, seen, layer.scale, layer.window or 0).flatten(1)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for (start, end), keys in zip(itertools.pairwise(starts), seen, strict=True):
-            _attend(q[start:end], k[start : start + keys], v[start : start + keys], layer, out[start:end])
+            _attend(q[start:end], k[start : start + keys], v[start : start + keys], layer, out[start:end], meta)
         return out.flatten(1)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionWeights, out: torch.Tensor) -> None:
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionWeights, out: torch.Tensor, meta: AttentionMetadata
+) -> None:
     """q [T, H, D], k and v [N, KVH, D] of one sequence, whose first N tokens are seen -> out [T, H, D]."""
     length, window = len(q), layer.window
     if not window or length <= window:
-        out.copy_(_attention(q, k, v, layer, None if layer.bias is None else layer.bias(length)[..., : len(k)]))
+        out.copy_(_attention(q, k, v, layer, None if layer.bias is None else layer.bias(q, k, meta)))
         return
     for first in range(0, length, WINDOW_QUERIES):
         last = min(first + WINDOW_QUERIES, length)

@@ -51,6 +51,8 @@ class TensorNames:
 
     embedding: str = "model.embed_tokens"
     distance_bias: str = "encoder.relative_attention_bias"
+    distances: str = "encoder.rel_embeddings"
+    distances_norm: str = "encoder.LayerNorm"
     positions: str = "embeddings.position_embeddings"
     token_types: str = "embeddings.token_type_embeddings"
     embedding_norm: str = "embeddings.LayerNorm"

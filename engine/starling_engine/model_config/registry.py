@@ -19,6 +19,7 @@ from starling_engine.model_config.classifier import ENDING, MASKED_ENDING, REWAR
 from starling_engine.model_config.cohere import COHERE, COHERE2
 from starling_engine.model_config.colbert import STANFORD
 from starling_engine.model_config.cwm import CWM
+from starling_engine.model_config.deberta import DEBERTA_V2
 from starling_engine.model_config.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_2
 from starling_engine.model_config.deepseek_v4 import DEEPSEEK_V4
 from starling_engine.model_config.definition import ModelDefinition
@@ -160,6 +161,7 @@ _ALL = (
     *(
         BERT,
         CAMEMBERT,
+        DEBERTA_V2,
         DISTILBERT,
         ELECTRA,
         EUROBERT,

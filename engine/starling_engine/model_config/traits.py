@@ -29,6 +29,22 @@ class LayerInputs:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class DistanceEmbeddings:
+    """Embeddings of distances, which queries and keys are compared with, too (DeBERTa, arXiv 2006.03654, section 3.1).
+
+    span     rows for distances to tokens before, and as many to those behind
+    buckets  distances share rows by their logarithm; else each has one
+    longest  distance that has a row of its own
+    normed   a norm of the embeddings
+    """
+
+    span: int
+    buckets: bool
+    longest: int
+    normed: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """The small differences between families; the defaults are Llama's.
@@ -53,6 +69,7 @@ class Traits:
                          LayerNorm without a bias, with one, or with one and by 1 + weight (Nemotron)
     attention_sinks      a learnt score of each head in the softmax's denominator alone (see `AttentionWeights`)
     distance_buckets     rows of a table of biases that scores get by the distance of their tokens; 0: there is none
+    distances            of a model whose scores depend on embeddings of distances; None: they do not
     paired_rope          the checkpoint's heads rotate neighbouring elements with one another, not halves
     attention_scale      multiplies scores before the softmax; None: head_dim ** -0.5
     attention_cap        scores become cap * tanh(score / cap); 0: they do not
@@ -87,6 +104,7 @@ class Traits:
     norm: Literal["weight", "wide weight", "one plus weight", "layer", "biased layer", "biased layer, one plus weight"] = "weight"
     attention_sinks: bool = False
     distance_buckets: int = 0
+    distances: DistanceEmbeddings | None = None
     paired_rope: bool = False
     attention_scale: float | None = None
     attention_cap: float = 0.0

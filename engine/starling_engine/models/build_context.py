@@ -1,6 +1,7 @@
 """The arguments that every part of a model is built with."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,9 @@ from starling_engine.model_config.moe import MoeConfig
 from starling_engine.models.distance_bias import DistanceBias
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.topology.shard import Share
+
+if TYPE_CHECKING:
+    from starling_engine.models.disentangled import DistanceTable
 
 CODE_BLOCK = 32
 """Columns of codes that kernels multiply together."""
@@ -39,6 +43,7 @@ class BuildContext:
     tensor: Communicator = ALONE
     expert_ranks: ExpertRanks | None = None
     distance_bias: DistanceBias | None = None
+    distances: "DistanceTable | None" = None
 
     def expert_width(self, moe: MoeConfig) -> Share:
         """Returns this rank's share of the width of each of its experts.

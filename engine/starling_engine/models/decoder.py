@@ -1,7 +1,7 @@
 """The decoder: one for all architectures of the registry, driven by `ModelConfig`. Encoders are decoders that cache nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from starling_engine.models.added_embeddings import AddedEmbeddings
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.classification_head import ClassificationHead, MaskedHead
 from starling_engine.models.decoder_layer import Attention, DecoderLayer
+from starling_engine.models.disentangled import DistanceTable
 from starling_engine.models.distance_bias import DistanceBias
 from starling_engine.models.layer_end import LayerInputTable
 from starling_engine.models.projections import Projections
@@ -113,6 +114,9 @@ class Decoder:
             expert_ranks=expert_ranks,
             distance_bias=self._distance_bias,
         )
+        distances = config.traits.distances
+        self._distances = None if distances is None else DistanceTable(build, distances)
+        build = replace(build, distances=self._distances)
         self._build = build
         self._embedding_scale = torch.tensor(config.traits.embedding_scale, dtype=dtype).item()
         adapters = config.adapters
@@ -363,7 +367,7 @@ class Decoder:
         self._layer_inputs = None if inputs is None else LayerInputTable(build, inputs)
         ends = (table, self._adapted_embedding, self._added_embeddings, self._layer_inputs)
         first: tuple[HasWeightSlots | None, ...] = ends if self.stage.first else ()
-        first = (*first, self._distance_bias)
+        first = (*first, self._distance_bias, self._distances)
         self._head = ClassificationHead(build, config.classifier) if config.classifier and self.stage.last else None
         self._masked_head = MaskedHead(build, config.masked_head) if config.masked_head and self.stage.last else None
         heads = (self._stream_head, self._norm, self._lm_head, self._head, self._masked_head)

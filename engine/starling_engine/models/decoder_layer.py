@@ -22,6 +22,7 @@ from starling_engine.layers.temperature import temperatures
 from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.rope import ProportionalScaling
 from starling_engine.models.build_context import BuildContext
+from starling_engine.models.disentangled import DisentangledBias
 from starling_engine.models.experts_beside_mlp import ExpertsBesideMlp
 from starling_engine.models.gated_delta_net import GatedDeltaNet
 from starling_engine.models.kimi_delta_attention import KimiDeltaAttention
@@ -78,6 +79,8 @@ class Attention:
         if traits.qk_norm == "width":
             self._width_norm = WidthNorm(self._norm_names, (q, kv), config.rms_eps, build.tensor, build.device)
         self.weights = _attention_weights(build, layer)
+        if build.distances is not None:
+            self.weights.bias = DisentangledBias(build.distances, self._qkv.forward, own.dim, self.weights.scale)
         self._rotated_norm: RotatedHeadNorm | None = None
         if traits.qk_norm == "rotated head":
             heads = (self.weights.num_heads, self.weights.num_kv_heads)
@@ -213,7 +216,7 @@ def _attention_weights(build: BuildContext, layer: LayerConfig) -> AttentionWeig
         sinks=torch.empty(num_heads, dtype=torch.float32, device=build.device) if traits.attention_sinks else None,
         stores=layer.cache_of is None,
         rotates=table is not None,
-        bias=None if build.distance_bias is None else build.distance_bias.matrix,
+        bias=None if build.distance_bias is None else build.distance_bias.of_scores,
     )
 
 

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.model_config.config import ModelConfig
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
@@ -23,6 +24,10 @@ class DistanceBias:
         self._table = torch.empty(self._buckets.size, self._heads.size, dtype=dtype, device=device)
         self._longest = config.max_position
         self._whole: torch.Tensor | None = None
+
+    def of_scores(self, q: torch.Tensor, k: torch.Tensor, _meta: AttentionMetadata) -> torch.Tensor:
+        """Returns what is added to scores of a sequence's queries [M, H, D] and its first keys [N, H, D], [H, M, N]."""
+        return self.matrix(len(q))[..., : len(k)]
 
     def matrix(self, length: int) -> torch.Tensor:
         """Returns [heads, length, length], added to the scores of a sequence. It is a corner of that of the longest one."""
