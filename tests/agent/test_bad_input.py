@@ -91,7 +91,7 @@ NUMBERS = [
     one("n", 10**30),
     one("n", "2"),
     one("max_tokens", 0),
-    one("max_tokens", -5),
+    one("max_tokens", -5, message="must be in [1, 2147483647], got -5"),
     one("max_tokens", 1.5),
     one("max_tokens", 2**31),
     one("max_tokens", 4096),

@@ -213,5 +213,5 @@ def router(
             make = partial(ServiceRouter, settings, policy, lambda: keys.first, exact, hold, tenancy, shadows, canary)
             code = runner.run(run_router(settings, make, sources, serving, epp))
     except StarlingError as error:
-        fail(str(error), fix_for(error))
+        fail(str(error), fix_for(error, "router"))
     raise typer.Exit(code)
