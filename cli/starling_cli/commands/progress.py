@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
-from starling_agent.contract.listening import authority
+from starling_agent.contract.listening import url_here
 
 if TYPE_CHECKING:
     from starling_agent.openai.endpoint import Endpoint
@@ -65,7 +65,7 @@ class StartReport:
     def serving(self, endpoint: "Endpoint", port: int) -> None:
         self._stop()
         host = endpoint.settings.host
-        url = f"http://{authority('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
+        url = url_here(host, port)
         out = self._console
         if endpoint.engine.cores.ledger:
             out.print(Text(endpoint.engine.cores.ledger))
