@@ -27,13 +27,12 @@ from starling_cli.commands import (
     support_bundle,
     up,
 )
+from starling_cli.commands.vllm_flags import ServeCommand
+from starling_cli.plain_help import PlainCommand
 
 
-class PlainGroup(TyperGroup):
-    """Writes its help without rich, whose import is two thirds of the time that `starling --help` would take."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "rich_markup_mode": None})
+class RootGroup(TyperGroup):
+    """All commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Starts the process of an engine core before flags are read: typer imports pydantic for them, which takes 0.2 s."""
@@ -45,25 +44,27 @@ class PlainGroup(TyperGroup):
 
 app = typer.Typer(
     name="starling",
-    cls=PlainGroup,
+    cls=RootGroup,
     help="Serves large language models: one process here, or groups of pods on Kubernetes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # Without rich, whose import is two thirds of the time that `starling --help` would take.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("serve")(serve.serve)
-app.command("agent")(agent.agent)
-app.command("operator")(operator.operator)
-app.command("chat")(chat.chat)
-app.command("quantize")(quantize.quantize)
-app.command("router")(router.router)
-app.command("up")(up.up)
-app.command("plan")(plan.plan)
-app.command("status")(status.status)
-app.command("scale")(scale.scale)
-app.command("check")(check.check)
-app.command("crds")(crds.crds)
-app.command("support-bundle")(support_bundle.support_bundle)
+app.command("serve", cls=ServeCommand)(serve.serve)
+app.command("agent", cls=PlainCommand)(agent.agent)
+app.command("operator", cls=PlainCommand)(operator.operator)
+app.command("chat", cls=PlainCommand)(chat.chat)
+app.command("quantize", cls=PlainCommand)(quantize.quantize)
+app.command("router", cls=PlainCommand)(router.router)
+app.command("up", cls=PlainCommand)(up.up)
+app.command("plan", cls=PlainCommand)(plan.plan)
+app.command("status", cls=PlainCommand)(status.status)
+app.command("scale", cls=PlainCommand)(scale.scale)
+app.command("check", cls=PlainCommand)(check.check)
+app.command("crds", cls=PlainCommand)(crds.crds)
+app.command("support-bundle", cls=PlainCommand)(support_bundle.support_bundle)
 app.add_typer(bench.app, name="bench")
 app.add_typer(kv.app, name="kv")
 

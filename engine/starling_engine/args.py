@@ -51,6 +51,12 @@ class EngineArgs:
     tokenizer: str | None = argument(
         None, MODEL, "Another folder or id for it.", "Folder or id of the tokenizer if not the model's."
     )
+    chat_template: str | None = argument(
+        None,
+        MODEL,
+        "File of a chat template in place of the model's.",
+        "File of a chat template (Jinja) in place of the model's, or where it has none.",
+    )
     load_format: Literal["auto", "dummy", "pt"] = argument(
         "auto",
         MODEL,

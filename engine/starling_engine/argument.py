@@ -60,7 +60,11 @@ def check_value(name: str, found: Argument, value: Any) -> None:
     """Raises ConfigError for a value that is no choice, or is too small. None stands for a default that is decided later."""
     if found.choices and value is not None and value not in found.choices:
         raise ConfigError(f"must be one of {', '.join(map(str, found.choices))}, got {value!r}", name)
-    if found.low is not None and value is not None and value < found.low:
+    if found.low is None or value is None:
+        return
+    if not isinstance(value, int | float):
+        raise ConfigError(f"must be a number, got {value!r}", name)
+    if value < found.low:
         raise ConfigError(f"must be at least {found.low}, got {value}", name)
 
 

@@ -341,7 +341,7 @@ def _parts(value: dict[Any, Any] | list[Any]) -> list[Any]:
 
 def _within(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:
     if not math.isfinite(value) or value > high or value < low or (low_open and value == low):
-        bounds = f"{'(' if low_open else '['}{low:g}, {high:g}]"
+        bounds = f"{'(' if low_open else '['}{low:.12g}, {high:.12g}]"
         raise InvalidRequest(f"{name} must be in {bounds}, got {value}", name)
 
 

@@ -68,7 +68,7 @@ def backend_url(text: str, setting: str, where: str = "") -> str:
     except ValueError:
         is_server = False
     if not is_server or parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError(f"{where}must be http://HOST:PORT of a server", setting)
+        raise ConfigError(f"{where}must be http://HOST:PORT of a server, got {text[:200]!r}", setting)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 

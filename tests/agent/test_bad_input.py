@@ -91,7 +91,7 @@ NUMBERS = [
     one("n", 10**30),
     one("n", "2"),
     one("max_tokens", 0),
-    one("max_tokens", -5),
+    one("max_tokens", -5, message="must be in [1, 2147483647], got -5"),
     one("max_tokens", 1.5),
     one("max_tokens", 2**31),
     one("max_tokens", 4096),
@@ -110,7 +110,7 @@ NUMBERS = [
     chat("top_logprobs", 3, message="logprobs: true"),
     BadRequest({"logprobs": True, "top_logprobs": 21}, "top_logprobs", CHAT),
     chat("logprobs", 3),
-    one("priority", 1, message="scheduling-policy"),
+    one("priority", 1, message="priority: this server"),
     one("priority", 2**40),
 ]
 
@@ -184,7 +184,7 @@ MESSAGES = [
     chat("messages", ["Hello"], param="messages[0]"),
     chat("messages", [{}], param="messages[0].role"),
     chat("messages", [{"role": "user"}], param="messages[0].content"),
-    chat("messages", [{"role": "wizard", "content": "x"}], param="messages[0].role"),
+    chat("messages", [{"role": "wizard", "content": "x"}], param="messages[0].role", message="messages[0].role: must be one of"),
     chat("messages", [{"role": "function", "content": "x"}], param="messages[0].role", message="'tool'"),
     chat("messages", [{"role": "user", "content": "x", "tool_calls": [{}]}], param="messages[0].tool_calls"),
     chat("messages", [{"role": ["user"], "content": "x"}], param="messages[0].role"),

@@ -5,7 +5,7 @@ import socket
 import pytest
 from starling_agent.contract import listening
 from starling_agent.contract.config import AdminConfig, EndpointConfig
-from starling_agent.contract.listening import listening_socket
+from starling_agent.contract.listening import listening_socket, url_here
 
 
 def is_reachable(host: str, port: int) -> bool:
@@ -45,3 +45,8 @@ def test_a_port_in_use_is_an_error() -> None:
         found.listen()
         with pytest.raises(OSError, match="in use"):
             listening_socket("::", found.getsockname()[1])
+
+
+@pytest.mark.parametrize(("host", "url"), [("::", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("a.b", "a.b")])
+def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
+    assert url_here(host, 80) == f"http://{url}:80"

@@ -14,6 +14,7 @@ import pytest
 from starling_cli.benchmark.acceptance import accepted_between, counts_in
 from starling_cli.commands.failures import fix_for
 from starling_cli.commands.serve import parse_rate
+from starling_cli.commands.vllm_flags import INSTEAD
 from starling_engine.errors import ConfigError, EngineDead, ModelError, ModelPackageError, UnsupportedModel, WeightError
 
 from tests import fork_server
@@ -70,9 +71,12 @@ def test_each_command_has_help(command):
     assert "Usage:" in answer.stdout
 
 
-def test_vllms_flags_are_known():
-    text = re.sub(r"\s+", " ", starling("serve", "--help").stdout)
+def test_vllms_flags_are_known_and_whole_in_a_narrow_terminal():
+    text = starling("serve", "--help", environment={"COLUMNS": "80"}).stdout
+    assert text.index("\nModel:") < text.index("\nEndpoint:") < text.index("\nScheduling:")
+    assert text.count("--help") == 1 and INSTEAD.keys().isdisjoint(re.findall(r"--[a-z-]+", text))
     for flag in (
+        "--trust-request-chat-template",
         "--served-model-name",
         "--max-model-len",
         "--max-num-seqs",
@@ -109,6 +113,7 @@ def test_vllms_flags_are_known():
             marks=WHOLE,
         ),
         ([MODEL, "--api-key", ""], "empty", "--api-key"),
+        pytest.param([MODEL, "--host", "none.invalid"], "host: cannot listen on none.invalid", "--host", marks=WHOLE),
         pytest.param([MODEL, "--log-level", "loud"], "log_level", "--log-level", marks=WHOLE),
         pytest.param([MODEL, "--drain-seconds", "-1"], "drain_seconds", "--drain-seconds", marks=WHOLE),
     ],
@@ -138,6 +143,14 @@ def test_an_unknown_architecture_is_told_the_nearest_and_how_one_is_added(tmp_pa
     *_, cause_line, advice = answer.stderr.rstrip().splitlines()
     assert cause_line.startswith(f"error: config.json: architectures: {architecture}") and cause in cause_line
     assert "starling.models" in cause_line and fix in advice
+
+
+def test_a_flag_that_only_vllm_has_is_answered_with_what_to_do():
+    answer = failing("m", "--enable-auto-tool-choice")
+    assert answer.returncode == 2
+    cause, fix = answer.stderr.splitlines()
+    assert cause == "error: there is no --enable-auto-tool-choice here"
+    assert fix == f"fix:   {INSTEAD['--enable-auto-tool-choice']}"
 
 
 def test_a_port_in_use_is_reported_before_the_model_is_loaded():
@@ -287,6 +300,11 @@ def test_no_rates(text):
 )
 def test_every_failure_has_a_fix(error):
     assert len(fix_for(error)) > 10
+
+
+def test_a_fix_names_the_command_and_what_it_takes():
+    assert fix_for(ConfigError("x", "hold_seconds"), "router") == "change --hold-seconds (see starling router --help)"
+    assert fix_for(ConfigError("x", "backends"), "router") == "change BACKENDS (see starling router --help)"
 
 
 def _children(pid: int) -> list[str]:

@@ -30,6 +30,7 @@ def test_a_declaration_gives_the_default_and_choices():
     [
         ("kind", "c", "kind: must be one of a, b, got 'c'"),
         ("count", 0, "count: must be at least 1, got 0"),
+        ("count", "2k", "count: must be a number, got '2k'"),
     ],
 )
 def test_a_wrong_value_is_refused(name: str, value: object, message: str):

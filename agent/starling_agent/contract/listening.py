@@ -11,6 +11,11 @@ def authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def url_here(host: str, port: int) -> str:
+    """Returns the URL by which a program on this machine reaches a server that listens on `host`."""
+    return f"http://{authority('127.0.0.1' if host in ('0.0.0.0', EVERYWHERE) else host, port)}"
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """Returns a bound TCP socket, which does not listen yet. `::` takes IPv4 too, and IPv4 alone where the kernel has no IPv6.
 

@@ -47,9 +47,7 @@ def anthropic_error(error: ApiError, request_id: str) -> bytes:
     """Returns an error's body as Anthropic's API has it. `param` and `code` are as in OpenAI's."""
     detail = error.detail
     kind = ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    is_named = not detail.param or detail.message.startswith(detail.param)
-    message = detail.message if is_named else f"{detail.param}: {detail.message}"
-    fields = {"type": kind, "message": message, "param": detail.param, "code": detail.code}
+    fields = {"type": kind, "message": error.message, "param": detail.param, "code": detail.code}
     return msgspec.json.encode({"type": "error", "error": fields, "request_id": request_id})
 
 

@@ -1,9 +1,11 @@
 """Errors, which have the fields of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`, for every status."""
 
 import math
+import re
 from collections.abc import Mapping
 
 import msgspec
+from msgspec import structs
 from starling_engine.errors import (
     EngineAsleep,
     EngineDead,
@@ -15,6 +17,7 @@ from starling_engine.errors import (
     SleepRefused,
 )
 
+CONTEXT_LENGTH = "context_length_exceeded"
 MAX_PARAM = 200
 """Characters of a field's name that an answer repeats; a name can be as long as a body."""
 
@@ -53,8 +56,20 @@ class ApiError(Exception):
         self.detail = ErrorDetail(message, kind, param[:MAX_PARAM] if param else param, code)
         self.headers = dict(headers or {})
 
+    @property
+    def message(self) -> str:
+        """The message as it is sent: it says which field it is about, since many programs show nothing but the message.
+
+        What a context is too short for begins as OpenAI's message does, by which clients know it.
+        """
+        message, param = self.detail.message, self.detail.param
+        if not param or self.detail.code == CONTEXT_LENGTH:
+            return message
+        name = param.rpartition(".")[2].partition("[")[0]
+        return message if re.search(rf"\b{re.escape(name)}\b", message) else f"{param}: {message}"
+
     def body(self) -> bytes:
-        return msgspec.json.encode(ErrorBody(self.detail))
+        return msgspec.json.encode(ErrorBody(structs.replace(self.detail, message=self.message)))
 
 
 class ShuttingDown(RequestFailed):
@@ -71,7 +86,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case PromptTooLong():
-            return invalid(error.message, error.param, "context_length_exceeded")
+            return invalid(error.message, error.param, CONTEXT_LENGTH)
         case InvalidRequest():
             return invalid(error.message, error.param)
         case QueueFull():

@@ -52,7 +52,8 @@ async def render(
             "chat_template",
         )
     if body.chat_template is None and not endpoint.tokenizer.has_chat_template:
-        raise InvalidRequest("this model has no chat template; use /v1/completions, or /v1/embeddings for vectors", "messages")
+        others = "use /v1/completions, or /v1/embeddings for vectors"
+        raise InvalidRequest(f"this model has no chat template; give the server one as --chat-template, or {others}", "messages")
     _check_names(endpoint, kwargs, body.chat_template)
     try:
         return await endpoint.rendering.render(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import socket
 from collections import Counter
@@ -28,7 +29,8 @@ def bind(host: str, port: int, unread_seconds: float = UNREAD_SECONDS) -> socket
     try:
         bound = listening_socket(host, port)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another port or host", "port") from None
+        field = "host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "port"
+        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another port or host", field) from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_seconds * 1000))
     return bound

@@ -12,7 +12,7 @@ from starling_cli.commands.failures import fail, fix_for
 if TYPE_CHECKING:
     from starling_engine import LLM
 
-app = typer.Typer(help="Measure the engine, or any server with OpenAI's API.", no_args_is_help=True)
+app = typer.Typer(help="Measure the engine, or any server with OpenAI's API.", no_args_is_help=True, rich_markup_mode=None)
 
 START_SERVER = "start a server with `starling serve MODEL`, or give its --url"
 NAME_MODEL = "name the model that it serves: --model NAME"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from starling_cli.cluster.client import Access
 from starling_cli.commands.failures import fail
 from starling_cli.commands.flags import Context, Kubeconfig, Namespace, connected
 
@@ -51,6 +52,11 @@ def chat(
     if service is None:
         _talk(url or LOCAL_URL, chosen, question)
         return
+    if question is None and kubeconfig is None and not Access(None, context, namespace).is_configured:
+        fail(
+            f"{service!r} is taken for an InferenceService's name, and no cluster is configured",
+            f"give --kubeconfig, or ask a server on this machine: starling chat --url {LOCAL_URL} {service}",
+        )
     with _service_url(service, kubeconfig, context, namespace) as forwarded_url:
         _talk(forwarded_url, chosen, question)
 

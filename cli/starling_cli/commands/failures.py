@@ -5,6 +5,9 @@ from typing import NoReturn
 
 import typer
 
+POSITIONAL = ("model", "backends")
+"""Arguments of commands that are no flags."""
+
 
 def fail(cause: str, fix: str, status: int = 1) -> NoReturn:
     typer.secho(f"error: {cause}", fg=typer.colors.RED, err=True)
@@ -12,9 +15,12 @@ def fail(cause: str, fix: str, status: int = 1) -> NoReturn:
     raise typer.Exit(status)
 
 
-def _flag_fix(field: str | None) -> str:
-    flag = f"--{field.replace('_', '-')}" if field else "the setting that the error names"
-    return f"change {flag} (see starling serve --help)"
+def _flag_fix(field: str | None, command: str) -> str:
+    if field is None:
+        change = "the setting that the error names"
+    else:
+        change = field.upper() if field in POSITIONAL else f"--{field.replace('_', '-')}"
+    return f"change {change} (see starling {command} --help)"
 
 
 def _named_field(message: str) -> str | None:
@@ -23,13 +29,13 @@ def _named_field(message: str) -> str | None:
     return match[1] if match else None
 
 
-def fix_for(error: Exception) -> str:
-    """Returns what to do about an error of the engine's; the message itself says what is wrong."""
+def fix_for(error: Exception, command: str = "serve") -> str:
+    """Returns what to do about an error of the engine's under a command; the message itself says what is wrong."""
     from starling_engine.errors import ConfigError, EngineDead, ModelPackageError, UnsupportedModel, WeightError
 
     match error:
         case ConfigError():
-            return _flag_fix(error.field or _named_field(str(error)))
+            return _flag_fix(error.field or _named_field(str(error)), command)
         case UnsupportedModel():
             return "serve a model that is supported, upgrade starling, or add what it lacks: docs/models.md says how"
         case ModelPackageError():

@@ -28,7 +28,7 @@ def parse_age(text: str) -> float:
     return float(match[1]) * _AGES[match[2]]
 
 
-app = typer.Typer(help="Look after a folder of cached keys and values (--kv-fs-path).", no_args_is_help=True)
+app = typer.Typer(help="Look after a folder of cached keys and values (--kv-fs-path).", no_args_is_help=True, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Argument(metavar="PATH", help="The folder that --kv-fs-path names.")]
 Age = Annotated[

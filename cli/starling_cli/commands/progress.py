@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
-from starling_agent.contract.listening import authority
+from starling_agent.contract.listening import url_here
 
 if TYPE_CHECKING:
     from starling_agent.openai.endpoint import Endpoint
@@ -23,7 +23,7 @@ class StartReport:
     """Prints to standard error, from a thread of its own: a blocked event loop must not cause silence."""
 
     def __init__(self, model: str) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)  # a path that is a line is whole
         self._began = self._phase_began = self._printed_at = time.monotonic()
         self._phase = self._text = f"looking for {model}"
         self._lock = threading.Lock()
@@ -65,14 +65,14 @@ class StartReport:
     def serving(self, endpoint: "Endpoint", port: int) -> None:
         self._stop()
         host = endpoint.settings.host
-        url = f"http://{authority('127.0.0.1' if host in ('0.0.0.0', '::') else host, port)}"
+        url = url_here(host, port)
         out = self._console
         if endpoint.engine.cores.ledger:
             out.print(Text(endpoint.engine.cores.ledger))
         out.print(Text(f"serving {', '.join(endpoint.names)} after {time.monotonic() - self._began:.1f} s at {url}/v1"))
         if host in ("0.0.0.0", "::") and not endpoint.settings.api_keys:
             out.print(Text("anybody who reaches this machine may use it: no --api-key was given", style="yellow"))
-        out.print(Text(curl_line(url, endpoint)), soft_wrap=True)
+        out.print(Text(curl_line(url, endpoint)))
 
     def _stop(self) -> None:
         self._done.set()

@@ -6,12 +6,9 @@ from typing import Annotated
 
 import typer
 from starling_engine.byte_sizes import parse_bytes
-from starling_engine.errors import ConfigError, StarlingError
+from starling_engine.errors import StarlingError
 
 from starling_cli.commands.failures import fail, fix_for
-
-SATURATION_STEPS = 0.5
-"""A server with so many steps of prompts to compute gets no more: they would wait there by arrival, and here they do by turns."""
 
 
 def router(
@@ -144,13 +141,11 @@ def router(
 
     import uvloop
     from starling_agent.api_keys import ApiKeys
-    from starling_agent.contract.listening import authority
     from starling_agent.file_token import FileToken
     from starling_agent.logs import configure_logs
     from starling_agent.settings import ServerSettings
     from starling_engine.weights.hub import resolve_model
     from starling_router.canary_file import read_canary
-    from starling_router.discovery import BackendsFile, BackendSources, BackendsService, backend_url
     from starling_router.epp import EppSettings
     from starling_router.exact import ExactPrompts
     from starling_router.hold_queue import HoldPolicy
@@ -158,18 +153,19 @@ def router(
     from starling_router.router import ServiceRouter
     from starling_router.run import run_router
     from starling_router.shadows import ShadowPolicy
-    from starling_router.tenants import NO_TENANTS, Tenancy
+
+    from starling_cli.commands.router_parts import announcing, sources_of, tenancy_of
 
     try:
-        of_tenants = {"tenant_keys_dir": tenant_keys_dir, "routers": routers, "saturation_steps": saturation_steps}
-        if tenants_file is None and (given := [name for name, value in of_tenants.items() if value is not None]):
-            raise ConfigError("needs --tenants-file", given[0])
         keys = ApiKeys(api_key or (), api_key_file)
-        if tenants_file is not None and keys:
-            raise ConfigError("tenants have the keys: leave out --api-key, --api-key-file and $STARLING_API_KEY", "tenants_file")
-        if tenants_file is not None and router_token_file is None:
-            raise ConfigError("needs --router-token-file, by which servers believe whose requests are", "tenants_file")
-        tenancy = NO_TENANTS if tenants_file is None else Tenancy.read(tenants_file, tenant_keys_dir, routers or 1)
+        tenancy, steps = tenancy_of(
+            tenants_file,
+            keys,
+            router_token_file,
+            tenant_keys_dir=tenant_keys_dir,
+            routers=routers,
+            saturation_steps=saturation_steps,
+        )
         settings = ServerSettings(
             host=host,
             port=port,
@@ -185,33 +181,17 @@ def router(
             log_level=log_level,
             access_log=access_log,
         )
-        if backends_file is not None and epp_port is not None:
-            why = "goes not with --epp-port: a gateway's endpoints are given as URLs, or by --backends-service"
-            raise ConfigError(why, "backends_file")
-        sources = BackendSources(
-            tuple(backend_url(text, "backends") for text in backends or ()),
-            BackendsFile(backends_file) if backends_file is not None else None,
-            BackendsService(backends_service, backends_port) if backends_service is not None else None,
-        )
-        if not sources.given and not sources.may_change:
-            raise ConfigError("must be URLs of servers; or give --backends-service or --backends-file", "backends")
+        sources, words = sources_of(backends or (), backends_file, backends_service, backends_port, has_epp=epp_port is not None)
         configure_logs(log_level)
         exact = ExactPrompts.load(resolve_model(model, None), settings) if model is not None else None
         policy = RouterPolicy(prefix=prefix_weight, load=load_weight, session=session_weight)
-        steps = None if tenants_file is None else SATURATION_STEPS if saturation_steps is None else saturation_steps
         hold = HoldPolicy(hold_requests, hold_bytes, hold_seconds, steps)
-
-        def serving(bound: int) -> None:
-            urls = f"{len(sources.given)} servers" if sources.given else ""
-            there = " and ".join(filter(None, (urls, backends_service, f"the servers in {backends_file}" if backends_file else "")))
-            typer.echo(f"routing to {there} at http://{authority(host, bound)}/v1 (see /ui there)", err=True)
-
+        epp = None if epp_port is None else EppSettings(epp_port, epp_health_port, epp_secure_serving, epp_fallbacks)
+        shadows = ShadowPolicy(shadow_share)
+        canary = None if canary_file is None else read_canary(canary_file)
+        make = partial(ServiceRouter, settings, policy, lambda: keys.first, exact, hold, tenancy, shadows, canary)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            epp = None if epp_port is None else EppSettings(epp_port, epp_health_port, epp_secure_serving, epp_fallbacks)
-            shadows = ShadowPolicy(shadow_share)
-            canary = None if canary_file is None else read_canary(canary_file)
-            make = partial(ServiceRouter, settings, policy, lambda: keys.first, exact, hold, tenancy, shadows, canary)
-            code = runner.run(run_router(settings, make, sources, serving, epp))
+            code = runner.run(run_router(settings, make, sources, announcing(words, host), epp))
     except StarlingError as error:
-        fail(str(error), fix_for(error))
+        fail(str(error), fix_for(error, "router"))
     raise typer.Exit(code)

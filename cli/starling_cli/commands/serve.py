@@ -47,7 +47,9 @@ def serve(
         list[str] | None, _option("--allowed-hosts", "Name in requests' Host, or *.NAME; may be repeated.")
     ] = None,
     prefix_cache_salt: Annotated[str, _option("--prefix-cache-salt", "key: API keys share no cached prefix; or none.")] = "key",
-    rate_limit: Annotated[Any, _option("--rate-limit", "Of each key or address: 10/s, 600/m, 100/30s.", parser=parse_rate)] = None,
+    rate_limit: Annotated[
+        Any, _option("--rate-limit", "Of each key or address: 10/s, 600/m, 100/30s.", parser=parse_rate, metavar="RATE")
+    ] = None,
     max_body_bytes: Annotated[
         int, _option("--max-body-bytes", "Largest request body.", parser=parse_bytes, metavar="SIZE")
     ] = "32MiB",  # type: ignore[assignment]  # typer parses defaults as it parses arguments

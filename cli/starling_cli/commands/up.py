@@ -76,7 +76,9 @@ def _prepared(
         fail(f"--map: {error}", "write --map FROM=FOLDER")
     loaded = load_service(file, name, mapped)
     if loaded.service.spec is None:
-        fail(f"{file}: {loaded.service.spec_error}", "correct the file; `starling plan -f` shows what it means")
+        why = loaded.service.spec_error or ""
+        cause = why if why.startswith(str(file)) else f"{file}: {why}"
+        fail(cause, "correct the file; `starling plan -f` shows what it means")
     _check_plan(file, loaded)
     chosen = port if port is not None else _port_of(loaded)
     weights = env.cache_dir() / "weights"

@@ -84,7 +84,8 @@ def one_service(documents: Sequence[Document], file: str, name: str | None) -> D
     if len(chosen) == 1:
         return chosen[0]
     if not services:
-        raise DocumentError(f"{file} has no document of kind {KIND}")
+        kinds = ", ".join(dict.fromkeys(document.kind or "no kind" for document in documents)) or "nothing"
+        raise DocumentError(f"{file} has no document of kind {KIND}; it has: {kinds}")
     if name is not None:
         raise DocumentError(f"{file} has no InferenceService {name!r}; it has: {names}")
     raise DocumentError(f"{file} has {len(services)} InferenceServices ({names}) and one runs at a time; pick one with --name")

@@ -26,7 +26,7 @@ from starling_engine.frontend.following import follow_caches
 from starling_engine.frontend.grammars import GrammarCompiler
 from starling_engine.frontend.pooling import check_gives_tokens, check_pooling, numbers_of, resolved
 from starling_engine.frontend.request_progress import RequestProgress, raise_failure
-from starling_engine.frontend.resolve import resolve, resolve_tokenizer
+from starling_engine.frontend.resolve import read_chat_template, resolve, resolve_tokenizer
 from starling_engine.frontend.tokenizer import Tokenizer
 from starling_engine.kv.changes import CoreChanges
 from starling_engine.model_config.config import ModelConfig
@@ -93,7 +93,9 @@ class AsyncEngine:
     async def _without_cores(cls, args: EngineArgs, node: NodePlacement | None = None) -> "AsyncEngine":
         """Reads configs and tokenizer. Raises ConfigError or ModelError."""
         folder, model_config, config = await asyncio.to_thread(resolve, args, node)
-        tokenizer = Tokenizer.load(await asyncio.to_thread(resolve_tokenizer, args, folder), model_config.pooler.markers)
+        template = read_chat_template(args)
+        found = await asyncio.to_thread(resolve_tokenizer, args, folder)
+        tokenizer = Tokenizer.load(found, model_config.pooler.markers, template)
         tokenizer.check_fits(model_config.vocab_size)
         model_config = with_classifier(model_config, classifier_of(args), tokenizer)
         return cls(tokenizer, model_config, config, node.host if node is not None else None)

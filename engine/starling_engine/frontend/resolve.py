@@ -16,6 +16,7 @@ from starling_engine.config import (
     WorkerConfig,
 )
 from starling_engine.errors import ConfigError
+from starling_engine.frontend.template import compile_template
 from starling_engine.gguf.reader import is_gguf
 from starling_engine.kv_offload.sizes import host_slots, staging_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
@@ -211,6 +212,18 @@ def _expert_slots(args: EngineArgs, model: ModelConfig) -> tuple[int, EplbConfig
         redundant=args.num_redundant_experts,
         spare=min(slots, experts - slots),
     )
+
+
+def read_chat_template(args: EngineArgs) -> str | None:
+    """Returns the template of the file that is named; None: the model's own. Raises ConfigError for a file without one."""
+    if args.chat_template is None:
+        return None
+    try:
+        text = Path(args.chat_template).read_text(encoding="utf-8")
+        compile_template(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{args.chat_template} has no chat template: {error}", "chat_template") from None
+    return text
 
 
 def resolve_tokenizer(args: EngineArgs, folder: Path) -> Path:

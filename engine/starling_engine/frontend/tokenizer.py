@@ -69,14 +69,16 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path, markers: Sequence[str] = ()) -> "Tokenizer":
+    def load(cls, folder: Path, markers: Sequence[str] = (), template: str | None = None) -> "Tokenizer":
         """Reads tokenizer.json and the small files next to it. Raises ModelError when they cannot be used.
 
-        Texts of the vocabulary that `markers` are, or begin with, are one token wherever they are spelled.
+        Texts of the vocabulary that `markers` are, or begin with, are one token wherever they are spelled. A `template` takes the
+        place of the checkpoint's.
         """
         files = read_tokenizer(folder)
         _mark(files.backend, markers)
-        return cls(files.backend, files.named_tokens, ChatTemplates.load(folder, files.config), files.config)
+        templates = ChatTemplates.load(folder, files.config) if template is None else ChatTemplates({"default": template})
+        return cls(files.backend, files.named_tokens, templates, files.config)
 
     def check_fits(self, vocab_size: int) -> None:
         """Raises ModelError for a model without embeddings of tokens that are no added ones: prompts could not be computed."""

@@ -39,3 +39,9 @@ def test_a_service_without_a_cluster_says_what_to_do():
     assert answer.returncode == 1
     assert "no cluster is configured" in answer.stderr
     assert "--kubeconfig" in answer.stderr.splitlines()[-1]
+
+
+def test_a_question_of_one_word_without_a_cluster_says_how_a_server_here_is_asked():
+    answer = starling("chat", "hello")
+    assert answer.returncode == 1
+    assert answer.stderr.endswith("starling chat --url http://127.0.0.1:8000 hello\n")

@@ -76,7 +76,7 @@ def test_another_model_name_rolls_without_a_gap(up, manifest):
 def test_a_file_that_cannot_be_used_stops_nothing(up, manifest):
     running = up(manifest)
     running.wait_until_ready()
-    for text, trouble in ((": : :", "is not YAML"), ("kind: ConfigMap", "no document of kind"), ("", "no document of kind")):
+    for text, trouble in ((": : :", "is not YAML"), ("kind: ConfigMap", "; it has: ConfigMap"), ("", "no document of kind")):
         manifest.write_text(text)
         running.wait_for(lambda status, trouble=trouble: trouble in status["trouble"])
     write(manifest, replicas=-1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from starling_engine.errors import RankLost
+from starling_engine.errors import ConfigError, RankLost
 from starling_engine.ipc.child import die_with_parent, live_with_parent
 from starling_engine.ipc.collection import freeze_heap
 from starling_engine.parallel.gloo import serve_store
@@ -127,7 +127,7 @@ def main() -> None:
     try:
         process.run()
     except Exception as error:  # noqa: BLE001 - whatever it is, the executor is sent it
-        if not isinstance(error, RankLost):
+        if not isinstance(error, RankLost | ConfigError):  # these say all in their messages
             logger.error("rank %s ends:\n%s", sys.argv[2], traceback.format_exc())
         process.fail(error)
         process.close()
