@@ -28,7 +28,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_ids                tokens so far, from an earlier attempt or another core
     seed                      always set: random numbers depend on (seed, position) alone
     cache_salt                decides with the tokens which cached blocks are valid
-    priority                  lower runs earlier
+    priority                  lower runs earlier; where requests run in order of arrival, below 0 says that the prompt goes first
     arrival                   seconds since the Unix epoch
     attempt                   counts the cores that were asked; answers to an earlier attempt are ignored
     grammar                   what the output has to follow, in the words of the grammar library; empty where nothing restricts it

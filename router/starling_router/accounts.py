@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 from starlette.types import Scope
 from starling_agent.api_keys import tenant_owner
-from starling_agent.contract.router import PRIORITY, ROUTER_TOKEN, TENANT
+from starling_agent.contract.router import LONE, PRIORITY, ROUTER_TOKEN, TENANT
 from starling_agent.file_token import FileToken
 from starling_agent.http.auth import OPEN_PATHS, given_key, unauthorized
 
@@ -27,19 +27,24 @@ MOST_FLOWS = 1000
 """Flows whose tokens are known: the last ones. Clients name them as they like."""
 _FLOW = "flow"
 """The name of each flow's share: their own may have as many bytes as a header."""
-_TOKEN, _TENANT, _PRIORITY = ROUTER_TOKEN.encode(), TENANT.encode(), PRIORITY.encode()
+_TOKEN, _TENANT, _PRIORITY, _LONE = (name.encode() for name in (ROUTER_TOKEN, TENANT, PRIORITY, LONE))
 
 
 class Account:
-    """One tenant's counts in this router: its fair share, its quota, its metrics, and the output tokens of its answers."""
+    """One tenant's counts in this router: its fair share, quota and metrics, its open requests, and its answers' output tokens."""
 
     def __init__(self, tenant: Tenant, quota: Quota, counters: TenantCounters | None) -> None:
         self.tenant, self.quota = tenant, quota
         self.share = FairShare(tenant.name, tenant.priority, tenant.weight)
         self.counters = counters
-        self.output = 0
+        self.output = self.open = 0
         self._paid = OrderedDict[str, int]()
         self._flows = OrderedDict[int, FairShare]()
+
+    @property
+    def is_lone(self) -> bool:
+        """True while a tenant has one request open: it uses less than its share, whatever waits of others."""
+        return self.open == 1 and bool(self.tenant.name)
 
     def share_of(self, scope: Scope) -> FairShare:
         """Returns what a request takes its turns with: a tenant's share, or where there are none that of the flow it names."""
@@ -57,13 +62,15 @@ class Account:
         """Returns the headers that say what is left of the quota."""
         return [(name.encode(), value.encode()) for name, value in self.quota.headers().items()]
 
-    def backend_headers(self, token: FileToken | None) -> dict[bytes, bytes]:
+    def backend_headers(self, token: FileToken | None, *, is_shadow: bool = False) -> dict[bytes, bytes]:
         """Returns the headers by which backends that believe the token know a router, and whose request it is."""
         if token is None:
             return {}
         known = {_TOKEN: token.value}
         if self.tenant.name:
             known |= {_TENANT: self.tenant.name.encode(), _PRIORITY: str(self.tenant.priority).encode()}
+            if self.is_lone and not is_shadow:
+                known[_LONE] = b"yes"
         return known
 
     def client_of(self, scope: Scope) -> bytes | None:
@@ -90,9 +97,11 @@ class Account:
             bill = Bill(self, share, tokens or 0, named_response(scope["path"]))
             if self.counters is not None:
                 self.counters.requests.inc()
+            self.open += tokens is not None
             try:
                 yield bill
             finally:
+                self.open -= tokens is not None
                 bill.end()
 
     def owed(self, response_id: str, output: int) -> int:

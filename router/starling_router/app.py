@@ -210,7 +210,7 @@ class RouterApp:
         scope, prompt = routed.request.scope, routed.request.prompt
         computed = max(0, prompt.tokens - pick.cached)
         bill.sent(computed)
-        with pick.backend.carrying(computed) as carried:
+        with pick.backend.carrying(computed, leads=routed.request.account.is_lone) as carried:
             headers, body = self._request(routed, exchange.begun)
             routed.placed.sent()
             async with self._upstream.send(scope["method"], _url(pick.backend, scope), headers, body) as answer:

@@ -16,6 +16,7 @@ class Backend:
     ready      it answered its probe, and no request since failed to reach it
     ends       it says itself that it takes no requests, as one does that drains
     pending    prompt tokens, without those cached, of open requests that have no token yet
+    leading    those of them that are a tenant's only request
     open       requests that this router has open there
     others     requests that are open there besides, when it was last asked
     limit      open requests at which it has room for no other one, as far as it says; None: it does not say
@@ -34,6 +35,7 @@ class Backend:
     ready: bool = False
     ends: bool = False
     pending: int = 0
+    leading: int = 0
     open: int = 0
     others: int = 0
     limit: int | None = None
@@ -50,11 +52,12 @@ class Backend:
         return not self.open and not self.others
 
     @contextmanager
-    def carrying(self, tokens: int) -> Iterator["Carried"]:
-        """Counts a request with so many prompt tokens to compute, from its pick to its end."""
-        carried = Carried(self, tokens)
+    def carrying(self, tokens: int, *, leads: bool = False) -> Iterator["Carried"]:
+        """Counts a request with so many prompt tokens to compute, from its pick to its end; one that `leads` as such."""
+        carried = Carried(self, tokens, leads)
         self.open += 1
         self.pending += tokens
+        self.leading += leads
         try:
             yield carried
         finally:
@@ -68,11 +71,13 @@ class Carried:
 
     backend: Backend
     tokens: int
+    leads: bool = False
 
     def began(self) -> None:
         """Notes the first token: the prompt is no work any more."""
         self.backend.pending -= self.tokens
-        self.tokens = 0
+        self.backend.leading -= self.leads
+        self.tokens, self.leads = 0, False
 
 
 @dataclass

@@ -267,8 +267,10 @@ class HeldRequest:
 
     @property
     def is_behind(self) -> bool:
-        """True for a new request while others wait for one of the backends that it could have."""
-        return self._waits and self._began is None and self._hold.is_awaited(self)
+        """True for a new request while others wait for one of the backends that it could have, unless it leads there."""
+        if not self._waits or self._began is not None or any(map(self._leads, self._hold.ready_backends())):
+            return False
+        return self._hold.is_awaited(self)
 
     def may_use(self, backend: Backend) -> bool:
         return self._usable()(backend)
@@ -280,9 +282,16 @@ class HeldRequest:
             yield from usable
             return
         for backend in usable:
-            has_room = hold_queue.has_room(backend, self._hold.policy.steps)
+            has_room = self._leads(backend) or hold_queue.has_room(backend, self._hold.policy.steps)
             if has_room and hold_queue.may_try(backend, self._kind.tokens, waited=waited):
                 yield backend
+
+    def _leads(self, backend: Backend) -> bool:
+        """Says whether the request goes to a backend before those that wait, and its prompt before others there.
+
+        That is a tenant's only request. A backend has one such prompt at a time, so that the others have their turns, too.
+        """
+        return self._kind.account.is_lone and not backend.leading
 
     def _usable(self) -> Callable[[Backend], bool]:
         pod, order = self._kind.pod, self._kind.placed.order

@@ -75,12 +75,15 @@ def test_different_keys_and_salts_never_give_one_cache_salt():
 
 
 SHADOW = {"x-starling-shadow": "yes", "x-api-key": "a key"}
+LONE = {"x-starling-lone": "yes"}
 
 
 @pytest.mark.parametrize(
     ("headers", "path", "seen"),
     [
         ({"x-starling-router": "token", "x-starling-tenant": "chat", "x-starling-priority": "3"}, "/v1/models", ("tenant", 3)),
+        ({"x-starling-router": "token", "x-starling-tenant": "chat", **LONE}, "/v1/models", ("tenant", 0)),
+        ({"x-starling-router": "wrong", "x-api-key": "a key", **LONE}, "/v1/models", ("key", None)),
         ({"x-starling-router": "wrong", "x-starling-tenant": "chat"}, "/v1/models", None),
         ({"x-starling-tenant": "chat"}, "/v1/models", None),
         ({"x-starling-router": "token"}, "/v1/models", None),
@@ -107,4 +110,5 @@ async def test_a_tenant_is_believed_from_routers_alone(tmp_path, headers, path, 
     if seen is not None:
         owners = {"tenant": cache_salt_of(tenant_owner(b"chat")), "key": cache_salt_of(b"a key"), None: None}
         assert (state.get("key_salt"), state.get("priority")) == (owners[seen[0]], seen[1])
+    assert state.get("is_lone", False) == ("x-starling-lone" in headers and headers["x-starling-router"] == "token")
     assert state.get("is_shadow", False) == ("x-starling-shadow" in headers and headers["x-starling-router"] == "token")

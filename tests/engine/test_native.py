@@ -504,6 +504,27 @@ def test_sample_draws_the_reference_tokens(vocab: int, spread: float) -> None:
     assert torch.equal(ops.sample(*arguments), reference.sample(*arguments))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_alone_is_sampled_as_among_others(threads: int) -> None:
+    """Several threads share a row of so many logits. The first of equals is taken, and what is no number is found."""
+    settings = [GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.9)]
+    logits = (4 * torch.randn(9, 70_001)).round()
+    logits[3:6, [0, 23_334, 35_001, 70_000]] = 50.0
+    logits[6, [69_000, 40_000]], logits[7, 30_000] = torch.nan, torch.inf
+    logits[8] = -torch.inf
+    seed = torch.arange(3)
+    for first in (0, 3, 6):
+        for metadata in (sampling_metadata([params] * 3) for params in settings):
+            rows = logits[first : first + 3]
+            expected = reference.sample(rows, metadata, seed, seed)
+            torch.set_num_threads(threads)
+            alone = [
+                ops.sample(rows[r : r + 1], metadata.map(lambda column, r=r: column[r : r + 1]), seed[r : r + 1], seed[r : r + 1])
+                for r in range(3)
+            ]
+            assert torch.equal(torch.cat(alone), expected)
+
+
 def test_sample_follows_the_distribution() -> None:
     rows, logits = 20_000, torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0])
     metadata = sampling_metadata([SamplingParams()] * rows)

@@ -148,7 +148,7 @@ async def test_tenants_are_told_and_their_quotas_hold(behind: Behind, backends: 
     for path in ("/metrics", "/%68ealth"):
         assert (await gateway.client.get(path)).json()["headers"] == {}, "the token is for requests whose key was checked"
     first = await gateway.client.post(CHAT, json=ASKED)
-    told = {"x-starling-router": "the token", "x-starling-tenant": "batch", "x-starling-priority": "3"}
+    told = {"x-starling-router": "the token", "x-starling-tenant": "batch", "x-starling-priority": "3", "x-starling-lone": "yes"}
     assert (first.status_code, first.json()["headers"]) == (200, told)
     assert first.headers["x-ratelimit-limit-tokens"] == "1000"
     await gateway.all_ended()

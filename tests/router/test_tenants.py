@@ -301,6 +301,32 @@ async def test_a_server_is_told_the_tenant(client: Callable[[str], httpx.AsyncCl
     assert told == ("chat", "2", "the token")
 
 
+async def test_a_server_is_told_of_a_tenants_only_request(
+    client: Callable[[str], httpx.AsyncClient], backends: list[StubBackend]
+) -> None:
+    told, goes_on = list[str | None](), asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        told.append(request.headers.get("x-starling-lone"))
+        await goes_on.wait()
+        return web.json_response({})
+
+    for backend in backends:
+        backend.respond = respond
+
+    async def have_come(count: int) -> bool:
+        return len(told) == count
+
+    one, open_ones = client("chat-key"), list[asyncio.Task[httpx.Response]]()
+    for count in (1, 2):
+        open_ones.append(asyncio.create_task(one.post(CHAT, json={"model": "m"}, headers={"x-starling-lone": "yes"})))
+        await until(lambda count=count: have_come(count), "the request to come", 20)
+    goes_on.set()
+    await asyncio.gather(*open_ones)
+    await one.post(CHAT, json={"model": "m"})
+    assert told == ["yes", None, "yes"], "while another one is open, it is not alone"
+
+
 async def test_a_key_of_no_tenant_is_refused_at_once(client: Callable[[str], httpx.AsyncClient], folder: Path) -> None:
     assert (await client("chat-key").post(CHAT, json={"model": "m"})).status_code == 200
     write(folder / "keys" / "chat", "new-key\n")
@@ -353,6 +379,51 @@ async def test_quotas_are_counted_and_told(client: Callable[[str], httpx.AsyncCl
     output = 0
     assert (await one.get("/v1/models")).status_code == (await one.post("/tokenize", json={"prompt": "x"})).status_code == 200
     assert await metric(one, "router_tenant_refused_total") == 2, "what costs nothing is let in"
+
+
+async def test_a_tenants_only_request_goes_where_prompts_wait(folder: Path, backends: list[StubBackend]) -> None:
+    """One at a time: a server with such a prompt has no room for another one, whose turn comes among all that wait."""
+    (folder / "tenants.yaml").write_text("[{name: chat}, {name: batch}, {name: other}]")
+    (folder / "keys" / "other").write_text("other-key")
+    served, first_ends, goes_on = list[str](), asyncio.Event(), asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        served.append(request.headers["authorization"].removeprefix("Bearer ").removesuffix("-key"))
+        await (first_ends if len(served) == 1 else goes_on).wait()
+        return web.json_response({"usage": {"prompt_tokens": 1000, "completion_tokens": 1}})
+
+    async def have_come(*names: str) -> None:
+        async def all_have() -> bool:
+            return served == [*names]
+
+        await until(all_have, f"{names} to come, after {served}", 20)
+
+    backends[0].respond = respond
+    backends[0].state = backends[0].state.model_copy(update={"step_tokens": 100})
+    tenancy = Tenancy.read(folder / "tenants.yaml", None, 1)
+    router = ServiceRouter(ServerSettings(access_log=False), RouterPolicy(), hold=HoldPolicy(steps=0.5), tenancy=tenancy)
+    async with serving(router, {"one": backends[0].url}, 1) as one:
+
+        def post(key: str) -> asyncio.Task[httpx.Response]:
+            headers = {"authorization": f"Bearer {key}-key"}
+            return asyncio.create_task(one.post(CHAT, json={"model": "m", "prompt": "x " * 1000}, headers=headers))
+
+        tasks = [post("batch")]
+        await have_come("batch")
+        tasks += [post("batch"), post("batch")]
+        await until(lambda: are_held(one, 2), "two to be held", 20)
+        first_ends.set()
+        await have_come("batch", "batch")
+        tasks.append(post("chat"))
+        await have_come("batch", "batch", "chat")
+        tasks.append(post("other"))
+        await until(lambda: are_held(one, 2), "two to be held", 20)
+        goes_on.set()
+        assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+
+
+async def are_held(one: httpx.AsyncClient, count: int) -> bool:
+    return await metric(one, "router_tenant_held_requests") == count
 
 
 async def test_a_light_tenant_goes_before_the_rest_of_a_flood(folder: Path, backends: list[StubBackend]) -> None:

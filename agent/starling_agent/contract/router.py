@@ -14,6 +14,8 @@ TENANT = "x-starling-tenant"
 """The tenant whose key the router has checked. It owns what its request caches and stores, in place of the key."""
 PRIORITY = "x-starling-priority"
 """The tenant's priority, a higher one first, for servers that run requests by priority."""
+LONE = "x-starling-lone"
+"""Says that the tenant has no other request open: its prompt goes first, on servers that run requests in order of arrival."""
 SHADOW = "x-starling-shadow"
 """Says that a router asks for itself what a client has asked before: no rate limit of the client's counts it."""
 

@@ -3,12 +3,12 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from starling_agent.api_keys import ApiKeys, cache_salt_of, tenant_owner
-from starling_agent.contract.router import PRIORITY, PROOF_PATH, ROUTER_TOKEN, SHADOW, TENANT
+from starling_agent.contract.router import LONE, PRIORITY, PROOF_PATH, ROUTER_TOKEN, SHADOW, TENANT
 from starling_agent.file_token import FileToken
 from starling_agent.http.error_forms import send_error
 from starling_agent.http.errors import ApiError
 
-_TOKEN, _TENANT, _PRIORITY, _SHADOW = (name.encode() for name in (ROUTER_TOKEN, TENANT, PRIORITY, SHADOW))
+_TOKEN, _TENANT, _PRIORITY, _LONE, _SHADOW = (name.encode() for name in (ROUTER_TOKEN, TENANT, PRIORITY, LONE, SHADOW))
 STATE_PATHS = frozenset({"/backend", "/backend/prompting", "/backend/cache", "/router/report"})
 """A caller with the routers' token needs no key to ask for the state of a server, or of a router."""
 OPEN_PATHS = frozenset(
@@ -50,6 +50,7 @@ class KeyCheck:
         headers = dict(scope["headers"]) if shows_router_token(scope, self._router_token) else None
         scope["state"]["of_router"] = headers is not None
         scope["state"]["is_shadow"] = headers is not None and _SHADOW in headers
+        scope["state"]["is_lone"] = headers is not None and _LONE in headers
         if headers is not None and (_TENANT in headers or _PRIORITY in headers):
             scope["state"]["priority"] = _number(headers.get(_PRIORITY, b"0"))
         if headers is not None and (tenant := headers.get(_TENANT)):

@@ -120,6 +120,7 @@ class Caller:
     key_salt    separates the cached prefixes of its API key from others'; None: they are shared
     owner       stands for its API key; None: the endpoint is open
     priority    of its tenant, a higher one first; None: no router has named one
+    is_lone     its tenant has no other request open
     notes       of its stream by another server, which begins it if there are none; None: the stream is not resumable
     """
 
@@ -128,6 +129,7 @@ class Caller:
     owner: str | None = None
     notes: Sequence[Note] | None = None
     priority: int | None = None
+    is_lone: bool = False
 
     def answer_id(self, kind: str, given: str | None) -> str:
         """Makes an answer's id, with the request's in it: clients may choose that one (`given`), and use it twice."""
@@ -140,4 +142,5 @@ class Caller:
 
 def caller_of(request: Request) -> Caller:
     state = request.scope["state"]
-    return Caller(state["request_id"], state.get("key_salt"), state.get("key_owner"), state.get("notes"), state.get("priority"))
+    salt, owner, notes = state.get("key_salt"), state.get("key_owner"), state.get("notes")
+    return Caller(state["request_id"], salt, owner, notes, state.get("priority"), state.get("is_lone", False))

@@ -152,10 +152,13 @@ def _check_sequences(endpoint: Endpoint, prompts: list[list[int]], params: Sampl
 
 
 def _priority(endpoint: Endpoint, priority: int | None, caller: Caller) -> int:
-    """Returns the engine's priority, of which a lower one runs earlier. A tenant's takes the place of what a request asks for."""
+    """Returns the engine's priority, of which a lower one runs earlier. A tenant's takes the place of what a request asks for.
+
+    In order of arrival, that of a tenant's only request is below 0.
+    """
     by_priority = endpoint.engine.config.scheduler.policy == "priority"
     if priority and not by_priority:
         raise InvalidRequest("this server runs requests in order of arrival (--scheduling-policy fcfs)", "priority")
     if caller.priority is not None:
-        return -caller.priority if by_priority else 0
+        return -caller.priority if by_priority else -caller.is_lone
     return priority or 0

@@ -407,21 +407,35 @@ def sample(logits: Tensor, metadata: SamplingMetadata[Tensor], seed: Tensor, pos
 
     seed, position [S] int64: the same draw the same noise, on every device.
     """
+    rows = len(logits)
+    assert has_rows(metadata, rows)
+    assert seed.dtype == torch.int64 and seed.shape == (rows,) and seed.is_contiguous()
+    return _sample(logits, metadata.map(Tensor.data_ptr), seed.data_ptr(), None, position, None)
+
+
+def sample_slots(
+    logits: Tensor, metadata: SamplingMetadata[int], seed: int, slots: Tensor, position: Tensor, chosen: Tensor
+) -> Tensor:
+    """Samples as `sample` does, for sequences in `slots` [S] int64 of a batch, whose arrays' addresses `metadata` and `seed` are.
+
+    chosen [S] fp32 gets the logits of the tokens.
+    """
+    assert slots.dtype == torch.int64 and slots.shape == (len(logits),) and slots.is_contiguous()
+    assert chosen.dtype == torch.float32 and chosen.shape == (len(logits),) and chosen.is_contiguous()
+    return _sample(logits, metadata, seed, slots.data_ptr(), position, chosen.data_ptr())
+
+
+def _sample(
+    logits: Tensor, metadata: SamplingMetadata[int], seed: int, slots: int | None, position: Tensor, chosen: int | None
+) -> Tensor:
+    """Calls the kernel, by addresses."""
     rows, vocab = logits.shape
-    assert logits.dtype == torch.float32 and seed.dtype == position.dtype == torch.int64
-    assert logits.is_contiguous() and has_rows(metadata, rows)
-    for column in (seed, position):
-        assert column.shape == (rows,) and column.is_contiguous()
+    assert logits.dtype == torch.float32 and logits.is_contiguous()
+    assert position.dtype == torch.int64 and position.shape == (rows,) and position.is_contiguous()
     token = torch.empty(rows, dtype=torch.int64)
+    threads = torch.get_num_threads()
     library().starling_sample(
-        logits.data_ptr(),
-        rows,
-        vocab,
-        *metadata.map(Tensor.data_ptr),
-        seed.data_ptr(),
-        position.data_ptr(),
-        token.data_ptr(),
-        torch.get_num_threads(),
+        logits.data_ptr(), rows, vocab, *metadata, seed, slots, position.data_ptr(), token.data_ptr(), chosen, threads
     )
     return token
 

@@ -2,8 +2,13 @@
 
 from collections.abc import Sequence
 
+from starling_engine.config import SchedulingPolicy
+from starling_engine.request_state import RequestState
+
 DECAY = 0.7
 """Factor of older measurements' weight, with each new one."""
+MOST_LED = 7
+"""Steps in a row in which some prompts go before others. The next one has none that do, so that all go on."""
 
 
 class PrefillBudget:
@@ -44,6 +49,33 @@ class PrefillBudget:
     def _add(self, tokens: int, seconds: float) -> None:
         self._seconds = DECAY * self._seconds + seconds
         self._tokens = DECAY * self._tokens + tokens
+
+
+class PromptLead:
+    """Says which prompts go before others: where requests run in order of arrival, those of a priority below 0.
+
+    A router marks a tenant's only request so. Its prompt would wait for one of another tenant that is being computed as it comes.
+    """
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._in_order = policy == "fcfs"
+        self._open = set[str]()
+        self._led = 0
+
+    def add(self, request: RequestState) -> None:
+        if self.has(request):
+            self._open.add(request.record.id)
+
+    def remove(self, request: RequestState) -> None:
+        self._open.discard(request.record.id)
+
+    def has(self, request: RequestState) -> bool:
+        return self._in_order and request.record.priority < 0
+
+    def begins_step(self) -> bool:
+        """Returns whether prompts that lead go before others in a step that is being planned now."""
+        self._led = self._led + 1 if self._open and self._led < MOST_LED else 0
+        return self._led > 0
 
 
 def shares(tokens: int, wanted: Sequence[int], least: int) -> list[int]:

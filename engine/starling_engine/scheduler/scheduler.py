@@ -21,7 +21,7 @@ from starling_engine.request import EngineRequest
 from starling_engine.request_state import EVENT_GATES, Gate, RequestState, RequestStatus
 from starling_engine.scheduler.grammar_builds import GrammarBuilds
 from starling_engine.scheduler.preemption_log import PreemptionLog
-from starling_engine.scheduler.prefill import PrefillBudget, shares
+from starling_engine.scheduler.prefill import PrefillBudget, PromptLead, shares
 from starling_engine.scheduler.prefix import PrefixHit, PrefixLookup
 from starling_engine.scheduler.prompt_hashing import PromptHashing
 from starling_engine.scheduler.queue import make_queue
@@ -69,6 +69,7 @@ class Scheduler:
         self._hashing = PromptHashing()
         self._preemptions = PreemptionLog()
         self._prefill = PrefillBudget((config.step_target_ms or 0) / 1000, kv.block_size)
+        self._lead = PromptLead(config.policy)
         self._in_flight: dict[int, StepBuilder] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._freed_slots: list[int] = []
@@ -127,6 +128,7 @@ class Scheduler:
             self._forks.setdefault(parent.record.id, []).append(request)
         self.requests[record.id] = request
         self.waiting.add(request)
+        self._lead.add(request)
         self.drafter.on_added(request)
         self._grammars.start(request)
         if not self.kv.prefix_caching or not request.reads_prefix_cache or self._hashing.start(request):
@@ -253,18 +255,28 @@ class Scheduler:
         return drafts
 
     def _plan_prompts(self, builder: StepBuilder, prompts: list[RequestState], *, admits: bool) -> None:
-        """Shares the rest of the budget among prompts. Running ones also get what waiting ones do not use."""
+        """Gives prompts the rest of the budget: first those that lead, in most steps."""
         if len(self.running) > len(prompts):
             builder.token_budget = self._prefill.tokens(builder.token_budget)
+        if self._lead.begins_step():
+            admits = self._share(builder, [r for r in prompts if self._lead.has(r)], admits=admits, leading=True)
+            prompts = [r for r in prompts if not self._lead.has(r)]
+        self._share(builder, prompts, admits=admits)
+
+    def _share(self, builder: StepBuilder, prompts: list[RequestState], *, admits: bool, leading: bool = False) -> bool:
+        """Shares the budget among prompts. Running ones also get what waiting ones do not use.
+
+        With `leading` none but such are admitted. Returns whether others may be admitted after it.
+        """
         wanted = [request.todo for request in prompts]
         waits = admits and len(self.waiting) > 0 and len(self._free_slots) > 0
         reserved = sum(shares(builder.token_budget, [*wanted, builder.token_budget if waits else 0], self.kv.block_size)[:-1])
         builder.token_budget -= reserved
-        if admits:
-            self._admit_waiting(builder)
+        admits = admits and self._admit_waiting(builder, leading=leading)
         builder.token_budget += reserved
         for request, share in zip(prompts, shares(builder.token_budget, wanted, self.kv.block_size), strict=True):
             self._plan_prompt(builder, request, share)
+        return admits
 
     def _plan_prompt(self, builder: StepBuilder, request: RequestState, most: int) -> None:
         """Adds the next prefill chunk of a request with several tokens to compute, at most `most`."""
@@ -290,13 +302,19 @@ class Scheduler:
             builder.copies += self.kv.take_restores(request.blocks)
             builder.copies += self.kv.take_snapshot(request.blocks, request.planned, len(self.running) * len(self.kv.groups))
 
-    def _admit_waiting(self, builder: StepBuilder) -> None:
-        """Starts waiting requests in their order, until token budget, batch slots or blocks end. Closed gates are skipped."""
+    def _admit_waiting(self, builder: StepBuilder, *, leading: bool) -> bool:
+        """Starts waiting requests in their order, until token budget, batch slots or blocks end. Closed gates are skipped.
+
+        Returns False where one that is first has to wait for blocks.
+        """
         if not builder.token_budget or not self._free_slots:
-            return
-        for request in [r for r in self.waiting if not r.gates]:
-            if not builder.token_budget or not self._free_slots or not self._admit(builder, request):
-                return
+            return True
+        for request in [r for r in self.waiting if not r.gates and (not leading or self._lead.has(r))]:
+            if not builder.token_budget or not self._free_slots:
+                break
+            if not self._admit(builder, request):
+                return False
+        return True
 
     def _admit(self, builder: StepBuilder, request: RequestState) -> bool:
         """Starts a request, or skips one that waits for offloaded chunks. Returns False when no further request may be tried."""
@@ -518,6 +536,7 @@ class Scheduler:
             request.run += 1
             self.offload.on_request_finished(request)
         request.status = RequestStatus.FINISHED
+        self._lead.remove(request)
         self.drafter.on_finished(request)
         self._grammars.finish(request)
         self._suspects.clear(request)

@@ -80,6 +80,11 @@ class DraftedStates:
             each.replay.settle((lengths.index_select(0, each.on_device) - 1 - began).int())
         self._open.clear()
 
+    @property
+    def is_open(self) -> bool:
+        """True while a state has to be settled."""
+        return bool(self._open)
+
     def forget(self) -> None:
         """Drops all of it, with the addresses of weights and states in it: no state takes in what is not settled by now."""
         self._open.clear()

@@ -105,7 +105,7 @@ class PickApp:
         with ExitStack() as counts:
             computed = max(0, prompt.tokens - pick.cached)
             request.bill.sent(computed)
-            carried = counts.enter_context(pick.backend.carrying(computed))
+            carried = counts.enter_context(pick.backend.carrying(computed, leads=request.request.account.is_lone))
             endpoints = [endpoint_of(backend.url) for backend in (pick.backend, *others)]
             request.placed.sent()
             await stream.route(endpoints, request.request.body, self._headers(request.request))

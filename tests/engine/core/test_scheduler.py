@@ -53,6 +53,27 @@ def test_a_long_prompt_is_chunked_while_others_decode() -> None:
     assert engine.outputs["long"] == expected_output(prompt_of(60, 1), params(2), 0, 128)
 
 
+def test_a_prompt_that_leads_goes_before_those_that_came_first_in_most_steps() -> None:
+    engine = ToyEngine(depth=1, budget=8, prefix_caching=False)
+    engine.add("running", prompt_of(40, 1), params(2))
+    engine.step()
+    engine.add("waiting", prompt_of(40, 2), params(2))
+    engine.add("lone", prompt_of(60, 3), params(2), priority=-1)
+    requests = engine.scheduler.requests
+    shares = []
+    for _ in range(9):
+        plan = engine.step()
+        assert plan is not None
+        tokens = dict(zip(plan.slots, plan.num_tokens, strict=True))
+        shares.append([tokens.get(requests[name].slot, 0) for name in ("running", "lone")])
+    assert shares[:7] == [[0, 8]] * 7, "what is computed as it comes waits, too"
+    assert shares[7] == [8, 0], "once, so that all go on"
+    assert shares[8] == [4, 4], "the end of the prompt that leads, and what goes on"
+    engine.run()
+    for name, length, seed in (("running", 40, 1), ("waiting", 40, 2), ("lone", 60, 3)):
+        assert engine.outputs[name] == expected_output(prompt_of(length, seed), params(2), 0, 128)
+
+
 def test_each_pipeline_stage_has_a_step_of_decodes_and_one_is_to_spare() -> None:
     engine = ToyEngine(stages=2, depth=3)
     for number in range(6):

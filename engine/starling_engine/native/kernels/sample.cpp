@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include "parallel.h"
 #include "simd.h"
@@ -62,6 +63,21 @@ int64_t argmax(const float* x, int64_t n) {
   return first_at_least(x, n, best);
 }
 
+// The same by several threads.
+int64_t argmax(const float* x, int64_t n, int threads) {
+  std::vector<int64_t> best(threads, -1);
+  in_parallel(threads, [&](Part part) {
+    const Span mine = part.of(n);
+    if (mine.begin < mine.end) best[part.index] = mine.begin + argmax(x + mine.begin, mine.end - mine.begin);
+  });
+  int64_t found = -1;
+  for (const int64_t next : best) {
+    if (next < 0) continue;
+    if (found < 0 || (x[found] < kInfinity && !(x[next] <= x[found]))) found = next;
+  }
+  return found;
+}
+
 // Writes x / temperature to `out`, and returns the largest.
 float scale(const float* x, int64_t n, float temperature, float* out) {
   Floats top = splat16(kNone);
@@ -108,6 +124,19 @@ struct Sums {
     high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v.part[0], 1)));
   }
   double total() const { return _mm512_reduce_add_pd(_mm512_add_pd(low, high)); }
+#elif defined(__AVX2__)
+  __m256d quarters[4] = {};
+  void add(Floats v) {
+    for (int i = 0; i < 4; ++i) {
+      const __m256 half = v.part[i / 2];
+      const __m128 quarter = i % 2 == 0 ? _mm256_castps256_ps128(half) : _mm256_extractf128_ps(half, 1);
+      quarters[i] = _mm256_add_pd(quarters[i], _mm256_cvtps_pd(quarter));
+    }
+  }
+  double total() const {
+    const __m256d all = _mm256_add_pd(_mm256_add_pd(quarters[0], quarters[1]), _mm256_add_pd(quarters[2], quarters[3]));
+    return (all[0] + all[1]) + (all[2] + all[3]);
+  }
 #else
   double lanes[16] = {};
   void add(Floats v) {
@@ -257,27 +286,52 @@ uint32_t promising(const float* x, int64_t first, uint64_t key, double best) {
 }
 #endif
 
-// argmax of x + Gumbel noise over the tokens with x >= lowest. Exact noise, two logarithms in double, is computed only
+// A token, -1 for none, and its logit with noise.
+struct Drawn {
+  int64_t token = -1;
+  double value = -std::numeric_limits<double>::infinity();
+};
+
+// argmax of x + Gumbel noise over the tokens of `mine` with x >= lowest. Exact noise, two logarithms in double, is computed only
 // for tokens whose bound reaches the best so far: about a dozen of a large vocabulary. x has room for 16 more.
-int64_t draw(const float* x, int64_t n, float lowest, uint64_t key) {
+Drawn draw(const float* x, Span mine, float lowest, uint64_t key) {
   // Masks and bans leave long runs of -inf, which no noise makes the best.
   lowest = std::max(lowest, std::numeric_limits<float>::lowest());
-  double best = -std::numeric_limits<double>::infinity();
-  int64_t chosen = -1;
-  for (int64_t i = 0; i < n; i += 16) {
-    const Lanes kept = at_least(load16(x + i, first_lanes(n - i)), splat16(lowest)) & first_lanes(n - i);
+  Drawn best;
+  for (int64_t i = mine.begin; i < mine.end; i += 16) {
+    const Lanes lanes = first_lanes(mine.end - i), kept = at_least(load16(x + i, lanes), splat16(lowest)) & lanes;
     for (int half = 0; half < 16; half += 8) {
       uint32_t tried = kept >> half & 0xFF;
       if (tried == 0) continue;
-      tried &= promising(x, i + half, key, best);
+      tried &= promising(x, i + half, key, best.value);
       for (; tried != 0; tried &= tried - 1) {
         const int64_t token = i + half + __builtin_ctz(tried);
         const double value = static_cast<double>(x[token]) + gumbel(mix(key + kGolden * static_cast<uint64_t>(token + 1)));
-        if (value > best) best = value, chosen = token;
+        if (value > best.value) best = {token, value};
       }
     }
   }
-  return chosen;
+  return best;
+}
+
+// The same by several threads.
+int64_t draw(const float* x, int64_t n, float lowest, uint64_t key, int threads) {
+  std::vector<Drawn> drawn(threads);
+  in_parallel(threads, [&](Part part) { drawn[part.index] = draw(x, part.of(n), lowest, key); });
+  return std::max_element(drawn.begin(), drawn.end(), [](const Drawn& a, const Drawn& b) { return a.value < b.value; })->token;
+}
+
+int64_t sample(const float* row, int64_t vocab, float temperature, const Filter& filter, int64_t seed, int64_t position, int threads) {
+  Scratch& scratch = Scratch::mine();
+  scratch.reset(2 * Scratch::padded<float>(vocab + 16));
+  float* scaled = scratch.take<float>(vocab + 16);
+  float* few = scratch.take<float>(vocab + 16);
+  const float top = scale(row, vocab, temperature, scaled);
+  if (top == kInfinity) return argmax(scaled, vocab);
+  const float lowest = threshold(scaled, vocab, top, filter, few);
+  const uint64_t key = mix(static_cast<uint64_t>(seed) + kGolden * (static_cast<uint64_t>(position) + 1));
+  const int64_t drawn = draw(scaled, vocab, lowest, key, threads);
+  return drawn >= 0 ? drawn : argmax(row, vocab);
 }
 
 }  // namespace
@@ -287,29 +341,19 @@ using namespace starling;
 
 extern "C" {
 
-// logits [rows, vocab]; the other arrays have one element a row. temperature 0 takes the largest logit.
+// logits [rows, vocab]. The parameters and the seed of row r are the elements `slots[r]` of their arrays, or r where there are no
+// slots; the other arrays have one element a row. temperature 0 takes the largest logit. `chosen` gets the tokens' logits, if given.
 void starling_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int32_t* top_k,
-                     const float* top_p, const float* min_p, const int64_t* seed, const int64_t* position,
-                     int64_t* token, int threads) {
-  each_in_turn(rows, threads_for(rows, rows * vocab * 4, threads), [&](int64_t r) {
-    const float* row = logits + r * vocab;
-    if (temperature[r] == 0.0f) {
-      token[r] = argmax(row, vocab);
-      return;
-    }
-    Scratch& scratch = Scratch::mine();
-    scratch.reset(2 * Scratch::padded<float>(vocab + 16));
-    float* scaled = scratch.take<float>(vocab + 16);
-    float* few = scratch.take<float>(vocab + 16);
-    const float top = scale(row, vocab, temperature[r], scaled);
-    if (top == kInfinity) {
-      token[r] = argmax(scaled, vocab);
-      return;
-    }
-    const float lowest = threshold(scaled, vocab, top, {top_k[r], top_p[r], min_p[r]}, few);
-    const uint64_t key = mix(static_cast<uint64_t>(seed[r]) + kGolden * (static_cast<uint64_t>(position[r]) + 1));
-    const int64_t drawn = draw(scaled, vocab, lowest, key);
-    token[r] = drawn >= 0 ? drawn : argmax(row, vocab);
+                     const float* top_p, const float* min_p, const int64_t* seed, const int64_t* slots, const int64_t* position,
+                     int64_t* token, float* chosen, int threads) {
+  // The logits of one row come from memory, which two threads read faster.
+  const int for_rows = threads_for(rows, rows * vocab * 4, threads), for_row = rows > 1 ? 1 : threads_for(threads, vocab * 4, threads);
+  each_in_turn(rows, for_rows, [&](int64_t r) {
+    const int64_t of = slots == nullptr ? r : slots[r];
+    const Filter filter{top_k[of], top_p[of], min_p[of]};
+    token[r] = temperature[of] == 0.0f ? argmax(logits + r * vocab, vocab, for_row)
+                                       : sample(logits + r * vocab, vocab, temperature[of], filter, seed[of], position[r], for_row);
+    if (chosen != nullptr) chosen[r] = logits[r * vocab + token[r]];
   });
 }
 

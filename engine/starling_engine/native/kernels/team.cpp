@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <memory>
@@ -33,6 +34,8 @@ constexpr int64_t kMostLost = 4;
 constexpr int64_t kFewSwitches = 6;
 // Threads then sleep instead of spinning for this long. Their losses are not seen meanwhile, so afterwards they try to spin again.
 constexpr int64_t kCrowded = 500 * kMillisecond;
+constexpr int64_t kLook = kMillisecond / 2;
+constexpr int64_t kGap = kMillisecond / 20;
 
 int64_t read_clock(clockid_t clock) {
   timespec time;
@@ -46,26 +49,40 @@ std::atomic<int64_t> crowded_until{0};
 std::atomic<uint32_t> forks{0};  // of this process's ancestors; a team's threads stay with the parent
 
 // Measures how much of its time a thread lost its core while it wanted it.
+//
+// The clock of a thread's own time is a system call, as long as a small kernel. So it is read at most once in kLook: kernels with no
+// more than kGap between them count as one time in which the core was wanted.
 class Losses {
  public:
-  void begin() { wall_ = now(), cpu_ = read_clock(CLOCK_THREAD_CPUTIME_ID); }
+  // Begins a time in which the core is wanted, or goes on with the last one.
+  void begin() {
+    if (now() - until_ < kGap) return;
+    if (until_ != wall_) end(until_);
+    wall_ = now(), cpu_ = read_clock(CLOCK_THREAD_CPUTIME_ID);
+  }
 
-  // Ends one such time, and begins the next.
+  // Ends it where it has been long enough. What is wanted next may follow without `begin`.
   void lap() {
-    const int64_t wall = wall_, cpu = cpu_;
-    begin();
-    wanted_ += wall_ - wall;
-    lost_ += wall_ - wall - (cpu_ - cpu);
+    until_ = now();
+    if (until_ - wall_ >= kLook) end(until_);
+  }
+
+ private:
+  // Counts the time until `wall`.
+  void end(int64_t wall) {
+    const int64_t cpu = read_clock(CLOCK_THREAD_CPUTIME_ID);
+    wanted_ += wall - wall_;
+    lost_ += std::max<int64_t>(0, wall - wall_ - (cpu - cpu_));
+    wall_ = until_ = wall, cpu_ = cpu;
     if (wanted_ < kWindow) return;
     rusage used;
     getrusage(RUSAGE_THREAD, &used);
     const bool switched = used.ru_nivcsw - switches_ > kFewSwitches;
-    if (switched && lost_ > wanted_ / kMostLost) crowded_until.store(wall_ + kCrowded, std::memory_order_relaxed);
+    if (switched && lost_ > wanted_ / kMostLost) crowded_until.store(now() + kCrowded, std::memory_order_relaxed);
     wanted_ = lost_ = 0, switches_ = used.ru_nivcsw;
   }
 
- private:
-  int64_t wall_ = 0, cpu_ = 0, wanted_ = 0, lost_ = 0, switches_ = 0;
+  int64_t wall_ = 0, until_ = 0, cpu_ = 0, wanted_ = 0, lost_ = 0, switches_ = 0;
 };
 
 // A number that threads wait for others to change.

@@ -35,35 +35,45 @@ class RecordedSteps:
         self._model = model
         self._pages = pages
         self._embedded: torch.Tensor | None = None
-        self._groups = [_metadata(RECORDED_TOKENS, width) for width in table_widths]
+        self.inputs = _inputs(RECORDED_TOKENS, table_widths)
+        """What replays read, for as many rows as tokens: `replay` takes it as it is. KV groups share all but where they store."""
         self._scratch = Scratch(scratch_bytes)
         self._steps: dict[tuple[int, int], RecordedStep] = {}
-        self._possible = True
+        self.possible = True
+        """False once the model has called what cannot be recorded."""
 
     def run(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Returns hidden states and logits of all tokens, valid until the next step; None where a step has to run as it comes.
 
         So have steps with drafts of a model with a recurrent state: what they compute from is kept.
         """
-        tokens, rows = len(inputs.ids), len(inputs.metadata[0].context_lens)
-        if tokens > RECORDED_TOKENS or not self._possible or inputs.metadata[-1].replay is not None:
+        given = inputs.metadata[0]
+        tokens, rows = len(inputs.ids), len(given.context_lens)
+        if tokens > RECORDED_TOKENS or not self.possible or inputs.metadata[-1].replay is not None:
             return None
-        embedded = self._model.embed(inputs.ids)
+        kept = self.inputs.metadata[0]
+        self.inputs.ids[:tokens] = inputs.ids
+        kept.positions[:tokens] = given.positions
+        kept.query_start[: rows + 1] = given.query_start
+        kept.context_lens[:rows] = given.context_lens
+        for kept, given in zip(self.inputs.metadata, inputs.metadata, strict=True):
+            kept.slot_mapping[:tokens] = given.slot_mapping
+            kept.block_tables[:rows, : given.block_tables.shape[1]] = given.block_tables
+        return self.replay(tokens, rows)
+
+    def replay(self, tokens: int, rows: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Does what `run` does, with `inputs`."""
+        ids = self.inputs.ids[:tokens]
+        embedded = self._model.embed(ids)
         if self._embedded is None:
             self._embedded = embedded.new_empty(RECORDED_TOKENS, embedded.shape[1])
         self._embedded[:tokens] = embedded
-        for kept, given in zip(self._groups, inputs.metadata, strict=True):
-            kept.positions[:tokens] = given.positions
-            kept.slot_mapping[:tokens] = given.slot_mapping
-            kept.query_start[: rows + 1] = given.query_start
-            kept.context_lens[:rows] = given.context_lens
-            kept.block_tables[:rows, : given.block_tables.shape[1]] = given.block_tables
         step = self._steps.get((tokens, rows))
         if step is not None:
             step.recording.replay()
             self._pages.tick()
             return step.hidden, step.logits
-        return self._record(inputs.ids, self._embedded[:tokens], rows)
+        return self._record(ids, self._embedded[:tokens], rows)
 
     def _record(self, ids: torch.Tensor, embedded: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Runs a step while it is recorded."""
@@ -77,7 +87,7 @@ class RecordedSteps:
                 kept.block_tables[:rows],
                 kept.max_query_len,
             )
-            for kept in self._groups
+            for kept in self.inputs.metadata
         ]
 
         def work() -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,19 +98,26 @@ class RecordedSteps:
             recording, (hidden, logits) = record(work, self._scratch)
         except NotRecordable as reason:
             logger.info("steps of few tokens are not recorded: the model calls %s", reason)
-            self._possible = False
+            self.possible = False
             return None
         self._steps[tokens, rows] = RecordedStep(recording, hidden, logits)
         return hidden, logits
 
 
-def _metadata(tokens: int, width: int) -> AttentionMetadata:
-    """Makes the metadata of a KV group for as many rows as tokens, whose block tables have `width` blocks."""
-    return AttentionMetadata(
-        positions=torch.zeros(tokens, dtype=torch.int64),
-        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
-        query_start=torch.zeros(tokens + 1, dtype=torch.int32),
-        context_lens=torch.zeros(tokens, dtype=torch.int32),
-        block_tables=torch.zeros(tokens, width, dtype=torch.int32),
-        max_query_len=tokens,
-    )
+def _inputs(tokens: int, table_widths: Sequence[int]) -> StepInputs:
+    """Makes the inputs of as many rows as tokens, whose block tables have `table_widths` blocks, those of one KV group each."""
+    positions = torch.zeros(tokens, dtype=torch.int64)
+    query_start = torch.zeros(tokens + 1, dtype=torch.int32)
+    context_lens = torch.zeros(tokens, dtype=torch.int32)
+    metadata = [
+        AttentionMetadata(
+            positions,
+            torch.zeros(tokens, dtype=torch.int64),
+            query_start,
+            context_lens,
+            torch.zeros(tokens, width, dtype=torch.int32),
+            max_query_len=tokens,
+        )
+        for width in table_widths
+    ]
+    return StepInputs(torch.zeros(tokens, dtype=torch.int64), metadata)

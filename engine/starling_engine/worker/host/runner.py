@@ -7,6 +7,7 @@ import torch
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.drafted_states import DraftedStates
 from starling_engine.worker.host.batch import InputBatch, StepInputs
+from starling_engine.worker.host.decodes import Decodes
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.recorded_steps import RecordedSteps
 from starling_engine.worker.host.sampler import Sampler
@@ -45,8 +46,22 @@ class ModelRunner:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
+        self._batch.apply(plan)
+        result = StepResult(plan.step_id, plan.epoch)
+        if not self._decode(plan, result):
+            self._run_any(plan, result)
+        result.seconds = time.perf_counter() - began
+        return result
+
+    def _decode(self, plan: StepPlan, result: StepResult) -> bool:
+        """Runs a step that is one of `Decodes`; returns whether it has."""
+        if self._decodes is None or self._drafted.is_open or not self._decodes.takes(plan):
+            return False
+        self._pages.copy(plan)
+        return self._decodes.run(plan, result)
+
+    def _run_any(self, plan: StepPlan, result: StepResult) -> None:
         batch = self._batch
-        batch.apply(plan)
         step = batch.gather(plan)
         self._drafted.leave([*plan.freed_slots, *(new.slot for new in plan.new)])
         self._drafted.settle_before(step)
@@ -55,11 +70,9 @@ class ModelRunner:
         if self._pages.has_state:
             self._drafted.begin(step, inputs.metadata[-1])
         arrived = self._link.receive(len(inputs.ids))
-        result = StepResult(plan.step_id, plan.epoch)
         if not self._link.last:
             self._link.send(self._forward(inputs, None, arrived))
-            result.seconds = time.perf_counter() - began
-            return result
+            return
         result.counts = [0] * len(plan.slots)
         samples = step.samples(batch.sampling_rows(plan))
         last = torch.from_numpy(samples.tokens)
@@ -69,8 +82,6 @@ class ModelRunner:
         if batch.extra_slots:
             for output in self._prompt_outputs.compute(plan, step.query_end - 1, hidden, result):
                 output.receive(output.values)
-        result.seconds = time.perf_counter() - began
-        return result
 
     def free_slot(self, slot: int) -> None:
         self._batch.leave(slot)
@@ -89,6 +100,7 @@ class ModelRunner:
         widths = [table.shape[1] for table in self._batch.tables]
         size = self._recorded_bytes
         self._recorded = RecordedSteps(model, self._pages, widths, size) if size else None
+        self._decodes = Decodes(self._batch, self._recorded) if self._recorded is not None else None
 
     def _compute(
         self, inputs: StepInputs, last: torch.Tensor, arrived: torch.Tensor | None, *, whole: bool
