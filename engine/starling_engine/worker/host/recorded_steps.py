@@ -48,7 +48,7 @@ class RecordedSteps:
         tokens, rows = len(inputs.ids), len(inputs.metadata[0].context_lens)
         if tokens > RECORDED_TOKENS or not self._possible or inputs.metadata[-1].replay is not None:
             return None
-        embedded = self._model.embed(inputs.ids)
+        embedded = self._model.embed(inputs.ids, inputs.metadata[0].positions)
         if self._embedded is None:
             self._embedded = embedded.new_empty(RECORDED_TOKENS, embedded.shape[1])
         self._embedded[:tokens] = embedded
