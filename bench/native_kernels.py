@@ -16,7 +16,7 @@ from functools import partial
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in the engine's processes: threads that spin would take the kernels' cores
 
 import torch
-from starling_engine.native import instruction_set_name, ops, quantized_ops
+from starling_engine.native import elementwise_ops, instruction_set_name, ops, quantized_ops
 from starling_engine.native.bindings import library
 from starling_engine.native.cache_rows import cached
 from starling_engine.native.group_quantized import FP8, INT4, INT8, Format, GroupQuantized
@@ -233,7 +233,7 @@ def bench_rows(clock: Clock) -> Iterator[str]:
         )
         seconds = {
             "add_rms_norm": clock(ops.add_rms_norm, x, residual, weight, 1e-6, out),
-            "silu_mul": clock(ops.silu_mul, gate_up),
+            "silu_mul": clock(elementwise_ops.activate_and_mul, "silu", gate_up),
             "qk_norm_rope_store": clock(ops.qk_norm_rope_store, qkv, slots, cos_sin, norm, norm, 1e-6, kv, slots),
         }
         yield f"{tokens} tokens: " + ", ".join(f"{name} {best * 1e6:.1f} us" for name, best in seconds.items())

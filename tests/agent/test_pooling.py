@@ -7,6 +7,7 @@ import base64
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -451,9 +452,32 @@ def test_vectors_of_a_chat_are_those_of_its_tokens(path: str, fields: Any, as_to
     same(cut, vectors(last, input=tokens[:8]))
 
 
-def test_a_checkpoint_without_a_head_gives_no_tokens(last: LiveServer) -> None:
-    found = last.http.post("/v1/chat/completions", json=CHAT)
-    assert found.status_code == 400 and "has no head that gives tokens" in found.text
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/messages", {**CHAT, "max_tokens": 1}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "routes"),
+    [
+        ("last", ["/v1/embeddings", "/pooling", "/score", "/rerank"]),
+        ("encoder", ["/v1/embeddings", "/pooling", "/score", "/rerank"]),
+        ("cross", ["/classify", "/score", "/rerank"]),
+        ("colbert", ["/pooling", "/score", "/rerank"]),
+        ("splade", ["/pooling", "/score", "/rerank"]),
+    ],
+)
+def test_who_asks_a_model_without_such_a_head_for_tokens_is_told_its_routes(
+    name: str, routes: list[str], path: str, body: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    server: LiveServer = request.getfixturevalue(name)
+    found = server.http.post(path, json=body)
+    assert found.status_code == 400 and "no head that gives tokens" in found.text
+    assert sorted(re.findall(r"/[a-z0-9]+(?:/[a-z]+)?", found.json()["error"]["message"])) == sorted(routes)
 
 
 @pytest.mark.parametrize(

@@ -400,13 +400,6 @@ def test_rms_norm_in_place() -> None:
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-@pytest.mark.parametrize(("tokens", "width"), [(1, 3072), (3, 50), (70, 128)])
-def test_silu_mul(tokens: int, width: int, dtype: torch.dtype) -> None:
-    gate_up = 10 * torch.randn(tokens, 2 * width).to(dtype)
-    assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up), 8e-3 if dtype == BF16 else 1e-6)
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_gates_multiply_strided_rows(dtype: torch.dtype) -> None:
     x, gate = torch.randn(3, 2 * 50 + 1).to(dtype).split([50, 51], dim=1)
     gate = gate[:, 1:]

@@ -9,15 +9,17 @@ import torch
 from starling_engine.gguf.reader import BLOCK_TYPES
 from starling_engine.layers.experts_packed import NativeExperts
 from starling_engine.layers.experts_quantized import QuantizedExperts
-from starling_engine.native import build, load, recurrent_ops
+from starling_engine.native import build, elementwise_ops, load, recurrent_ops
 from starling_engine.native.group_quantized import INT8 as CODES
 from starling_engine.params import SamplingParams
 
 from tests.engine import recurrent_steps as recurrent
 from tests.engine import test_native as kernels
 from tests.engine import test_native_cache_rows as cache_rows
+from tests.engine import test_native_elementwise as elementwise
 from tests.engine import test_quantized_ops as quantized
 from tests.engine.instruction_sets import BETWEEN, EMULATED, TILES, other_sets, using
+from tests.engine.kernels import test_encoder_kernels as encoders
 from tests.engine.layers import test_experts_with_biases as with_biases
 
 pytestmark = [
@@ -83,7 +85,15 @@ CASES: dict[str, Callable[[], None]] = {
     "selective scan": partial(recurrent.check_selective_scan, recurrent_ops, CPU, channels=50, size=5),
     "norm of groups": partial(recurrent.check_grouped_norm, recurrent_ops, CPU, dim=24, dtype=BF16),
     "gated norm": partial(recurrent.check_gated_rms_norm, recurrent_ops, CPU, dim=24, dtype=BF16, weight_dtype=BF16),
-    "silu": partial(kernels.test_silu_mul, 3, 50, BF16),
+    **{f"gated by {name}": partial(elementwise.test_gated_activations, name, 3, 50, BF16) for name in elementwise_ops.ACTIVATIONS},
+    "layer norm": partial(encoders.test_layer_norm_adds_the_residual_first, BF16),
+    "sums": partial(elementwise.test_sums_and_multiples_of_strided_rows, 3, 50, BF16),
+    **{
+        f"rows by {what}": partial(elementwise.test_rows_are_multiplied_by_numbers_of_their_own, what == "sigmoids", BF16)
+        for what in ("numbers", "sigmoids")
+    },
+    "temperatures": partial(elementwise.test_temperatures_of_queries, BF16),
+    "caps of logits": partial(elementwise.test_logits_are_divided_and_then_capped, 30.0, (3, 5001)),
     "sampling": partial(kernels.test_sample_draws_the_reference_tokens, 32003, 4.0),
     "greedy": kernels.test_greedy_takes_the_first_of_equals,
     "broken logits": partial(kernels.test_a_broken_row_gives_a_token_that_shows_it, SAMPLED),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from starling_engine.errors import InvalidRequest, PromptTooLong
+from starling_engine.frontend.pooling import check_gives_tokens
 from starling_engine.frontend.prompt_encoder import PromptForm
 
 from starling_agent.openai.endpoint import Caller, Endpoint
@@ -29,6 +30,7 @@ async def chat_generation(
     Raises InvalidRequest, and what rendering raises.
     """
     endpoint.model_name(body.model)
+    check_gives_tokens(endpoint.engine.model_config)  # before a template is asked for, which such a model need not have
     body.check_stream_fields()
     messages = template_messages(body.messages)
     tools = _callable_tools(endpoint, body, lenient=lenient)

@@ -51,9 +51,19 @@ def check_adapter(name: str | None, model: ModelConfig, field: str) -> None:
 
 
 def check_gives_tokens(model: ModelConfig) -> None:
-    """Raises InvalidRequest for a model that has no logits."""
+    """Raises InvalidRequest for a model that has no logits, and names the routes to what it has."""
     if not model.has_lm_head:
-        raise InvalidRequest("this model makes vectors alone: its checkpoint has no head that gives tokens", "model")
+        raise InvalidRequest(f"this model has no head that gives tokens; {_routes(model)}", "model")
+
+
+def _routes(model: ModelConfig) -> str:
+    """Returns where a model without a head for tokens is asked."""
+    head, pooler = model.classifier, model.pooler
+    if head is not None:
+        return "POST /pooling has its labels of tokens" if head.of_tokens else "use /classify, /score or /rerank"
+    if pooler.splade is not None or pooler.multi_vector is not None:
+        return "POST /pooling has its vectors; or use /score or /rerank"
+    return "use /v1/embeddings, /pooling, /score or /rerank"
 
 
 def resolved(params: PoolingParams, model: ModelConfig) -> PoolingParams:

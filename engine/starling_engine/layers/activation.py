@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from starling_engine.layers.elementwise import elementwise_kernels
-from starling_engine.native import encoder_ops, ops
+from starling_engine.native import elementwise_ops, encoder_ops, ops, reference
+from starling_engine.native.reference import activate_and_mul
 from starling_engine.weights.weight_slot import WeightSlot, copy_slot
 
 
@@ -19,8 +20,16 @@ def silu_and_mul(dtype: torch.dtype, device: torch.device) -> Callable[[torch.Te
 
             return activation.silu_mul
         case "native":
-            return ops.silu_mul
+            return partial(elementwise_ops.activate_and_mul, "silu")
     return partial(activate_and_mul, "silu")
+
+
+def activation_and_mul(name: str, dtype: torch.dtype, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the same with the activation that a config calls `name`."""
+    if name == "silu":
+        return silu_and_mul(dtype, device)
+    kernels = elementwise_ops if encoder_ops.are_fastest(dtype, device) else reference
+    return partial(kernels.activate_and_mul, name)
 
 
 Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -36,24 +45,14 @@ def gate_mul(dtype: torch.dtype, device: torch.device, *, sigmoid: bool = False)
 
 def activation_of(name: str, dtype: torch.dtype, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """Returns the activation that a config calls `name`, for this dtype and device: x [T, C] -> [T, C]. It may overwrite x."""
-    if name == "gelu" and encoder_ops.are_fastest(dtype, device):
-        return encoder_ops.gelu
+    if name in elementwise_ops.ACTIVATIONS and encoder_ops.are_fastest(dtype, device):
+        return partial(elementwise_ops.activate, name)
     return partial(activate, name)
 
 
 def activate(name: str, x: torch.Tensor) -> torch.Tensor:
-    """Returns the activation of x that a config calls `name`, in torch. Heads alone have the last four."""
+    """Returns the activation of x that a config calls `name`, in torch. Heads alone have the last three."""
     return _ACTIVATIONS[name](x)
-
-
-def activate_and_mul(name: str, x: torch.Tensor) -> torch.Tensor:
-    """x [T, 2 * size], gate then up -> activation(gate) * up [T, size], in torch."""
-    gate, up = x.chunk(2, dim=-1)
-    return activate(name, gate).mul_(up)
-
-
-def _squared_relu(x: torch.Tensor) -> torch.Tensor:
-    return F.relu(x).square_()
 
 
 class Xielu:
@@ -76,11 +75,7 @@ class Xielu:
 
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu2": _squared_relu,
-    "relu": F.relu,
+    **reference.ACTIVATIONS,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,

@@ -1,18 +1,45 @@
-"""Chooses the kernels of element-wise layers, once for each layer, when it is built."""
+"""Chooses the kernels of element-wise layers, and of sums and multiples, once for each layer, when it is built."""
 
 import functools
 import logging
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
 from starling_engine import native
+from starling_engine.model_config.layer import Temperature
+from starling_engine.native import elementwise_ops, encoder_ops, reference
 from starling_engine.platforms.triton_support import why_not_triton
 
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 Kernels = Literal["triton", "native", "torch"]
+
+
+class Arithmetic(Protocol):
+    """A module of sums and multiples. `native.reference` defines what they compute."""
+
+    def add(self, to: torch.Tensor, x: torch.Tensor, by: float = 1.0) -> torch.Tensor: ...
+
+    def multiply(self, x: torch.Tensor, by: float) -> torch.Tensor: ...
+
+    def multiple(self, x: torch.Tensor, by: float) -> torch.Tensor: ...
+
+    def multiply_rows(
+        self,
+        x: torch.Tensor,
+        by: torch.Tensor,
+        at: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        *,
+        sigmoid: bool = False,
+    ) -> torch.Tensor: ...
+
+    def temper(self, x: torch.Tensor, positions: torch.Tensor, temperature: Temperature) -> torch.Tensor: ...
+
+    def finish_logits(self, logits: torch.Tensor, divisor: float, cap: float) -> torch.Tensor: ...
+
 
 logger = logging.getLogger("starling.layers")
 
@@ -31,6 +58,11 @@ def elementwise_kernels(dtype: torch.dtype, device: torch.device) -> Kernels:
         refused.append(f"not {name}: {why_not}")
     _log("torch", "; ".join(refused))
     return "torch"
+
+
+def arithmetic(dtype: torch.dtype, device: torch.device) -> Arithmetic:
+    """Returns the kernels where torch's threads have no part in a step, else torch's own operations."""
+    return elementwise_ops if encoder_ops.are_fastest(dtype, device) else reference
 
 
 def _why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:

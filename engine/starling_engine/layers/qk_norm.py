@@ -1,9 +1,11 @@
-"""RMSNorm of queries and keys, and of values, where attention's kernels have no such norm. In torch."""
+"""RMSNorm of queries and keys, and of values, where attention's kernels have no such norm."""
 
 import torch
 from torch.nn import functional as F
 
 from starling_engine.attention.torch_paged import rotate
+from starling_engine.layers.elementwise import elementwise_kernels
+from starling_engine.native import ops
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import WeightSlot, part_slot
@@ -16,7 +18,13 @@ class WidthNorm:
     """
 
     def __init__(
-        self, names: tuple[str, str], shares: tuple[Share, Share], eps: float, ranks: Communicator, device: torch.device
+        self,
+        names: tuple[str, str],
+        shares: tuple[Share, Share],
+        eps: float,
+        ranks: Communicator,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._names = names
         self._shares = shares
@@ -24,9 +32,16 @@ class WidthNorm:
         self._weights = torch.empty(sum(self._sizes), device=device)
         self._eps = eps
         self._ranks = ranks
-
-    def forward(self, qkv: torch.Tensor) -> None:
+        is_native = ranks.shard.count == 1 and elementwise_kernels(dtype, device) == "native"
+        self.forward = self._native if is_native else self._torch
         """Normalises the first columns of qkv [T, queries, keys, values], in place."""
+
+    def _native(self, qkv: torch.Tensor) -> None:
+        parts = torch.split(qkv[:, : len(self._weights)], self._sizes, dim=1)
+        for part, weight in zip(parts, torch.split(self._weights, self._sizes), strict=True):
+            ops.rms_norm(part, weight, self._eps, part)
+
+    def _torch(self, qkv: torch.Tensor) -> None:
         both = qkv[:, : len(self._weights)]
         wide = both.float()
         parts = torch.split(wide, self._sizes, dim=1)
@@ -44,7 +59,7 @@ class WidthNorm:
 
 
 class RotatedHeadNorm:
-    """Rotates queries and keys, and then normalises each head (Hunyuan), in fp32, rounded once.
+    """Rotates queries and keys, and then normalises each head (Hunyuan), in fp32, rounded once. In torch.
 
     Attention's kernels normalise before they rotate. They get a table that rotates nothing.
 
@@ -78,13 +93,19 @@ class RotatedHeadNorm:
 class ValueNorm:
     """Normalises each head's values (Gemma 4), without a weight, in fp32, rounded once. `width` elements are of all heads."""
 
-    def __init__(self, width: int, head_dim: int, eps: float) -> None:
+    def __init__(self, width: int, head_dim: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self._width = width
         self._size = (head_dim,)
         self._eps = eps
-
-    def forward(self, qkv: torch.Tensor) -> None:
+        self._ones = torch.ones(head_dim, device=device)
+        self.forward = self._native if elementwise_kernels(dtype, device) == "native" else self._torch
         """Normalises the last columns of qkv [T, queries, keys, values], in place."""
+
+    def _native(self, qkv: torch.Tensor) -> None:
+        for head in torch.split(qkv[:, -self._width :], self._size[0], dim=1):
+            ops.rms_norm(head, self._ones, self._eps, head)
+
+    def _torch(self, qkv: torch.Tensor) -> None:
         values = qkv[:, -self._width :]
         heads = values.view(len(values), -1, *self._size)
         heads.copy_(F.rms_norm(heads.float(), self._size, None, self._eps))

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from starling_engine import native
 from starling_engine.errors import WeightError
+from starling_engine.layers.elementwise import Arithmetic
 from starling_engine.layers.linear import Linear
 from starling_engine.layers.norm import RMSNorm
 from starling_engine.model_config.moe import Routing
@@ -113,6 +114,7 @@ class Router:
         fused: str,
         fused_bias: str,
         device: torch.device,
+        arithmetic: Arithmetic,
         *,
         bias_is_row: bool = False,
         table: str = "",
@@ -130,6 +132,7 @@ class Router:
         self._table_name = table
         self._table = torch.empty(vocabulary, routing.top_k, dtype=torch.int64, device=device) if table else None
         self._norm = norm
+        self._arithmetic = arithmetic
         self._scales_name = scales
         self._scales = torch.empty(routing.num_experts, dtype=torch.float32, device=device) if scales else None
         has_bias = routing.bias and not table
@@ -145,7 +148,9 @@ class Router:
             assert token_ids is not None, "a table is of token ids"
             return route(self._linear.forward(x, torch.float32), self._routing, None, slot_mapping, self._table[token_ids])
         weights, ids = self._route(self._linear.forward(x, torch.float32), self._routing, self._bias, slot_mapping)
-        return (weights if self._scales is None else weights * self._scales[ids]), ids
+        if self._scales is not None:
+            self._arithmetic.multiply_rows(weights.view(-1, 1), self._scales, ids.flatten())
+        return weights, ids
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots = {

@@ -7,6 +7,7 @@ import torch
 
 from starling_engine.attention.select import Backend
 from starling_engine.expert_parallel.ranks import ExpertRanks
+from starling_engine.layers.elementwise import Arithmetic, arithmetic
 from starling_engine.layers.experts import ExpertsSelector
 from starling_engine.layers.linear import Linear, LinearShape, MethodSelector
 from starling_engine.layers.norm import NORMS, Norm
@@ -44,6 +45,11 @@ class BuildContext:
     expert_ranks: ExpertRanks | None = None
     distance_bias: DistanceBias | None = None
     distances: "DistanceTable | None" = None
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Sums and multiples of hidden states."""
+        return arithmetic(self.dtype, self.device)
 
     def expert_width(self, moe: MoeConfig) -> Share:
         """Returns this rank's share of the width of each of its experts.

@@ -118,6 +118,7 @@ class Decoder:
         self._distances = None if distances is None else DistanceTable(build, distances)
         build = replace(build, distances=self._distances)
         self._build = build
+        self._arithmetic = build.arithmetic
         self._embedding_scale = torch.tensor(config.traits.embedding_scale, dtype=dtype).item()
         adapters = config.adapters
         self._adapter_columns = torch.empty(0) if adapters is None else adapter_columns(adapters, dtype, device)
@@ -142,11 +143,7 @@ class Decoder:
         """
         hidden, adapters = arrived, None if ctx.adapters is None else self._adapter_columns[ctx.adapters]
         if hidden is None:
-            hidden = self.embed(ids)
-            if self._adapted_embedding is not None and adapters is not None:
-                hidden = self._adapted_embedding.add(hidden, ids, adapters)
-            if self._added_embeddings is not None:
-                hidden = self._added_embeddings.add(hidden, ctx.attention[0].positions, ctx.types, adapters)
+            hidden = self.embed(ids, ctx.attention[0].positions, ctx.types, adapters)
         if self._streams_layers:
             return self._through_streams(hidden, ids, ctx)
         inputs = None if self._layer_inputs is None else self._layer_inputs.forward(ids, hidden)
@@ -158,7 +155,7 @@ class Decoder:
             hidden, residual = layer.forward(hidden, residual, kv, meta, rows, ctx.state, adapters, layer_input)
             ctx.tick()
         if not self.stage.last or self._norm is None:
-            return hidden if residual is None else hidden.add_(residual)
+            return hidden if residual is None else self._arithmetic.add(hidden, residual)
         return self._norm.forward(hidden, residual)[0]
 
     def _through_streams(self, x: torch.Tensor, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -174,10 +171,22 @@ class Decoder:
             ctx.tick()
         return x.flatten(1) if self._stream_head is None else self._norm.forward(self._stream_head.forward(x), None)[0]
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Looks up ids [T] int64 -> [T, hidden_size], in the first stage."""
+    def embed(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        types: torch.Tensor | None = None,
+        adapters: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Looks up ids and positions [T] int64 -> [T, hidden_size], in the first stage.
+
+        `types` and `adapters` are as in `AddedEmbeddings.add`.
+        """
         found = self._embed(ids)
-        return found if self._embedding_scale == 1 else found.mul_(self._embedding_scale)
+        found = found if self._embedding_scale == 1 else found.mul_(self._embedding_scale)
+        if self._adapted_embedding is not None and adapters is not None:
+            found = self._adapted_embedding.add(found, ids, adapters)
+        return found if self._added_embeddings is None else self._added_embeddings.add(found, positions, types, adapters)
 
     def forward_without_tokens(self, tick: Callable[[], None] = no_tick) -> None:
         """Runs a step without tokens of its own: makes the exchanges of `forward` with the ranks that have some, layer by layer."""
@@ -294,12 +303,8 @@ class Decoder:
 
     def _finished(self, logits: torch.Tensor) -> torch.Tensor:
         """Divides and caps logits, in place, where the model does."""
-        traits = self.config.traits
-        if traits.logit_divisor != 1:
-            logits.div_(traits.logit_divisor)
-        if traits.logit_cap:
-            logits.div_(traits.logit_cap).tanh_().mul_(traits.logit_cap)
-        return logits
+        divisor, cap = self.config.traits.logit_divisor, self.config.traits.logit_cap
+        return logits if divisor == 1 and cap == 0 else self._arithmetic.finish_logits(logits, divisor, cap)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         slots: dict[str, WeightSlot] = {}

@@ -18,7 +18,6 @@ from starling_engine.layers.activation import gate_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.qk_norm import RotatedHeadNorm, ValueNorm, WidthNorm
 from starling_engine.layers.rope import halves_of_heads, halves_of_pairs
-from starling_engine.layers.temperature import temperatures
 from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.rope import ProportionalScaling
 from starling_engine.models.build_context import BuildContext
@@ -77,7 +76,7 @@ class Attention:
         self._heads = build.tensor.shard.of(config.num_heads)
         self._width_norm: WidthNorm | None = None
         if traits.qk_norm == "width":
-            self._width_norm = WidthNorm(self._norm_names, (q, kv), config.rms_eps, build.tensor, build.device)
+            self._width_norm = WidthNorm(self._norm_names, (q, kv), config.rms_eps, build.tensor, build.dtype, build.device)
         self.weights = _attention_weights(build, layer)
         if build.distances is not None:
             self.weights.bias = DisentangledBias(build.distances, self._qkv.forward, own.dim, self.weights.scale)
@@ -86,6 +85,7 @@ class Attention:
             heads = (self.weights.num_heads, self.weights.num_kv_heads)
             rotation = build.rotations[layer.rope]
             self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, own.dim, rotation, config.rms_eps)
+        self._arithmetic = build.arithmetic
         self._temperature = layer.temperature
         self._norm_weights = traits.qk_norm == "head"
         self._plus_one = traits.norm == "one plus weight"
@@ -98,7 +98,7 @@ class Attention:
         if layer.rope is not None and isinstance(config.ropes[layer.rope].scaling, ProportionalScaling):
             self._halves = config.rotary_dims[layer.rope]
         has_values = traits.value_norm and layer.cache_of is None
-        self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps) if has_values else None
+        self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps, build.dtype, build.device) if has_values else None
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
         self._open = gate_mul(build.dtype, build.device, sigmoid=True)
@@ -145,7 +145,7 @@ class Attention:
             self._rotated_norm.forward(qkv, meta.positions)
         if self._temperature is not None:
             queries = qkv[:, : self._heads.size * self.weights.head_dim]
-            queries.mul_(temperatures(self._temperature, meta.positions).to(qkv.dtype))
+            self._arithmetic.temper(queries, meta.positions, self._temperature)
         if self._value_norm is not None:
             self._value_norm.forward(qkv)
         out = self._attend(qkv, self.weights, kv, meta)
@@ -284,6 +284,7 @@ class DecoderLayer:
         config, names, layer = build.config, build.names, build.config.layers[index]
         prefix = names.layer.format(index)
         self.attention, self.beside = _mixers(build, prefix, layer)
+        self._arithmetic = build.arithmetic
         self._in_scale, self._out_scale = config.traits.attention_in_scale, config.traits.attention_out_scale
         self._mlp: MoeBlock | Mlp | ExpertsBesideMlp | None = None
         if layer.feed_forward == "mlp and experts":
@@ -350,16 +351,17 @@ class DecoderLayer:
             return first.close(attended, residual)
         if border is None:
             assert isinstance(normed, torch.Tensor), "both parts read the norm's result"
-            return attended.add_(first.leave(self._feed_forward(_only(normed, rows), meta, rows))), residual
+            out = first.leave(self._feed_forward(_only(normed, rows), meta, rows))
+            return self._arithmetic.add(attended, out), residual
         rounding = self._mlp.rounding if isinstance(self._mlp, Mlp | ExpertsBesideMlp) else None
         if self._parallel:
             normed, residual = border.enter_rounded(residual, None, rounding)
-            return attended.add_(border.leave(self._feed_forward(normed, meta, rows))), residual
+            return self._arithmetic.add(attended, border.leave(self._feed_forward(normed, meta, rows))), residual
         normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
         x, residual = border.close(border.leave(self._feed_forward(normed, meta, rows, adapters, residual)), residual)
         if self._end is None or residual is None:
             return x, residual
-        return self._end.forward(residual.add_(x), None if layer_input is None else _only(layer_input, rows)), None
+        return self._end.forward(self._arithmetic.add(residual, x), None if layer_input is None else _only(layer_input, rows)), None
 
     def _fused_parts(self) -> "FusedParts | None":
         """Returns the layer for a few rows; None where it has other parts, or some that take launches of their own."""
@@ -393,8 +395,8 @@ class DecoderLayer:
         assert isinstance(kv, ParallelCache) and state is not None, "both mixers have a cache"
         assert isinstance(x, torch.Tensor), "both mixers read the norm's result"
         found = self.beside.forward(x, kv.state, state, rows)
-        attended = mixer.forward(x if self._in_scale == 1 else x * self._in_scale, kv.kv, meta, rows)
-        return found.add_(attended, alpha=self._out_scale)
+        scaled = x if self._in_scale == 1 else self._arithmetic.multiple(x, self._in_scale)
+        return self._arithmetic.add(found, mixer.forward(scaled, kv.kv, meta, rows), self._out_scale)
 
     def _feed_forward(
         self,

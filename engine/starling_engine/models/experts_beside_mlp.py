@@ -18,6 +18,7 @@ class ExpertsBesideMlp:
 
     def __init__(self, build: BuildContext, moe: MoeConfig, index: int, prefix: str) -> None:
         names = build.names
+        self._arithmetic = build.arithmetic
         self.moe = MoeBlock(build, moe, index, prefix)
         self._mlp = Mlp.plain(build, prefix, build.config.layers[index])
         self._mlp_out = build.norm(f"{prefix}.{names.beside_out_norm}")
@@ -36,7 +37,7 @@ class ExpertsBesideMlp:
         """
         out = self._mlp_out.forward(self._mlp.forward(x), None)[0]
         found = self.moe.forward(self._experts_in.forward(stream, None)[0], slot_mapping, router_input=stream)
-        return out.add_(self._experts_out.forward(found, None)[0])
+        return self._arithmetic.add(out, self._experts_out.forward(found, None)[0])
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         parts = (self._mlp, self._mlp_out, self._experts_in, self._experts_out, self.moe)

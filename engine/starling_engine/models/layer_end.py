@@ -47,6 +47,7 @@ class LayerEnd:
 
     def __init__(self, build: BuildContext, prefix: str) -> None:
         config, names, inputs = build.config, build.names, build.config.traits.layer_inputs
+        self._arithmetic = build.arithmetic
         self._scalar = torch.empty(1, dtype=build.dtype, device=build.device)
         self._scalar_name = f"{prefix}.{names.layer_scalar}"
         self._activation = config.hidden_act
@@ -64,7 +65,7 @@ class LayerEnd:
         if layer_input is not None:
             opened = activate(self._activation, self._gate.forward(stream)).mul_(layer_input)
             stream = stream.add_(self._norm.forward(self._projection.forward(opened), None)[0])
-        return stream.mul_(self._scalar)
+        return self._arithmetic.multiply_rows(stream, self._scalar)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return self._slots

@@ -8,7 +8,6 @@ from starling_engine.attention.mla_base import MlaBackend, MlaWeights
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.rope import mscale_all_dim
-from starling_engine.layers.temperature import temperatures
 from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.models.build_context import BuildContext
@@ -53,6 +52,7 @@ class LatentAttention:
         self._build = build
         self._shape = shape
         self._rope = layer.rope
+        self._arithmetic = build.arithmetic
         self._temperature = layer.temperature
         self._heads = share
         self._attend = build.backend.forward
@@ -67,7 +67,7 @@ class LatentAttention:
         c, _ = self._kv_norm.forward(c_kv.contiguous(), None)
         q = self._q.forward(q_in)
         if self._temperature is not None:
-            q.mul_(temperatures(self._temperature, meta.positions).to(q.dtype))
+            self._arithmetic.temper(q, meta.positions, self._temperature)
         out = self._attend(q, c, k_rope, self._weights, kv, meta)
         return self._o.forward(out if rows is None else out[rows])
 

@@ -7,7 +7,7 @@ import torch
 
 from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
-from starling_engine.layers.activation import Xielu, activate_and_mul, activation_of
+from starling_engine.layers.activation import Xielu, activation_and_mul, activation_of
 from starling_engine.layers.linear import stacked
 from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.moe import ExpertGate
@@ -52,7 +52,7 @@ class Mlp:
         if config.traits.mlp_gate:
             gated = act == "silu" and config.traits.mlp_gate_scale == 1 and clamped is None
             shape = stacked([gate, up], [share, share], hidden, bias, gated=gated, fused=fused, fused_backwards=up_first)
-            self._activate = _unchanged if shape.gated else partial(activate_and_mul, act)
+            self._activate = _unchanged if shape.gated else activation_and_mul(act, build.dtype, build.device)
             if clamped is not None:
                 self._activate = partial(expert_gate, gate=clamped)
         else:
@@ -61,6 +61,7 @@ class Mlp:
                 Xielu(activation, build.dtype, build.device) if act == "xielu" else activation_of(act, build.dtype, build.device)
             )
         self._in = build.linear(shape)
+        self._arithmetic = build.arithmetic
         self._gates = share.size
         self._gate_scale, self._out_scale = config.traits.mlp_gate_scale, config.traits.mlp_out_scale
         down_bias = bias if config.traits.down_bias is None else config.traits.down_bias
@@ -103,9 +104,9 @@ class Mlp:
         else:
             found = self._in.forward_adapted(x, adapters)
             if self._gate_scale != 1:
-                found[:, : self._gates].mul_(self._gate_scale)
+                self._arithmetic.multiply(found[:, : self._gates], self._gate_scale)
             out = self._down.forward_adapted(self._activate(found), adapters)
-        return out if self._out_scale == 1 else out.mul_(self._out_scale)
+        return out if self._out_scale == 1 else self._arithmetic.multiply(out, self._out_scale)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         own = self._activate.weight_slots() if isinstance(self._activate, Xielu) else {}

@@ -24,6 +24,7 @@ class MoeBlock:
         """Index of the layer among the model's layers with experts."""
         self._router = _router(build, moe, prefix, index)
         self._shared = SharedExperts(build, moe, prefix) if moe.shared_size else None
+        self._arithmetic = build.arithmetic
         self._ranks = build.expert_ranks
         self._tensor = build.tensor
         self._num_experts = moe.num_experts
@@ -55,11 +56,11 @@ class MoeBlock:
             routed, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if self._ranks is None:
             out = self._reduce(self.experts.forward(routed, ids, weights))
-            return out if self._shared is None else out.add_(self._shared.forward(x))
+            return out if self._shared is None else self._arithmetic.add(out, self._shared.forward(x))
         combine = self._ranks.dispatch(self.moe_layer, routed, ids, weights)
         shared = None if self._shared is None else self._shared.forward(x)  # while tokens are on their way
         out = combine(self.experts.forward)
-        return out if shared is None else out.add_(shared)
+        return out if shared is None else self._arithmetic.add(out, shared)
 
     def forward_without_tokens(self) -> None:
         """Makes the exchanges of `forward` without tokens of its own: this rank's experts compute the others' tokens."""
@@ -85,7 +86,7 @@ def _router(build: BuildContext, moe: MoeConfig, prefix: str, index: int) -> Rou
     linear = build.linear(stacked([f"{prefix}.{names.router}"], [moe.num_experts], build.config.hidden_size, moe.bias, exact=True))
     bias, fused, fused_bias = (f"{prefix}.{name}" for name in (names.router_bias, names.fused_router, names.fused_router_bias))
     return Router(
-        *(linear, moe.routing, bias, fused, fused_bias, build.device),
+        *(linear, moe.routing, bias, fused, fused_bias, build.device, build.arithmetic),
         bias_is_row=names.router_bias_is_row,
         table=f"{prefix}.{names.router_table}" if index in moe.by_table else "",
         vocabulary=build.config.vocab_size,
@@ -116,6 +117,7 @@ class SharedExperts:
         names = build.names
         gate, up, down = (f"{prefix}.{names.shared_experts}.{name}" for name in names.shared_projections)
         self._mlp = Mlp(build, (gate, up, down), moe.shared_size, f"{prefix}.{names.fused_shared}", clamped=moe.gate)
+        self._arithmetic = build.arithmetic
         self._gate: Linear | None = None
         if moe.shared_gate:
             self._gate = build.linear(stacked([f"{prefix}.{names.shared_gate}"], [1], build.config.hidden_size, exact=True))
@@ -123,7 +125,9 @@ class SharedExperts:
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         out = self._mlp.forward(x)
-        return out if self._gate is None else out.mul_(self._gate.forward(x, torch.float32).sigmoid_().to(out.dtype))
+        if self._gate is None:
+            return out
+        return self._arithmetic.multiply_rows(out, self._gate.forward(x, torch.float32).flatten(), sigmoid=True)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {**self._mlp.weight_slots(), **({} if self._gate is None else self._gate.weight_slots())}

@@ -25,8 +25,9 @@ class StreamBorder:
         norms = [None if name is None else build.norm(name) for name in (before, after, of_sum)]
         self._before, self._after, self._of_sum = norms
         self._scale = build.config.traits.residual_scale
+        self._arithmetic = build.arithmetic
         self._rounds = self._before if isinstance(self._before, RMSNorm) and self._before.rounds else None
-        self.enter: Normalise = _sum if self._before is None else self._before.forward
+        self.enter: Normalise = self._sum if self._before is None else self._before.forward
         self.leave = _unchanged if self._after is None and self._scale == 1 else self._leave
         self.close: Close = _both if self._of_sum is None else self._close
 
@@ -44,10 +45,14 @@ class StreamBorder:
             return self.enter(x, residual)
         return self._rounds.forward_rounded(x, residual, rounding)
 
+    def _sum(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else self._arithmetic.add(residual, x)
+        return total, total
+
     def _leave(self, out: torch.Tensor) -> torch.Tensor:
         if self._after is not None:
             out = self._after.forward(out, None)[0]
-        return out if self._scale == 1 else out.mul_(self._scale)
+        return out if self._scale == 1 else self._arithmetic.multiply(out, self._scale)
 
     def _close(self, added: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, None]:
         assert self._of_sum is not None
@@ -59,11 +64,6 @@ class StreamBorder:
             if norm is not None:
                 slots.update(norm.weight_slots())
         return slots
-
-
-def _sum(x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    total = x if residual is None else residual.add_(x)
-    return total, total
 
 
 def _both(added: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

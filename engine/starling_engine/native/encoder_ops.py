@@ -1,4 +1,4 @@
-"""The native kernels of encoders on torch tensors: layer normalisation, GELU, attention in both directions.
+"""The native kernels of encoders on torch tensors: layer normalisation, which some decoders have, and attention in both directions.
 
 Tensors are on the CPU. Callers guarantee shapes, types and contiguity, so these are asserted.
 """
@@ -9,8 +9,9 @@ from ctypes import c_int64
 import torch
 from torch import Tensor
 
+from starling_engine import native
 from starling_engine.native.bindings import library
-from starling_engine.native.build import instruction_set_name, load
+from starling_engine.native.build import instruction_set_name
 
 FLOATS = (torch.float32, torch.bfloat16)
 
@@ -20,7 +21,7 @@ def are_fastest(dtype: torch.dtype, device: torch.device) -> bool:
 
     With AVX-512 encoders in float32 are multiplied by oneDNN, and its threads and those of our kernels would wait for each other.
     """
-    if device.type != "cpu" or dtype not in FLOATS or load() is None:
+    if device.type != "cpu" or dtype not in FLOATS or native.load() is None:
         return False
     return dtype == torch.bfloat16 or instruction_set_name() == "avx2"
 
@@ -46,14 +47,6 @@ def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor 
         x.dtype == torch.float32,
         torch.get_num_threads(),
     )
-
-
-def gelu(x: Tensor) -> Tensor:
-    """Takes GELU of x [T, K], fp32 or bf16, in place, and returns it."""
-    tokens, width = x.shape
-    assert x.dtype in FLOATS and x.is_contiguous()
-    library().starling_gelu(x.data_ptr(), x.data_ptr(), tokens, width, x.dtype == torch.float32, torch.get_num_threads())
-    return x
 
 
 def bidirectional_attention(

@@ -209,7 +209,10 @@ def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Normalises x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x. fp32 or bf16; the weight is that, or fp32."""
+    """Normalises x [T, K] / rms(x) * weight [K] -> out [T, K], which may be x; rows of both may be strided.
+
+    fp32 or bf16; the weight is that, or fp32.
+    """
     _rms_norm(x, None, weight, eps, out)
 
 
@@ -223,35 +226,21 @@ def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: 
     tokens, k = x.shape
     assert _is_float(x) and x.dtype == out.dtype and x.shape == out.shape and weight.shape == (k,)
     assert weight.dtype in (x.dtype, torch.float32)
-    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    assert x.stride(1) == out.stride(1) == 1 and weight.is_contiguous()
     library().starling_rms_norm(
         x.data_ptr(),
+        x.stride(0),
         residual,
         weight.data_ptr(),
         eps,
         out.data_ptr(),
+        out.stride(0),
         tokens,
         k,
         x.dtype is torch.float32,
         weight.dtype is torch.float32,
         torch.get_num_threads(),
     )
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """Multiplies silu of the first half by the second: gate_up [T, 2 I] -> [T, I]. fp32 or bf16."""
-    tokens, both = gate_up.shape
-    assert _is_float(gate_up) and gate_up.is_contiguous() and both % 2 == 0
-    out = torch.empty(tokens, both // 2, dtype=gate_up.dtype)
-    library().starling_silu_mul(
-        gate_up.data_ptr(),
-        out.data_ptr(),
-        tokens,
-        both // 2,
-        gate_up.dtype is torch.float32,
-        torch.get_num_threads(),
-    )
-    return out
 
 
 def gate_mul(x: Tensor, gate: Tensor, *, sigmoid: bool = False) -> Tensor:

@@ -1,11 +1,14 @@
 """Defines each kernel of `ops` in plain torch, with the same signature, and the weights that they read. Runs on any device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from starling_engine.model_config.layer import Temperature
 from starling_engine.model_config.moe import ClampedSwiglu, ExpertGate, TanhGelu
 from starling_engine.native.cache_rows import cached, columns, uncached
 from starling_engine.native.sampling_metadata import SamplingMetadata
@@ -140,8 +143,64 @@ def clamped_swiglu(gate_up: Tensor, gate: ClampedSwiglu) -> Tensor:
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Multiplies silu of the first half by the second: gate_up [T, 2 I] -> [T, I]."""
+    return activate_and_mul("silu", gate_up)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square_(),
+}
+"""Activations by their names in configs."""
+
+
+def activate(name: str, x: Tensor) -> Tensor:
+    """Returns the activation of x. In `elementwise_ops` that is in place."""
+    return ACTIVATIONS[name](x)
+
+
+def activate_and_mul(name: str, gate_up: Tensor) -> Tensor:
+    """Multiplies the activation of the first half by the second: gate_up [T, 2 I] -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return activate(name, gate).mul_(up)
+
+
+def add(to: Tensor, x: Tensor, by: float = 1.0) -> Tensor:
+    """Adds by * x to `to`, in place, and returns it."""
+    return to.add_(x, alpha=by)
+
+
+def multiply(x: Tensor, by: float) -> Tensor:
+    """Multiplies x by a number, in place, and returns it."""
+    return x.mul_(by)
+
+
+def multiple(x: Tensor, by: float) -> Tensor:
+    """Returns by * x."""
+    return x * by
+
+
+def multiply_rows(x: Tensor, by: Tensor, at: Tensor | None = None, out: Tensor | None = None, *, sigmoid: bool = False) -> Tensor:
+    """Multiplies rows of x by numbers, which are rounded to its type. For the arguments see `elementwise_ops`."""
+    factors = by if at is None else by[at]
+    factors = (factors.sigmoid() if sigmoid else factors).to(x.dtype)
+    return torch.mul(x, factors[:, None], out=x if out is None else out)
+
+
+def temper(x: Tensor, positions: Tensor, temperature: Temperature) -> Tensor:
+    """Multiplies rows of x by the temperature of their positions, in place, and returns it."""
+    steps = torch.floor((positions.float() + temperature.first) / temperature.step)
+    factors = torch.log1p(steps) * temperature.scale + 1.0
+    return x.mul_(factors[:, None].to(x.dtype))
+
+
+def finish_logits(logits: Tensor, divisor: float, cap: float) -> Tensor:
+    """Divides logits, in place, and returns them; with a cap above 0 they are cap * tanh(logit / cap) then."""
+    if divisor != 1:
+        logits.div_(divisor)
+    return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 def qk_norm_rope_store(

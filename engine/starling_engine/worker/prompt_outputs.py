@@ -20,7 +20,7 @@ from starling_engine.worker.host.batch import InputBatch, SlotState
 class RunnableModel(Protocol):
     """A model that runs steps.
 
-    embed    ids [T] int64 -> [T, hidden], in the first stage
+    embed    ids and positions [T] int64 -> [T, hidden], in the first stage
     forward  ids [T] int64 -> [T, hidden]; `arrived` [T, hidden] comes from the stage before, or from `embed`, in place of ids
     logits   hidden [R, hidden] -> [R, vocab] fp32, in `out` if given
     classify hidden [N, hidden] -> [N, labels] fp32
@@ -28,7 +28,7 @@ class RunnableModel(Protocol):
     project  hidden [..., hidden] fp32 -> the vectors that it gives; `project_tokens` those of tokens
     """
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor: ...
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext, arrived: torch.Tensor | None) -> torch.Tensor: ...
 

@@ -17,7 +17,7 @@ from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.ledger import RECORDED_TOKENS, recorded_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
-from starling_engine.native.cache_rows import cached
+from starling_engine.native.cache_rows import cached, columns
 from starling_engine.weights.checkpoint import stored_formats
 from starling_engine.weights.loader import load_weights
 from starling_engine.worker.host.batch import StepInputs
@@ -63,7 +63,7 @@ class Steps:
         kv, other = (allocate(self._groups, self._blocks, cache, torch.device("cpu"), self._state) for _ in range(2))
         for layer in kv.layers:
             if isinstance(layer, torch.Tensor):
-                shape = (*layer.shape[:-1], config.head_dim)
+                shape = (*layer.shape[:-1], columns(layer))
                 layer.copy_(cached(torch.randn(*shape), cache, 1.0).to(cache))
         kv.storage[self._first :].view(torch.float32).normal_()
         other.storage.copy_(kv.storage)
@@ -135,6 +135,21 @@ def test_numbers_are_those_of_the_same_steps_without(
         steps.recorded.run(steps.inputs([1]))
         assert steps.ticks == before + 1, "a replay is progress"
         assert not steps.compare([1] * (RECORDED_TOKENS + 1)) and not steps.compare([RECORDED_TOKENS, 1])
+
+
+FAMILIES_BY_PARTS = [
+    *("gpt2", "opt", "gpt-neox", "starcoder2", "phi", "cohere", "nemotron", "stablelm", "stablelm-parallel", "arcee"),
+    *("gemma2", "gemma4-moe", "granite-moe-shared", "olmo2", "minimax-m2", "qwen2-moe", "ministral3"),
+]
+"""Together they have each norm, activation, sum, multiplier and cap that comes from a kernel."""
+
+
+@pytest.mark.parametrize("name", FAMILIES_BY_PARTS)
+def test_steps_of_a_family_are_recorded(name: str, reference_of: ReferenceOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_packed, "_in_bfloat16", lambda _: True)  # as they are in checkpoints of bfloat16
+    with torch.inference_mode():
+        steps = Steps(build(reference_of(name), NativeAttention(), BF16))
+        assert all(steps.compare(counts) for counts in ([1], [2, 1, 3], [1], [1] * RECORDED_TOKENS))
 
 
 @pytest.mark.parametrize("variant", [None, WHOLE_BLOCKS], ids=["the repository's model", "experts"])

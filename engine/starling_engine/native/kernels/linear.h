@@ -171,11 +171,8 @@ struct Gate {
 
   Floats operator()(Floats gate, Floats up) const {
     if (limit == 0) return silu(gate) * up;
+    if (limit < 0) return tanh_gelu(gate) * up;
     const Floats one = splat16(1.0f), top = splat16(limit);
-    if (limit < 0) {  // (1 + tanh(y)) / 2 is the sigmoid of 2 y
-      const Floats twice = gate * splat16(1.5957691216f) * multiply_add(gate * gate, splat16(0.044715f), one);
-      return gate / (one + exp(splat16(0.0f) - twice)) * up;
-    }
     gate = lowest(top, gate);
     up = highest(splat16(-limit), lowest(top, up));
     return (up + splat16(offset)) * gate / (one + exp(gate * splat16(-alpha)));

@@ -1,4 +1,4 @@
-// Row by row, bound by memory: RMS normalisation, with the residual added before it or a gate behind it, and SwiGLU's gate.
+// Row by row, bound by memory: RMS normalisation, with the residual added before it or a gate behind it, and gates.
 #include <cmath>
 #include <type_traits>
 
@@ -13,12 +13,6 @@ inline float inverse_rms(float sum_of_squares, int64_t k, float eps) {
   return 1.0f / std::sqrt(sum_of_squares / static_cast<float>(k) + eps);
 }
 
-// Calls f(offset, lanes) for each 16 of [0, n); the last may be fewer.
-template <typename F>
-inline void each_16(int64_t n, F f) {
-  for (int64_t i = 0; i < n; i += 16) f(i, first_lanes(n - i));
-}
-
 // x * rms^-1, rounded to W before the weight, as in the models' own code: not at all where weights are float.
 template <typename T, typename W>
 inline void normalise(const T* x, const W* weight, float by, int64_t k, T* out) {
@@ -30,9 +24,10 @@ inline void normalise(const T* x, const W* weight, float by, int64_t k, T* out) 
 
 // With a residual, adds residual += x and normalises that; else (null) normalises x.
 template <typename T, typename W>
-void rms_norm(const T* x, T* residual, const W* weight, float eps, T* out, int64_t tokens, int64_t k, int threads) {
+void rms_norm(const T* x, int64_t x_stride, T* residual, const W* weight, float eps, T* out, int64_t out_stride, int64_t tokens,
+              int64_t k, int threads) {
   parallel_for(tokens, threads_for(tokens, tokens * k * sizeof(T), threads), [&](int64_t t) {
-    const T* row = x + t * k;
+    const T* row = x + t * x_stride;
     T* sum_row = residual ? residual + t * k : nullptr;
     Floats squares = splat16(0.0f);
     each_16(k, [&](int64_t i, Lanes lanes) {
@@ -43,18 +38,7 @@ void rms_norm(const T* x, T* residual, const W* weight, float eps, T* out, int64
       }
       squares = multiply_add(v, v, squares);
     });
-    normalise(sum_row ? sum_row : row, weight, inverse_rms(sum_of(squares), k, eps), k, out + t * k);
-  });
-}
-
-template <typename T>
-void silu_mul(const T* gate_up, T* out, int64_t tokens, int64_t width, int threads) {
-  parallel_for(tokens, threads_for(tokens, tokens * width * 3 * sizeof(T), threads), [&](int64_t t) {
-    const T* gate = gate_up + t * 2 * width;
-    each_16(width, [&](int64_t i, Lanes lanes) {
-      const Floats open = rounded<T>(silu(load16(gate + i, lanes)));
-      store16(out + t * width + i, open * load16(gate + width + i, lanes), lanes);
-    });
+    normalise(sum_row ? sum_row : row, weight, inverse_rms(sum_of(squares), k, eps), k, out + t * out_stride);
   });
 }
 
@@ -113,25 +97,17 @@ using namespace starling;
 
 extern "C" {
 
-// x [tokens, k] -> out, which may be x. With a residual: residual += x, and that is normalised. `wide`: weights are float.
-void starling_rms_norm(const void* x, void* residual, const void* weight, float eps, void* out, int64_t tokens,
-                       int64_t k, int fp32, int wide, int threads) {
+// x [tokens, k] -> out, which may be x, in rows of their strides. With a residual [tokens][k]: residual += x, and that is normalised.
+// `wide`: weights are float.
+void starling_rms_norm(const void* x, int64_t x_stride, void* residual, const void* weight, float eps, void* out, int64_t out_stride,
+                       int64_t tokens, int64_t k, int fp32, int wide, int threads) {
   const auto run = [&](auto type, auto weights) {
     using T = decltype(type);
-    rms_norm(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const decltype(weights)*>(weight), eps,
-             static_cast<T*>(out), tokens, k, threads);
+    rms_norm(static_cast<const T*>(x), x_stride, static_cast<T*>(residual), static_cast<const decltype(weights)*>(weight), eps,
+             static_cast<T*>(out), out_stride, tokens, k, threads);
   };
   if (fp32) return run(float{}, float{});
   wide ? run(bf16{}, float{}) : run(bf16{}, bf16{});
-}
-
-// gate_up [tokens, 2 width] -> out [tokens, width]: silu(first half) * second half.
-void starling_silu_mul(const void* gate_up, void* out, int64_t tokens, int64_t width, int fp32, int threads) {
-  const auto run = [&](auto type) {
-    using T = decltype(type);
-    silu_mul(static_cast<const T*>(gate_up), static_cast<T*>(out), tokens, width, threads);
-  };
-  fp32 ? run(float{}) : run(bf16{});
 }
 
 // x, gate [tokens, width], in rows of their strides -> out: x * gate, or x * sigmoid(gate).
@@ -166,6 +142,5 @@ void starling_gated_rms_norm(const void* x, int64_t x_stride, const void* gate, 
 }  // extern "C"
 
 STARLING_RECORDABLE(starling_rms_norm)
-STARLING_RECORDABLE(starling_silu_mul)
 STARLING_RECORDABLE(starling_gate_mul)
 STARLING_RECORDABLE(starling_gated_rms_norm)

@@ -222,6 +222,12 @@ inline Floats rounded<bf16>(Floats v) {
   return by_part([&](int i) { return rounded_to_bf16(v.part[i]); });
 }
 
+// Calls f(offset, lanes) for each 16 of [0, n); the last may be fewer.
+template <typename F>
+inline void each_16(int64_t n, F f) {
+  for (int64_t i = 0; i < n; i += 16) f(i, first_lanes(n - i));
+}
+
 // 2^x to about 2 ulp (Cephes' degree-5 polynomial on [-0.5, 0.5]); 0 below -126, so -inf works as a mask. NaN gives NaN.
 inline Reg exp2(Reg x) {
   // At 128 the polynomial is exactly 1, and the result infinite.
@@ -244,6 +250,12 @@ inline Floats exp(Floats x) { return exp2(x * splat16(kLog2E)); }
 inline Floats sigmoid(Floats x) { return splat16(1.0f) / (splat16(1.0f) + exp(splat16(0.0f) - x)); }
 
 inline Floats silu(Floats x) { return x / (splat16(1.0f) + exp(splat16(0.0f) - x)); }
+
+// GELU's approximation by tanh: (1 + tanh(y)) / 2 is the sigmoid of 2 y.
+inline Floats tanh_gelu(Floats x) {
+  const Floats one = splat16(1.0f), twice = x * splat16(1.5957691216f) * multiply_add(x * x, splat16(0.044715f), one);
+  return x / (one + exp(splat16(0.0f) - twice));
+}
 
 // log(1 + exp(x)): max(x, 0) + log(1 + e), with e = exp(-|x|). That is 2 atanh(e / (2 + e)), whose argument is at most a third.
 inline Floats softplus(Floats x) {

@@ -64,7 +64,7 @@ class RecordedSteps:
     def replay(self, tokens: int, rows: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Does what `run` does, with `inputs`."""
         ids = self.inputs.ids[:tokens]
-        embedded = self._model.embed(ids)
+        embedded = self._model.embed(ids, self.inputs.metadata[0].positions[:tokens])
         if self._embedded is None:
             self._embedded = embedded.new_empty(RECORDED_TOKENS, embedded.shape[1])
         self._embedded[:tokens] = embedded

@@ -1,4 +1,4 @@
-// Row by row: layer normalisation with the residual added before it, and GELU.
+// Row by row: layer normalisation, with the residual added before it.
 #include <cmath>
 
 #include "parallel.h"
@@ -7,12 +7,6 @@
 
 namespace starling {
 namespace {
-
-// Calls f(offset, lanes) for each 16 of [0, n); the last may be fewer.
-template <typename F>
-inline void each_16(int64_t n, F f) {
-  for (int64_t i = 0; i < n; i += 16) f(i, first_lanes(n - i));
-}
 
 // With a residual, residual += x is normalised, else (null) x.
 template <typename T>
@@ -46,25 +40,6 @@ void layer_norm(const T* x, T* residual, const T* weight, const T* bias, float e
   });
 }
 
-// x times the normal distribution's share below x: max(x, 0) - |x| / 2 erfc(|x| / sqrt(2)). As in Abramowitz and Stegun 7.1.26,
-// erfc(a) is exp(-a^2) times a polynomial of 1 / (1 + p a); with three terms more than there it is within 1e-7 of itself.
-inline Floats gelu(Floats x) {
-  const Floats zero = splat16(0.0f), size = highest(zero - x, x);
-  const Floats t = splat16(1.0f) / multiply_add(size, splat16(0.3275911f * 0.70710678f), splat16(1.0f));
-  Floats sum = splat16(-0.1427245996f);
-  for (const float c : {0.5034639685f, -0.4178490208f, 0.4645604415f, 0.01921037173f, 0.2078701133f, 0.180392033f, 0.1850767675f})
-    sum = multiply_add(sum, t, splat16(c));
-  const Floats tail = sum * t * exp2(x * x * splat16(-0.5f * kLog2E));
-  return highest(zero, x) - splat16(0.5f) * size * tail;
-}
-
-template <typename T>
-void gelu_rows(const T* x, T* out, int64_t tokens, int64_t width, int threads) {
-  parallel_for(tokens, threads_for(tokens, tokens * width * 2 * sizeof(T), threads), [&](int64_t t) {
-    each_16(width, [&](int64_t i, Lanes lanes) { store16(out + t * width + i, gelu(load16(x + t * width + i, lanes)), lanes); });
-  });
-}
-
 }  // namespace
 }  // namespace starling
 
@@ -83,16 +58,6 @@ void starling_layer_norm(const void* x, void* residual, const void* weight, cons
   fp32 ? run(float{}) : run(bf16{});
 }
 
-// x [tokens, width] -> out, which may be x.
-void starling_gelu(const void* x, void* out, int64_t tokens, int64_t width, int fp32, int threads) {
-  const auto run = [&](auto type) {
-    using T = decltype(type);
-    gelu_rows(static_cast<const T*>(x), static_cast<T*>(out), tokens, width, threads);
-  };
-  fp32 ? run(float{}) : run(bf16{});
-}
-
 }  // extern "C"
 
 STARLING_RECORDABLE(starling_layer_norm)
-STARLING_RECORDABLE(starling_gelu)
