@@ -23,8 +23,8 @@ TESTS = (
     f"{ENGINE}/worker/test_on_gpu.py",
     f"{ENGINE}/worker/test_sleeper.py",
 )
-ALONE = f"{ENGINE}/kernels/test_one_shot_ranks.py"
-NOT_HERE = ("-k", "not compile and not one_shot_ranks")
+ALONE = f"{ENGINE}/kernels/test_peer_sums_ranks.py"
+NOT_HERE = ("-k", "not compile and not peer_sums_ranks")
 """Tests that look at compiled code run without a GPU."""
 TOY = "tests/bench/test_gpu_table.py"
 SECONDS, ALONE_SECONDS = 250.0, 40.0

@@ -82,7 +82,7 @@ def cases(*, toy: bool) -> list[Check]:
         *_latents(half, toy=toy),
         *(_quantized(rows, hidden, half) for rows in ((3,) if toy else (1, 64, 1024))),
         *(_scaled(rows, hidden, form, name) for rows in ((3,) if toy else (1, 64, 1024)) for name, form in _FP8.items()),
-        _sum_over_ranks(1 << (8 if toy else 16)),
+        *(_sum_over_ranks(3 if toy else 64, hidden, kind) for kind in ("in one shot", "in two shots", "with a norm")),
     ]
 
 
@@ -454,21 +454,25 @@ def _scaled(rows: int, size: int, form: Format, name: str) -> Check:
     return Check(f"product in FP8, {rows} x {size} x {size}, {name}", pair)
 
 
-def _sum_over_ranks(size: int) -> Check:
+def _sum_over_ranks(rows: int, size: int, kind: str) -> Check:
     """Returns the check of one rank, which waits for no other."""
 
     def pair(device: torch.device) -> tuple[Result, Result]:
-        from starling_engine.kernels.one_shot import one_shot_sum, region_bytes
+        from starling_engine.kernels.peer_sums import one_shot_sum, one_shot_sum_norm, region_bytes, two_shot_sum
 
-        x = torch.randn(size, dtype=BF16, device=device)
+        x = torch.randn(rows, size, dtype=BF16, device=device)
+        weight, before = torch.randn(size, dtype=BF16, device=device), torch.randn_like(x)
         region = torch.zeros(region_bytes(1), dtype=torch.uint8, device=device)
         regions = torch.tensor([0 if device.type == "meta" else region.data_ptr()], dtype=torch.int64).to(device)
 
         def summed() -> Tensor:
             total = x.clone()
-            one_shot_sum(total, regions, 0)
+            if kind == "with a norm":
+                one_shot_sum_norm(total, before.clone(), weight, 1e-5, regions, 0)
+            else:
+                (one_shot_sum if kind == "in one shot" else two_shot_sum)(total, regions, 0)
             return total + region[0] * 0  # which must live as long as its address is used
 
-        return summed, lambda: x
+        return summed, lambda: F.rms_norm(x + before, (size,), weight, 1e-5) if kind == "with a norm" else x
 
-    return Check(f"sum over one rank, {size}", pair, 0.0)
+    return Check(f"sum over one rank {kind}, {rows} x {size}", pair, ROUNDED if kind == "with a norm" else 0.0)

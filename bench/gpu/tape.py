@@ -24,7 +24,9 @@ from starling_engine.attention.prompt_libraries import FlashAttention3
 from starling_engine.attention.prompts import TakesLibraries, head_shape
 from starling_engine.config import WorkerConfig
 from starling_engine.kernels.ahead import pretend
+from starling_engine.parallel import peer_sums
 from starling_engine.platforms.triton_support import H200
+from starling_engine.topology.layout import ParallelLayout
 from starling_engine.worker import warm
 from starling_engine.worker.device.device_runner import DeviceRunner
 from starling_engine.worker.device.graphs import LARGEST
@@ -97,6 +99,7 @@ EXPECTED = {
     "30B-A3B": (ONE, MANY, PROMPT, BY_LIBRARY),
 }
 """Steps of latent attention are left out: no figures of such kernels are known."""
+RANKS = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +195,19 @@ class ModelTape:
         return Prediction(least, expected, launches, names[first : first + own], names[self.more.tail :])
 
 
-def model_tape(shape: str, step: TapedStep, quantization: str | None = None) -> ModelTape:
-    """Looks at a step that samples one token of each row."""
+def model_tape(shape: str, step: TapedStep, quantization: str | None = None, ranks: int = 1) -> ModelTape:
+    """Looks at a step that samples one token of each row, by the first of so many ranks (TP) that reach each other's memory."""
     pretend(H200)
     config = MODELS[shape]
     fewest = 1 + config.get("first_k_dense_replace", 0)  # layers without experts come first
     with tempfile.TemporaryDirectory() as folder:
-        few, more = (_tape(Path(folder) / str(layers), shape, layers, step, quantization) for layers in (fewest, fewest + 2))
+        few, more = (_tape(Path(folder) / str(layers), shape, layers, step, quantization, ranks) for layers in (fewest, fewest + 2))
     return ModelTape(few, more, config["num_hidden_layers"] - fewest)
 
 
-def predict(shape: str, step: TapedStep, quantization: str | None = None, rates: Rates = H200_RATES) -> Prediction:
+def predict(shape: str, step: TapedStep, quantization: str | None = None, rates: Rates = H200_RATES, ranks: int = 1) -> Prediction:
     """Returns what a step takes that samples one token of each row."""
-    return model_tape(shape, step, quantization).predict(rates)
+    return model_tape(shape, step, quantization, ranks).predict(rates)
 
 
 def overlapped(shape: str, step: TapedStep) -> list[tuple[str, bool]]:
@@ -214,11 +217,11 @@ def overlapped(shape: str, step: TapedStep) -> list[tuple[str, bool]]:
         return [(each.name, each.overlaps) for each in _tape(Path(folder) / "two", shape, 2, step, None).launches]
 
 
-def _tape(folder: Path, shape: str, layers: int, step: TapedStep, quantization: str | None) -> StepTape:
+def _tape(folder: Path, shape: str, layers: int, step: TapedStep, quantization: str | None, ranks: int = 1) -> StepTape:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**MODELS[shape], "num_hidden_layers": layers}))
     rows, samples = ROOM if step.mixed else len(step.rows), len(step.rows)
-    runner = warm.shapes_only_runner(_config(folder, max(row.context for row in step.rows), step.tokens, rows, quantization))
+    runner = warm.shapes_only_runner(_config(folder, max(row.context for row in step.rows), step.tokens, rows, quantization, ranks))
     room = StepShape(step.tokens, ROOM + 1, min(step.tokens, runner._max_samples)) if step.mixed else None
     with torch.inference_mode(), ExitStack() as stack:
         fields = runner._writer.padding(room or StepShape(step.tokens, rows, rows))
@@ -267,7 +270,7 @@ to 619 TFLOP/s, its keys and values stored (ai-dynamo/aiconfigurator, 0.12.0: vL
 """
 
 
-def _config(folder: Path, context: int, tokens: int, rows: int, quantization: str | None) -> WorkerConfig:
+def _config(folder: Path, context: int, tokens: int, rows: int, quantization: str | None, ranks: int) -> WorkerConfig:
     return WorkerConfig(
         model_path=str(folder),
         load_format="dummy",
@@ -283,6 +286,8 @@ def _config(folder: Path, context: int, tokens: int, rows: int, quantization: st
         attention_backend="auto",
         num_threads=1,
         quantization=quantization,
+        layout=ParallelLayout(tensor=ranks),
+        local_ranks=ranks,
     )
 
 
@@ -375,6 +380,10 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
         cost = Cost(_bytes(*read), 2 * len(args["x"]) * args["weight"].numel())
         more = next(seconds for least, seconds in _BESIDE_FEW_ROWS if len(args["weight"]) >= least)
         return Launch(name, cost, share=1.0, more=more)
+    if name in _SHOTS:
+        moved = _bytes(*(each for key, each in args.items() if key != "regions"))
+        least = peer_sums.seconds(_bytes(args["x"]), args["RANKS"], shots=_SHOTS[name])
+        return Launch(name, Cost(moved), least=least, more=1e-6 if name == "_one_shot_norm" else 0.0)
     if name == "_accept":
         return Launch(name, Cost(_bytes(args["values"], args["tokens"], args["out"])))
     if name in ("_survey", "_thresholds"):
@@ -383,6 +392,11 @@ def _of_kernel(name: str, args: Mapping[str, Any], rows: Sequence[StepRow]) -> L
     cost = Cost(_bytes(*(each for key, each in args.items() if key not in _PARTLY_READ)), flops)
     return Launch(name, cost, fp8=name == "_scaled_linear" and args["ROWS"] >= _LEAST_OF_FP8)
 
+
+_SHOTS = {"_one_shot": 1, "_one_shot_norm": 1, "_two_shots": 2}
+"""Sums over ranks: what others have measured of each has its launch in it. A norm behind it takes as long as one's own launch, but
+for reading what was summed.
+"""
 
 _BESIDE_FEW_ROWS = ((12288, 1.0e-6), (0, 2.5e-6))
 """Seconds of products of few rows beside their bytes at the rate of a copy, by the least columns of the matrix.
@@ -459,6 +473,19 @@ def expectations() -> str:
     return "\n".join(lines)
 
 
+def shared() -> str:
+    """Returns the rows of docs/gpu.md about ranks that share each layer."""
+    columns = "".join(f" {ranks} H200s | launches of a layer |" for ranks in RANKS)
+    lines = [f"| in bf16 | 1 H200 |{columns}", f"|---|{'---:|' * (2 * len(RANKS) + 1)}"]
+    for what in (ONE, MANY, MOST):
+        cells = [f"Llama-3-8B, {what}", _milliseconds(predict("Llama-3-8B", STEPS[what]).expected)]
+        for ranks in RANKS:
+            found = predict("Llama-3-8B", STEPS[what], ranks=ranks)
+            cells += [_milliseconds(found.expected), str(len(found.layer))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _roofline(shape: str, step: TapedStep, rates: Rates) -> float:
     """Returns the limit that `bench/gpu.sh` measures a step by."""
     limits = Limits(rates.bandwidth, rates.bf16)
@@ -470,4 +497,4 @@ def _milliseconds(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    print(table(), expectations(), sep="\n\n")
+    print(table(), expectations(), shared(), sep="\n\n")

@@ -19,6 +19,12 @@ def layer_of(what: str, quantization: str | None) -> list[str]:
     return tape.predict("Llama-3-8B", tape.STEPS[what], quantization).layer
 
 
+def layer_of_ranks(what: str, ranks: int, quantization: str | None) -> list[str]:
+    from bench.gpu import tape
+
+    return tape.predict("Llama-3-8B", tape.STEPS[what], quantization, ranks=ranks).layer
+
+
 def launches_of(shape: str, what: str) -> tuple[list[str], list[str]]:
     """Returns what a layer launches, and what follows the last one."""
     from bench.gpu import tape
@@ -111,6 +117,12 @@ def expected_times() -> str:
     return tape.expectations()
 
 
+def times_of_ranks() -> str:
+    from bench.gpu import tape
+
+    return tape.shared()
+
+
 def least_times() -> str:
     from bench.gpu import tape
 
@@ -141,6 +153,27 @@ def test_a_step_ends_in_few_launches(shape: str, what: str, budget: int) -> None
     head = "_few_rows" if "1 row" in what else "mm"
     assert tail[-5:] == [head, "_survey", "_thresholds", "_draw", "_accept"] and len(tail) == 5, tail
     assert len(layer) <= budget, layer
+
+
+@pytest.mark.parametrize(
+    ("what", "ranks", "quantization", "budget", "sums"),
+    [
+        (ONE, 2, None, 8, {"_one_shot_norm": 2}),
+        (MANY, 4, None, 8, {"_one_shot_norm": 2}),
+        (MANY, 2, "fp8", 9, {"_one_shot_norm": 2}),
+        (MANY, 8, None, 10, {"_two_shots": 2, "_rms_norm_rows": 2}),
+        (MOST, 2, None, 10, {"_one_shot": 2, "_rms_norm_rows": 2}),
+    ],
+)
+def test_ranks_sum_and_take_the_norm_in_one_launch(
+    what: str, ranks: int, quantization: str | None, budget: int, sums: dict[str, int]
+) -> None:
+    """Products of few rows are cuBLAS's: none of a rank can add to the residual."""
+    layer = in_compiler(layer_of_ranks, what, ranks, quantization)
+    assert len(layer) <= budget, layer
+    assert {
+        name: layer.count(name) for name in ("_one_shot_norm", "_one_shot", "_two_shots", "_rms_norm_rows") if name in layer
+    } == sums
 
 
 def test_a_step_with_prompts_attends_twice() -> None:
@@ -175,6 +208,10 @@ def test_products_of_one_row_are_expected_to_take_what_such_a_kernel_has_taken()
 
 def test_the_documented_predictions_are_those_of_the_code() -> None:
     assert in_compiler(expected_times) in PREDICTED.read_text()
+
+
+def test_the_documented_times_of_ranks_are_those_of_the_code() -> None:
+    assert in_compiler(times_of_ranks) in PREDICTED.read_text()
 
 
 @pytest.mark.whole  # weights in fp8 take seconds

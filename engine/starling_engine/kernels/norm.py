@@ -12,6 +12,25 @@ from starling_engine.kernels.round_rows import row_shape, store_rounded
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding, empty_rows
 
 
+@triton.jit
+def store_normed(values, weights, out, scales, static, row, live, eps, SIZE: tl.constexpr, GROUP: tl.constexpr):
+    """Stores the norm of values [ROWS, BLOCK] by weights [BLOCK], both 0 past SIZE columns, in out [M, SIZE].
+
+    It has the rows `row` [ROWS] that are live. With `scales`, `static` and GROUP as in `store_rounded`, the result is rounded.
+    """
+    column = tl.arange(0, values.shape[1])
+    wide = values.to(tl.float32)
+    mean = tl.sum(wide * wide, axis=1) / SIZE
+    scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
+    normal = (wide * scale[:, None]).to(weights.dtype).to(tl.float32)
+    result = (normal * weights.to(tl.float32)[None, :]).to(values.dtype)
+    if scales is None:
+        at = row.to(tl.int64)[:, None] * SIZE + column[None, :]
+        tl.store(out + at, result, mask=live[:, None] & (column < SIZE)[None, :])
+    else:
+        store_rounded(result.to(tl.float32), out, scales, static, row, live, SIZE, GROUP)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_rows(
     x,
@@ -28,29 +47,18 @@ def _rms_norm_rows(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Each program holds ROWS rows of SIZE elements in registers (BLOCK is the power of two that holds one row).
-
-    With `scales`, `static` and GROUP as in `store_rounded`, the result is rounded.
-    """
+    """Each program holds ROWS rows of SIZE elements in registers (BLOCK is the power of two that holds one row)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * SIZE + column[None, :]
     here = (row < rows)[:, None] & (column < SIZE)[None, :]
     values = tl.load(x + at, mask=here, other=0.0)
+    weights = tl.load(weight + column, mask=column < SIZE, other=0.0)
     if ADD:
         # Rounded to the residual's type before the norm: the next layer adds to the rounded value.
         values = (values.to(tl.float32) + tl.load(residual + at, mask=here, other=0.0).to(tl.float32)).to(values.dtype)
         tl.store(residual + at, values, mask=here)
-    wide = values.to(tl.float32)
-    mean = tl.sum(wide * wide, axis=1) / SIZE
-    scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
-    normal = (wide * scale[:, None]).to(weight.dtype.element_ty).to(tl.float32)
-    weights = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
-    result = (normal * weights[None, :]).to(values.dtype)
-    if scales is None:
-        tl.store(out + at, result, mask=here)
-    else:
-        store_rounded(result.to(tl.float32), out, scales, static, row, row < rows, SIZE, GROUP)
+    store_normed(values, weights, out, scales, static, row, row < rows, eps, SIZE, GROUP)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:

@@ -17,6 +17,7 @@ from starling_engine.layers.low_rank import LowRankMatrix
 from starling_engine.model_config.adapters import AdapterConfig
 from starling_engine.native.group_quantized import GroupQuantized
 from starling_engine.parallel.communicator import Communicator
+from starling_engine.parallel.rank_part import RankPart, Rows, whole
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import Alias, WeightSlot, part_slot
 
@@ -221,22 +222,24 @@ class Linear:
 
     def forward_rounded(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
         """Does as `forward`, also with rows that are rounded as `rounding` says."""
-        if isinstance(x, torch.Tensor):
-            return self.forward(x)
-        assert self._rounds is not None, "rows are rounded for what takes no such"
-        if self._ranks is None:
-            return self._rounds.apply(x)
-        return self._ranks.all_reduce(self._rounds.apply(x, self._ranks.part_dtype(x.dtype))).to(x.dtype)
+        return whole(self.forward_part(x))
 
     def forward_adapted(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None) -> torch.Tensor:
         """Does as `forward_rounded`, and adds what `adapters` make of x: the `columns` of `LowRankMatrix`, or None."""
-        if adapters is None:
-            return self.forward_rounded(x)
-        assert self._adapters is not None and isinstance(x, torch.Tensor), "chosen where there are none"
-        if self._ranks is None:
-            return self._adapters.add(self.method.apply(x), x, adapters)
-        part = self._adapters.add(self.method.apply(x, self._ranks.part_dtype(x.dtype)), x, adapters)
-        return self._ranks.all_reduce(part).to(x.dtype)
+        return whole(self.forward_part(x, adapters))
+
+    def forward_part(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None = None) -> Rows:
+        """Does as `forward_adapted`, and leaves the sum to the caller, where ranks make one."""
+        dtype = None if self._ranks is None else self._ranks.part_dtype(x.dtype)
+        if adapters is not None:
+            assert self._adapters is not None and isinstance(x, torch.Tensor), "chosen where there are none"
+            part = self._adapters.add(self.method.apply(x, dtype), x, adapters)
+        elif isinstance(x, torch.Tensor):
+            part = self.method.apply(x, dtype)
+        else:
+            assert self._rounds is not None, "rows are rounded for what takes no such"
+            part = self._rounds.apply(x, dtype)
+        return part if self._ranks is None else RankPart(part, self._ranks, x.dtype)
 
     def forward_gated(self, x: torch.Tensor | RoundedRows, to: RowRounding) -> RoundedRows:
         """Does as `forward_rounded`, where gated, and rounds the result."""

@@ -11,6 +11,7 @@ from starling_engine.kernels.fused_rows import RowNorm
 from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import encoder_ops, ops
+from starling_engine.parallel.rank_part import RankPart, Rows, whole
 from starling_engine.weights.weight_slot import WeightSlot, copy_slot, plus_one_slot, scaled_slot
 
 
@@ -24,10 +25,11 @@ class NormKernels(Protocol):
     ) -> None: ...
 
 
-Normalise = Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+Normalise = Callable[[Rows, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 """(x, residual) -> (norm of their sum, the sum), all [T, size]. With a residual of None nothing is added.
 
-Both inputs may be overwritten, so the caller must use the results only.
+A rank's part of x is summed first, by the norm's own launch where ranks can. Both inputs may be overwritten, so the caller must use
+the results only.
 """
 
 
@@ -68,7 +70,7 @@ class RMSNorm:
         self._scale = scale
         self._kernels = _kernels(dtype, device)
         self.rounds = elementwise_kernels(dtype, device) == "triton"
-        """Says whether there is `forward_rounded`."""
+        """Says whether norms are Triton's: there is `forward_rounded`."""
         self.forward: Normalise = self._fused if self._kernels is not None else self._torch
 
     @property
@@ -77,11 +79,16 @@ class RMSNorm:
         return RowNorm(self.weight, self._eps)
 
     def forward_rounded(
-        self, x: torch.Tensor, residual: torch.Tensor | None, rounding: RowRounding
-    ) -> tuple[RoundedRows, torch.Tensor]:
+        self, x: Rows, residual: torch.Tensor | None, rounding: RowRounding
+    ) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
         """Does as `forward`, and rounds the norm to FP8."""
         from starling_engine.kernels.norm import rms_norm_rounded
 
+        if isinstance(x, RankPart) and residual is not None:
+            normed = x.normed(residual, self.of_rows, rounding)
+            if normed is not None:
+                return normed, residual
+        x = whole(x)
         return rms_norm_rounded(x, residual, self.weight, self._eps, rounding), x if residual is None else residual
 
     def weight_slots(self) -> dict[str, WeightSlot]:
@@ -89,12 +96,18 @@ class RMSNorm:
             return {self._name: scaled_slot(self.weight, self._scale)}
         return {f"{self._name}.weight": plus_one_slot(self.weight) if self._plus_one else copy_slot(self.weight)}
 
-    def _torch(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _torch(self, x: Rows, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        x = whole(x)
         total = x if residual is None else x.add_(residual)
         return F.rms_norm(total.to(self.weight.dtype), self._size, self.weight, self._eps).to(x.dtype), total
 
-    def _fused(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _fused(self, x: Rows, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._kernels is not None
+        if isinstance(x, RankPart) and residual is not None and self.rounds:
+            normed = x.normed(residual, self.of_rows, None)
+            if isinstance(normed, torch.Tensor):
+                return normed, residual
+        x = whole(x)
         if residual is None:
             out = torch.empty_like(x)
             self._kernels.rms_norm(x, self.weight, self._eps, out)
@@ -127,13 +140,14 @@ class LayerNorm:
         self._plus_one = plus_one
         self.forward: Normalise = self._fused if encoder_ops.are_fastest(dtype, device) else self._torch
 
-    def _fused(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x.contiguous()
+    def _fused(self, x: Rows, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        x = whole(x).contiguous()
         out = torch.empty_like(x) if residual is None else x
         encoder_ops.layer_norm(x, residual, self._weight, self._bias, self._eps, out)
         return out, x if residual is None else residual
 
-    def _torch(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _torch(self, x: Rows, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        x = whole(x)
         total = x if residual is None else x.add_(residual)
         bias = None if self._bias is None else self._bias.float()
         return F.layer_norm(total.float(), self._weight.shape, self._weight.float(), bias, self._eps).to(x.dtype), total

@@ -34,6 +34,7 @@ from starling_engine.models.streams import StreamHead
 from starling_engine.models.streams_layer import StreamsLayer
 from starling_engine.models.token_heads import TokenHeads, add_weights
 from starling_engine.parallel.communicator import ALONE, Communicator, no_tick
+from starling_engine.parallel.rank_part import Rows, whole
 from starling_engine.topology.shard import ALL, Shard
 from starling_engine.weights.cache_scales import ENDINGS
 from starling_engine.weights.weight_slot import WeightSlot
@@ -147,16 +148,17 @@ class Decoder:
         if self._streams_layers:
             return self._through_streams(hidden, ids, ctx)
         inputs = None if self._layer_inputs is None else self._layer_inputs.forward(ids, hidden)
+        x: Rows = hidden
         residual: torch.Tensor | None = None
         last = len(self._layers) - 1 if self.stage.last else -1
         for index, (layer, kv, meta) in enumerate(zip(self._layers, ctx.kv, ctx.attention, strict=True)):
             rows = ctx.rows if index == last else None
             layer_input = None if inputs is None else inputs[index]
-            hidden, residual = layer.forward(hidden, residual, kv, meta, rows, ctx.state, adapters, layer_input)
+            x, residual = layer.forward(x, residual, kv, meta, rows, ctx.state, adapters, layer_input)
             ctx.tick()
         if not self.stage.last or self._norm is None:
-            return hidden if residual is None else self._arithmetic.add(hidden, residual)
-        return self._norm.forward(hidden, residual)[0]
+            return whole(x) if residual is None else self._arithmetic.add(whole(x), residual)
+        return self._norm.forward(x, residual)[0]
 
     def _through_streams(self, x: torch.Tensor, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Takes x [T, streams * hidden_size] through the layers, or embeddings [T, hidden_size], with which each stream begins."""

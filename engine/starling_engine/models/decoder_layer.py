@@ -33,6 +33,7 @@ from starling_engine.models.mlp import Mlp
 from starling_engine.models.moe_block import MoeBlock
 from starling_engine.models.short_convolution import GatedShortConvolution
 from starling_engine.models.stream_border import StreamBorder
+from starling_engine.parallel.rank_part import Rows, added, whole
 from starling_engine.weights.weight_slot import WeightSlot, copy_slot, in_row_order, part_copy_slot, plus_one_slot
 
 
@@ -108,20 +109,20 @@ class Attention:
         """The way to round rows before `forward`; None: there is none."""
         return self._qkv.rounding
 
-    def forward(
+    def forward_part(
         self,
         x: torch.Tensor | RoundedRows,
         kv: torch.Tensor,
         meta: AttentionMetadata,
         rows: torch.Tensor | None = None,
         adapters: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> Rows:
         """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's keys and values into `kv`.
 
-        `adapters` are those of all tokens, as in `Linear.forward_adapted`.
+        `adapters` are those of all tokens, as in `Linear.forward_adapted`. The sum is left to the caller, where ranks make one.
         """
         out = self._attended(self._qkv.forward_adapted(x, adapters), kv, meta, rows)
-        return self._o.forward_adapted(out, None if adapters is None else _only(adapters, rows))
+        return self._o.forward_part(out, None if adapters is None else _only(adapters, rows))
 
     @property
     def fused_rows(self) -> int:
@@ -129,7 +130,7 @@ class Attention:
         return min(self._qkv.fused_rows, self._o.fused_rows)
 
     def forward_fused(self, x: torch.Tensor, norm: RowNorm, kv: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
-        """Adds `forward` of x's norm to x [T, hidden_size], in place, and returns it."""
+        """Adds what `forward_part` makes of x's norm to x [T, hidden_size], in place, and returns it."""
         return self._o.forward_fused(self._attended(self._qkv.forward_fused(x, norm), kv, meta, None), add_to=x)
 
     def _attended(self, qkv: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None) -> torch.Tensor:
@@ -320,7 +321,7 @@ class DecoderLayer:
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: Rows,
         residual: torch.Tensor | None,
         kv: LayerCache,
         meta: AttentionMetadata,
@@ -328,16 +329,17 @@ class DecoderLayer:
         state: AttentionMetadata | None = None,
         adapters: torch.Tensor | None = None,
         layer_input: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Rows, torch.Tensor | None]:
         """(x, residual), both [T, hidden_size] -> the same of the next layer, whose first norm adds them up.
 
-        Without a residual x is the whole stream. Both may be overwritten. With `rows` [R] only those tokens come out,
-        [R, hidden_size]. `state` is as in `ForwardContext`, `adapters` as in `Linear.forward_adapted`, `layer_input` [T, size] what
-        the layer gets beside the stream.
+        Without a residual x is the whole stream; with one it may be this rank's part of a sum. Both may be overwritten. With `rows`
+        [R] only those tokens come out, [R, hidden_size]. `state` is as in `ForwardContext`, `adapters` as in
+        `Linear.forward_adapted`, `layer_input` [T, size] what the layer gets beside the stream.
         """
-        if self._fused is not None and residual is None and rows is None and adapters is None and len(x) <= self._fused.rows:
+        fused = self._fused if residual is None and rows is None and adapters is None else None
+        if fused is not None and isinstance(x, torch.Tensor) and len(x) <= fused.rows:
             assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
-            return self._fused.forward(x, kv, meta), None
+            return fused.forward(x, kv, meta), None
         first, border = self._attention_border, self._mlp_border
         if first is None:
             assert border is not None, "a layer has a mixer or a feed-forward part"
@@ -352,16 +354,18 @@ class DecoderLayer:
         if border is None:
             assert isinstance(normed, torch.Tensor), "both parts read the norm's result"
             out = first.leave(self._feed_forward(_only(normed, rows), meta, rows))
-            return self._arithmetic.add(attended, out), residual
+            return added(attended, out, self._arithmetic.add), residual
         rounding = self._mlp.rounding if isinstance(self._mlp, Mlp | ExpertsBesideMlp) else None
         if self._parallel:
             normed, residual = border.enter_rounded(residual, None, rounding)
-            return self._arithmetic.add(attended, border.leave(self._feed_forward(normed, meta, rows))), residual
+            out = border.leave(self._feed_forward(normed, meta, rows))
+            return added(attended, out, self._arithmetic.add), residual
         normed, residual = border.enter_rounded(*first.close(attended, residual), rounding)
         x, residual = border.close(border.leave(self._feed_forward(normed, meta, rows, adapters, residual)), residual)
         if self._end is None or residual is None:
             return x, residual
-        return self._end.forward(self._arithmetic.add(residual, x), None if layer_input is None else _only(layer_input, rows)), None
+        total = self._arithmetic.add(residual, whole(x))
+        return self._end.forward(total, None if layer_input is None else _only(layer_input, rows)), None
 
     def _fused_parts(self) -> "FusedParts | None":
         """Returns the layer for a few rows; None where it has other parts, or some that take launches of their own."""
@@ -380,7 +384,7 @@ class DecoderLayer:
         rows: torch.Tensor | None,
         state: AttentionMetadata | None,
         adapters: torch.Tensor | None,
-    ) -> torch.Tensor:
+    ) -> Rows:
         mixer = self.attention
         if isinstance(mixer, Recurrent):
             assert isinstance(kv, tuple) and isinstance(x, torch.Tensor), "a layer with a state has rows of it"
@@ -389,14 +393,15 @@ class DecoderLayer:
         if self.beside is None:
             assert isinstance(kv, torch.Tensor), "a layer that attends has keys and values"
             if isinstance(mixer, Attention):
-                return mixer.forward(x, kv, meta, rows, adapters)
+                return mixer.forward_part(x, kv, meta, rows, adapters)
             assert isinstance(x, torch.Tensor), "rows are rounded for what takes no such"
-            return mixer.forward(x, kv, meta, rows)
+            return mixer.forward_part(x, kv, meta, rows)
         assert isinstance(kv, ParallelCache) and state is not None, "both mixers have a cache"
         assert isinstance(x, torch.Tensor), "both mixers read the norm's result"
         found = self.beside.forward(x, kv.state, state, rows)
         scaled = x if self._in_scale == 1 else self._arithmetic.multiple(x, self._in_scale)
-        return self._arithmetic.add(found, mixer.forward(scaled, kv.kv, meta, rows), self._out_scale)
+        attended = mixer.forward_part(scaled, kv.kv, meta, rows)
+        return self._arithmetic.add(found, whole(attended), self._out_scale)
 
     def _feed_forward(
         self,
@@ -405,14 +410,14 @@ class DecoderLayer:
         rows: torch.Tensor | None,
         adapters: torch.Tensor | None = None,
         stream: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> Rows:
         if isinstance(self._mlp, Mlp):
-            return self._mlp.forward(x, adapters)
+            return self._mlp.forward_part(x, adapters)
         if isinstance(self._mlp, ExpertsBesideMlp):
             assert stream is not None, "experts beside an MLP read the stream"
             return self._mlp.forward(x, stream, _only(meta.slot_mapping, rows))
         assert self._mlp is not None and isinstance(x, torch.Tensor), "a layer without a feed-forward part"
-        return self._mlp.forward(x, _only(meta.slot_mapping, rows))
+        return self._mlp.forward_part(x, _only(meta.slot_mapping, rows))
 
     @property
     def mixers(self) -> tuple["Mixing", ...]:

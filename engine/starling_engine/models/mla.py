@@ -12,6 +12,7 @@ from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.mla_shape import MlaShape
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.indexer import Indexer
+from starling_engine.parallel.rank_part import Rows
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import WeightSlot, part_slot
 
@@ -57,8 +58,11 @@ class LatentAttention:
         self._heads = share
         self._attend = build.backend.forward
 
-    def forward(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's latents into `kv`."""
+    def forward_part(self, x: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> Rows:
+        """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; writes the step's latents into `kv`.
+
+        The sum is left to the caller, where ranks make one.
+        """
         shape = self._shape
         c_q, c_kv, k_rope = torch.split(self._down.forward(x), [shape.q_rank, shape.kv_rank, shape.rope_dim], dim=-1)
         q_in = x if self._q_norm is None else self._q_norm.forward(c_q.contiguous(), None)[0]
@@ -69,7 +73,7 @@ class LatentAttention:
         if self._temperature is not None:
             self._arithmetic.temper(q, meta.positions, self._temperature)
         out = self._attend(q, c, k_rope, self._weights, kv, meta)
-        return self._o.forward(out if rows is None else out[rows])
+        return self._o.forward_part(out if rows is None else out[rows])
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         shape = self._shape

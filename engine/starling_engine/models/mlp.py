@@ -13,6 +13,7 @@ from starling_engine.model_config.layer import LayerConfig
 from starling_engine.model_config.moe import ExpertGate
 from starling_engine.models.build_context import BuildContext
 from starling_engine.native.reference import expert_gate
+from starling_engine.parallel.rank_part import Rows, whole
 from starling_engine.weights.weight_slot import WeightSlot, also_below
 
 CACHED_ROWS = 512
@@ -92,21 +93,25 @@ class Mlp:
 
     def forward(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]; `adapters` are those of its rows, as in `Linear.forward_adapted`."""
+        return whole(self.forward_part(x, adapters))
+
+    def forward_part(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None = None) -> Rows:
+        """Does as `forward`, and leaves the sum to the caller, where ranks make one."""
         if isinstance(x, RoundedRows) or x.device.type != "cpu" or len(x) <= CACHED_ROWS:
             return self._forward(x, adapters)
         parts = [slice(at, at + CACHED_ROWS) for at in range(0, len(x), CACHED_ROWS)]
-        return torch.cat([self._forward(x[at], None if adapters is None else adapters[at]) for at in parts])
+        return torch.cat([whole(self._forward(x[at], None if adapters is None else adapters[at])) for at in parts])
 
-    def _forward(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None) -> torch.Tensor:
+    def _forward(self, x: torch.Tensor | RoundedRows, adapters: torch.Tensor | None) -> Rows:
         rounding = self._down.rounding if self._in.gates_rounded else None
         if rounding is not None:
-            out = self._down.forward_rounded(self._in.forward_gated(x, rounding))
+            out = self._down.forward_part(self._in.forward_gated(x, rounding))
         else:
             found = self._in.forward_adapted(x, adapters)
             if self._gate_scale != 1:
                 self._arithmetic.multiply(found[:, : self._gates], self._gate_scale)
-            out = self._down.forward_adapted(self._activate(found), adapters)
-        return out if self._out_scale == 1 else self._arithmetic.multiply(out, self._out_scale)
+            out = self._down.forward_part(self._activate(found), adapters)
+        return out if self._out_scale == 1 else self._arithmetic.multiply(whole(out), self._out_scale)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         own = self._activate.weight_slots() if isinstance(self._activate, Xielu) else {}

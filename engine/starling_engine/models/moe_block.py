@@ -9,6 +9,7 @@ from starling_engine.layers.router import Router
 from starling_engine.model_config.moe import MoeConfig
 from starling_engine.models.build_context import BuildContext
 from starling_engine.models.mlp import Mlp
+from starling_engine.parallel.rank_part import RankPart, Rows, added, whole
 from starling_engine.weights.weight_slot import WeightSlot
 
 
@@ -48,6 +49,16 @@ class MoeBlock:
 
         Not in pieces, as the plain MLP is: every piece would read the weights of nearly all experts.
         """
+        return whole(self.forward_part(x, slot_mapping, token_ids, router_input))
+
+    def forward_part(
+        self,
+        x: torch.Tensor,
+        slot_mapping: torch.Tensor | None = None,
+        token_ids: torch.Tensor | None = None,
+        router_input: torch.Tensor | None = None,
+    ) -> Rows:
+        """Does as `forward`, and leaves the sum to the caller, where ranks have a part of each expert."""
         weights, ids = self._router.forward(
             x if router_input is None else router_input, slot_mapping if self._skips else None, token_ids
         )
@@ -55,10 +66,10 @@ class MoeBlock:
         if self._scaled_inputs:
             routed, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if self._ranks is None:
-            out = self._reduce(self.experts.forward(routed, ids, weights))
-            return out if self._shared is None else self._arithmetic.add(out, self._shared.forward(x))
+            out = self._part(self.experts.forward(routed, ids, weights))
+            return out if self._shared is None else added(out, self._shared.forward_part(x), self._arithmetic.add)
         combine = self._ranks.dispatch(self.moe_layer, routed, ids, weights)
-        shared = None if self._shared is None else self._shared.forward(x)  # while tokens are on their way
+        shared = None if self._shared is None else whole(self._shared.forward_part(x))  # while tokens are on their way
         out = combine(self.experts.forward)
         return out if shared is None else self._arithmetic.add(out, shared)
 
@@ -75,10 +86,9 @@ class MoeBlock:
             slots.update(self.experts.reserve(expert))
         return slots if self._shared is None else {**slots, **self._shared.weight_slots()}
 
-    def _reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """Sums the parts, where every rank has a part of the width of each expert."""
+    def _part(self, part: torch.Tensor) -> Rows:
         ranks = self._tensor
-        return part if ranks.shard.count == 1 else ranks.all_reduce(part.to(ranks.part_dtype(part.dtype))).to(part.dtype)
+        return part if ranks.shard.count == 1 else RankPart(part.to(ranks.part_dtype(part.dtype)), ranks, part.dtype)
 
 
 def _router(build: BuildContext, moe: MoeConfig, prefix: str, index: int) -> Router:
@@ -122,12 +132,13 @@ class SharedExperts:
         if moe.shared_gate:
             self._gate = build.linear(stacked([f"{prefix}.{names.shared_gate}"], [1], build.config.hidden_size, exact=True))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
-        out = self._mlp.forward(x)
-        if self._gate is None:
-            return out
-        return self._arithmetic.multiply_rows(out, self._gate.forward(x, torch.float32).flatten(), sigmoid=True)
+    def forward_part(self, x: torch.Tensor) -> Rows:
+        """x [T, hidden_size] -> [T, hidden_size], or this rank's part of that."""
+        out = self._mlp.forward_part(x)
+        if self._gate is not None:
+            rows = out.part if isinstance(out, RankPart) else out
+            self._arithmetic.multiply_rows(rows, self._gate.forward(x, torch.float32).flatten(), sigmoid=True)
+        return out
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {**self._mlp.weight_slots(), **({} if self._gate is None else self._gate.weight_slots())}

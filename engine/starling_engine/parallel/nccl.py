@@ -12,9 +12,11 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
 
 from starling_engine.errors import ConfigError, PeerLost
+from starling_engine.kernels.fused_rows import RowNorm
+from starling_engine.kernels.rounded_rows import RoundedRows, RowRounding
 from starling_engine.parallel.communicator import Communicator, PendingTensor, call_group
 from starling_engine.parallel.gloo import MAX_SENT
-from starling_engine.parallel.one_shot import OneShotAllReduce
+from starling_engine.parallel.peer_sums import PeerSums
 from starling_engine.topology.rendezvous import Rendezvous
 
 
@@ -24,7 +26,7 @@ def join_nccl(
     name: str,
     rendezvous: Rendezvous,
     device: torch.device,
-    one_shot: OneShotAllReduce | None = None,
+    peer_sums: PeerSums | None = None,
 ) -> "NcclCommunicator":
     """Joins the ranks of `host` by NCCL too, for tensors on `device`; `name` as in `GlooCommunicator`.
 
@@ -42,39 +44,47 @@ def join_nccl(
         group.eager_connect_single_device(device)  # else the first sum would, while a step runs
     except (RuntimeError, ValueError) as error:
         raise PeerLost(f"the ranks of {name} did not all come: {error}") from error
-    return NcclCommunicator(host, group, device, one_shot)
+    return NcclCommunicator(host, group, device, peer_sums)
 
 
 class NcclCommunicator:
     """Queues exchanges of device tensors on the current stream, and returns before they are done.
 
-    So a rank that is gone shows later, or not here at all: the supervisor, which counts the ranks' progress, finds it. Small sums
-    go to `one_shot`, which the ranks of one machine may have.
+    So a rank that is gone shows later, or not here at all: the supervisor, which counts the ranks' progress, finds it. Sums that
+    are not large go to `peer_sums`, which the ranks of one machine may have.
     """
 
     capturable = True
 
-    def __init__(self, host: Communicator, group: Any, device: torch.device, one_shot: OneShotAllReduce | None = None) -> None:
+    def __init__(self, host: Communicator, group: Any, device: torch.device, peer_sums: PeerSums | None = None) -> None:
         """`group` is a ProcessGroup of the same ranks in the same order."""
         self.shard = host.shard
         self._host = host
         self._group = group
         self._device = device
-        self._one_shot = one_shot
+        self._peer_sums = peer_sums
         self._sent: deque[tuple[Work, torch.Tensor]] = deque()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if not self._has(x):
             return self._host.all_reduce(x)
         self.tick()
-        if self._one_shot is not None and self._one_shot.takes(x):
-            return self._one_shot.all_reduce(x)
+        if self._peer_sums is not None and self._peer_sums.takes(x):
+            return self._peer_sums.all_reduce(x)
         x = x.contiguous()
         self._wait(call_group(self._group.allreduce, [x]))
         return x
 
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: RowNorm, rounding: RowRounding | None
+    ) -> torch.Tensor | RoundedRows | None:
+        if self._peer_sums is None or not self._has(x) or not self._peer_sums.takes_norm(x):
+            return None
+        self.tick()
+        return self._peer_sums.add_norm(x, residual, norm, rounding)
+
     def part_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Returns `dtype`: products are rounded to it before they could be sent, and the kernel for small sums adds in fp32."""
+        """Returns `dtype`: products are rounded to it before they could be sent, and our kernels add in fp32."""
         return dtype
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from starling_engine.config import WorkerConfig
 from starling_engine.parallel.communicator import ALONE, Communicator
 from starling_engine.parallel.gloo import GlooCommunicator, join_store
 from starling_engine.parallel.nccl import join_nccl
-from starling_engine.parallel.one_shot import join_one_shot
+from starling_engine.parallel.peer_sums import join_peer_sums
 from starling_engine.parallel.shared_memory import SharedMemoryCommunicator, can_share_memory
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
@@ -45,8 +45,8 @@ def join_ranks(config: WorkerConfig, tick: Callable[[], None], device: torch.dev
         name = f"{name}/{at.dp}"
         gloo = GlooCommunicator(store, name, Shard(index, count), rendezvous, tick)
         if device.type == "cuda":
-            one_shot = join_one_shot(gloo, device) if sums else None
-            return join_nccl(gloo, store, name, rendezvous, device, one_shot)
+            peer_sums = join_peer_sums(gloo, device) if sums else None
+            return join_nccl(gloo, store, name, rendezvous, device, peer_sums)
         return with_shared_memory(gloo, rendezvous) if sums else gloo
 
     return RankCommunicators(

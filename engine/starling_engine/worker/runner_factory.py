@@ -75,6 +75,7 @@ class RunnerFactory:
             cascades=self.model.cascades,
             query_blocks=self.model.query_blocks,
             own_drafts=self.config.own_drafts,
+            sums=self.model.tensor_ranks > 1,
         )
 
     def _launched_tokens(self) -> int:

@@ -18,7 +18,7 @@ import torch
 GUARD = 4096
 """Bytes between two tensors' memory: more than a row of a test has."""
 
-BY_ADDRESS = {"_one_shot"}
+BY_ADDRESS = {"_one_shot", "_two_shots", "_one_shot_norm"}
 """Kernels that get addresses of memory in tensors, and wait for programs of other processes."""
 
 

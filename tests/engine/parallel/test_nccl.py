@@ -10,7 +10,7 @@ from starling_engine.layers.linear_dense import DenseLinear
 from starling_engine.parallel.communicator import Communicator, SingleRank
 from starling_engine.parallel.gloo import serve_store
 from starling_engine.parallel.nccl import NcclCommunicator, join_nccl
-from starling_engine.parallel.one_shot import MAX_BYTES, OneShotAllReduce
+from starling_engine.parallel.peer_sums import MAX_BYTES, PeerSums
 from starling_engine.topology.rendezvous import Rendezvous
 from starling_engine.topology.shard import Shard
 from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo
@@ -143,5 +143,5 @@ def test_calls_of_one_gpu_are_recorded() -> None:
         (torch.ones(0), False),
     ],
 )
-def test_small_sums_take_one_kernel(x, takes):
-    assert OneShotAllReduce(torch.zeros(2, dtype=torch.int64), 0).takes(x) is takes
+def test_sums_that_are_not_large_take_one_kernel(x, takes):
+    assert PeerSums(torch.zeros(2, dtype=torch.int64), 0).takes(x) is takes

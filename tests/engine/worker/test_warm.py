@@ -127,8 +127,10 @@ def test_no_later_step_of_weights_in_fp8_needs_another_kernel(tmp_path: Path) ->
 
 
 @pytest.mark.whole
-def test_a_rank_of_several_is_looked_at_without_the_others(tmp_path: Path) -> None:
-    known, later = in_compiler(met_later, config_of(tmp_path, "Llama-3-8B", layout=ParallelLayout(tensor=2)))
+@pytest.mark.parametrize("local", [1, 2], ids=["apart", "on one machine"])
+def test_a_rank_of_several_is_looked_at_without_the_others(local: int, tmp_path: Path) -> None:
+    layout = ParallelLayout(tensor=2)
+    known, later = in_compiler(met_later, config_of(tmp_path, "Llama-3-8B", layout=layout, local_ranks=local))
     assert known > 15 and later == []
 
 

@@ -64,7 +64,7 @@ class DeviceRunner:
     Those of prompts have up to `launched_tokens` tokens.
 
     `cascades`: attention can use `AttentionMetadata.shared_blocks`. `query_blocks` lists those of prompts for it; None: it takes no
-    list. With `own_drafts`, plans may have OWN drafts, by prompt lookup.
+    list. With `own_drafts`, plans may have OWN drafts, by prompt lookup. `sums`: several ranks sum, by kernels for their sizes.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class DeviceRunner:
         cascades: bool,
         query_blocks: QueryBlocks | None,
         own_drafts: SpeculativeConfig | None,
+        sums: bool,
     ) -> None:
         self._pages = pages
         self._batch = batch
@@ -98,6 +99,7 @@ class DeviceRunner:
         self._max_rows = rows
         self._max_samples = max_samples
         self._cascades = cascades
+        self._sums = sums
         self._late: LateKernels | None = None
         self._by_library = False
         """True where a library has computed the attention of the step's prompts."""
@@ -197,6 +199,10 @@ class DeviceRunner:
             wider = itertools.product({*widths, longest}, (rows,), (most_shared,))
             for width, count, shared in sorted({*alone, *wider}):
                 self._meet(width, count, shared=shared)
+        if self._sums:
+            for tokens in _powers(self._max_tokens):
+                self._run_largest(tokens, 1)
+                self._tick()
         self._drafter.warm(self._writer.padding(StepShape(1, 1, 1)))
         if self._pages.has_state:
             self._meet_drafts()

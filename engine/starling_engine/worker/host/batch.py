@@ -168,7 +168,7 @@ class InputBatch:
         self.tables = [np.zeros((max_num_seqs, max(width, self._state_blocks)), np.int32) for _ in range(count)]
         """Block tables of each KV group; that of the recurrent state comes last, where there is one."""
         self.fixed_blocks = [0] * len(groups) + [self._state_blocks] * (state is not None)
-        """For each table, how many blocks any sequence has; 0: as many as its tokens take."""
+        """Number of blocks that any sequence has in each table; 0: as many as its tokens take."""
         self.table_lengths = np.zeros((count, max_num_seqs), np.int64)
         self.sampling_metadata = sampling_metadata([GREEDY] * max_num_seqs).map(torch.Tensor.numpy)
         self.lengths = np.zeros(max_num_seqs, np.int64)
