@@ -8,6 +8,7 @@ import pytest
 import torch
 from starling_engine import LLM, SamplingParams, native
 from starling_engine.attention.native_cpu import NativeAttention
+from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kv.layer_specs import kv_specs, state_specs
 from starling_engine.kv.spec import KVGroup, StateGroup, group_layers, slab_bytes
@@ -17,13 +18,21 @@ from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.ledger import RECORDED_TOKENS, recorded_bytes
 from starling_engine.model_config.config import ModelConfig, load_model_config
 from starling_engine.models.decoder import Decoder
+from starling_engine.native import ops, reference
 from starling_engine.native.cache_rows import cached, columns
+from starling_engine.parallel.communicator import ALONE
+from starling_engine.step import BlockCopy, NewRequest, StepPlan
+from starling_engine.token_packing import pack_tokens
 from starling_engine.weights.checkpoint import stored_formats
 from starling_engine.weights.loader import load_weights
-from starling_engine.worker.host.batch import StepInputs
+from starling_engine.worker.host.batch import InputBatch, StepInputs
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.recorded_steps import RecordedSteps
+from starling_engine.worker.host.runner import ModelRunner
+from starling_engine.worker.host.sampler import Sampler
+from starling_engine.worker.masks import MaskQueue, StepMasking
 from starling_engine.worker.memory_plan import allocate
+from starling_engine.worker.stage import StageLink
 
 from tests.engine.checkpoints import VOCAB, WHOLE_BLOCKS, Variant, write_checkpoint
 from tests.engine.gguf_files import write_gguf
@@ -68,9 +77,9 @@ class Steps:
         kv.storage[self._first :].view(torch.float32).normal_()
         other.storage.copy_(kv.storage)
         self._storages, self._before = (kv.storage, other.storage), kv.storage.clone()
-        self.eager, pages = (KVPages(each, self._groups, self._tick, self._state) for each in (kv, other))
+        self.eager, self.pages = (KVPages(each, self._groups, self._tick, self._state) for each in (kv, other))
         widths = [WIDTH for _ in self._groups] + ([state_blocks] if state_blocks else [])
-        self.recorded = RecordedSteps(self.model, pages, widths, recorded_bytes(config, 2))
+        self.recorded = RecordedSteps(self.model, self.pages, widths, recorded_bytes(config, 2))
 
     def _tick(self) -> None:
         self.ticks += 1
@@ -109,6 +118,18 @@ class Steps:
             assert torch.equal(*self._storages)
         return found is not None
 
+    def runner(self, slots: int) -> ModelRunner:
+        """Makes a runner whose steps are recorded, if they can be."""
+        batch = InputBatch(self._groups, slots, BLOCK * WIDTH, BLOCK, state=self._state)
+        link = StageLink(ALONE, self.model.config.hidden_size, BF16, torch.device("cpu"))
+        sampler, masking = Sampler(ops.sample, reference.apply_token_bitmask), StepMasking(MaskQueue())
+        size = recorded_bytes(self.model.config, 2)
+        return ModelRunner(self.model, self.pages, batch, sampler, link, masking, recorded_bytes=size)
+
+    def block(self, number: int) -> torch.Tensor:
+        """Returns the bytes of a block of the first group, in the cache for recorded steps."""
+        return self._storages[1][number, : self._groups[0].block_bytes]
+
 
 KINDS = [[1], [1] * 3, [4], [2, 1, 3], [4, 1, 1], [12, 1], [1, 12], [1] * 5]
 """Tokens of each row: decodes, drafts, and rows so long that they are no decodes. Some have one size, and share a recording."""
@@ -135,6 +156,19 @@ def test_numbers_are_those_of_the_same_steps_without(
         steps.recorded.run(steps.inputs([1]))
         assert steps.ticks == before + 1, "a replay is progress"
         assert not steps.compare([1] * (RECORDED_TOKENS + 1)) and not steps.compare([RECORDED_TOKENS, 1])
+
+
+def test_a_step_that_cannot_be_recorded_copies_its_blocks_once(reference_of: ReferenceOf) -> None:
+    """The second copy overwrites what the first one reads."""
+    with torch.inference_mode():
+        steps = Steps(build(reference_of("qwen3"), TorchPagedAttention(), BF16))
+        runner = steps.runner(1)
+        before = [steps.block(number).clone() for number in range(6)]
+        new = NewRequest(0, pack_tokens([1, 2]), 2, [[1]], 0, SamplingParams(), None)
+        copies = [BlockCopy(0, 2, 3), BlockCopy(0, 4, 2)]
+        result = runner.launch(StepPlan(0, 0, [0], [1], [1], [True], new=[new], copies=copies)).finish()
+    assert runner._recorded is not None and not runner._recorded.possible and result.counts == [1]
+    assert torch.equal(steps.block(2), before[4]) and torch.equal(steps.block(3), before[2])
 
 
 FAMILIES_BY_PARTS = [

@@ -36,7 +36,7 @@ class RecordedSteps:
         self._pages = pages
         self._embedded: torch.Tensor | None = None
         self.inputs = _inputs(RECORDED_TOKENS, table_widths)
-        """Inputs of replays, for as many rows as tokens: `replay` takes them as they are. KV groups share all but tables and slots."""
+        """Inputs of replays, for as many rows as tokens. KV groups share all but tables and slots."""
         self._scratch = Scratch(scratch_bytes)
         self._steps: dict[tuple[int, int], RecordedStep] = {}
         self.possible = True

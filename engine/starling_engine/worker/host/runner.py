@@ -6,7 +6,7 @@ import torch
 
 from starling_engine.step import StepPlan, StepResult
 from starling_engine.worker.drafted_states import DraftedStates
-from starling_engine.worker.host.batch import InputBatch, StepInputs
+from starling_engine.worker.host.batch import FlatBatch, InputBatch, StepInputs
 from starling_engine.worker.host.decodes import Decodes
 from starling_engine.worker.host.kv_pages import KVPages
 from starling_engine.worker.host.recorded_steps import RecordedSteps
@@ -48,24 +48,24 @@ class ModelRunner:
         began = time.perf_counter()
         self._batch.apply(plan)
         result = StepResult(plan.step_id, plan.epoch)
-        if not self._decode(plan, result):
-            self._run_any(plan, result)
+        decodes = None if self._drafted.is_open or self._decodes is None or not self._decodes.takes(plan) else self._decodes
+        step = self._settled(plan) if decodes is None else None
+        self._pages.copy(plan)
+        if decodes is None or not decodes.run(plan, result):
+            self._run_any(plan, step or self._batch.gather(plan), result)
         result.seconds = time.perf_counter() - began
         return result
 
-    def _decode(self, plan: StepPlan, result: StepResult) -> bool:
-        """Runs a step that is one of `Decodes`; returns whether it has."""
-        if self._decodes is None or self._drafted.is_open or not self._decodes.takes(plan):
-            return False
-        self._pages.copy(plan)
-        return self._decodes.run(plan, result)
-
-    def _run_any(self, plan: StepPlan, result: StepResult) -> None:
-        batch = self._batch
-        step = batch.gather(plan)
+    def _settled(self, plan: StepPlan) -> FlatBatch:
+        """Settles the states that had drafts before a step, and returns the step."""
+        step = self._batch.gather(plan)
         self._drafted.leave([*plan.freed_slots, *(new.slot for new in plan.new)])
         self._drafted.settle_before(step)
-        self._pages.copy(plan)
+        return step
+
+    def _run_any(self, plan: StepPlan, step: FlatBatch, result: StepResult) -> None:
+        """Runs a step whose blocks are copied."""
+        batch = self._batch
         inputs = batch.inputs(step)
         if self._pages.has_state:
             self._drafted.begin(step, inputs.metadata[-1])
