@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from starling_engine.argument import KEY, Argument, argument, arguments_of, check_value, documentation, size_of
+from starling_engine.argument import KEY, Argument, argument, arguments_of, check_value, documentation, length_of, size_of
 from starling_engine.config import (
     MAX_NUM_WAITING_TOKENS,
     DirectIo,
@@ -39,6 +39,8 @@ SPECULATIVE_BOUNDS = (
 )
 REJECTION = "standard"
 """vLLM's name of how drafts are accepted: by rejection sampling, with the probability that the model gives a draft from text."""
+DTYPES = {"half": "float16", "float": "float32"}
+"""vLLM's other names of types."""
 NO_OTHER = "drafts of ngram and suffix are single tokens, of which no other way accepts more and leaves the distribution as it is"
 
 
@@ -112,8 +114,9 @@ class EngineArgs:
         None,
         SCHEDULING,
         "Longest prompt plus output; by default the model's.",
-        "Longest prompt plus output in tokens. Default: the model's own.",
+        "Longest prompt plus output in tokens. It may be written like 32k (32000) or 32K (32768). Default: the model's own.",
         low=1,
+        is_length=True,
     )
     max_num_seqs: int = argument(256, SCHEDULING, "Requests that run at once.", low=1)
     max_num_batched_tokens: int = argument(2048, SCHEDULING, "Token budget of a step.", low=1)
@@ -298,6 +301,8 @@ class EngineArgs:
         """Raises ConfigError naming the first argument that can never work."""
         for name in SIZES:
             object.__setattr__(self, name, size_of(name, getattr(self, name)))
+        object.__setattr__(self, "dtype", DTYPES.get(self.dtype, self.dtype))
+        object.__setattr__(self, "max_model_len", length_of("max_model_len", self.max_model_len))
         if not self.model:
             raise ConfigError("must not be empty", "model")
         for name, declared in ARGUMENTS.items():

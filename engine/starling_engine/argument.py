@@ -1,9 +1,10 @@
 """Declares engine arguments: one call says an argument's default, texts and limits; checks, flags and documents come from it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from starling_engine.byte_sizes import parse_bytes
+from starling_engine.byte_sizes import parse_bytes, parse_length
 from starling_engine.errors import ConfigError
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ class Argument:
     choices      possible values; empty: any of the type
     low          smallest possible number
     is_size      a number of bytes, which may also be written like "4GiB"
+    is_length    a number of tokens, which may also be written like "32k"
     is_json      an object, which a flag has as JSON
     """
 
@@ -32,6 +34,7 @@ class Argument:
     choices: tuple[object, ...] = ()
     low: int | None = None
     is_size: bool = False
+    is_length: bool = False
     is_json: bool = False
 
     @property
@@ -70,10 +73,19 @@ def check_value(name: str, found: Argument, value: Any) -> None:
 
 def size_of(name: str, value: int | str | None) -> int | None:
     """Bytes of a size, which may be text like "4GiB". Raises ConfigError with the name and the form."""
+    return _parsed(name, value, parse_bytes)
+
+
+def length_of(name: str, value: int | str | None) -> int | None:
+    """Tokens of a length, which may be text like "32k". Raises ConfigError with the name and the form."""
+    return _parsed(name, value, parse_length)
+
+
+def _parsed(name: str, value: int | str | None, parse: Callable[[str], int]) -> int | None:
     if not isinstance(value, str):
         return value
     try:
-        return parse_bytes(value)
+        return parse(value)
     except ValueError as error:
         raise ConfigError(str(error), name) from None
 

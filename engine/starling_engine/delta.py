@@ -139,7 +139,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     `finish_reason` is stop, length, repetition, abort, error, or moved: another core is to continue the request from its record.
     `num_accepted_tokens` of `num_draft_tokens` were accepted by speculative decoding.
     `stop_token` is the token id that stopped it, None for the model's end-of-sequence token. `cached_tokens` is set once, with the
-    first Delta. `pooled` is that of RowExtras.
+    first Delta, and so is `queue_seconds`, from the request's coming to its first step. `pooled` is that of RowExtras.
     """
 
     id: str
@@ -149,6 +149,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: list[LogprobRow] | None = None
     pooled: bytes | None = None
     cached_tokens: int | None = None
+    queue_seconds: float | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     finish_reason: str | None = None

@@ -174,6 +174,7 @@ class StreamDelta:
     """An item of `AsyncEngine.stream`: all gains since the last item. `prompt_logprobs` comes once, with the first.
 
     `replayed`: these are the gains of an earlier run, and were streamed there.
+    `queue_seconds`: from the coming of the first output's sequence to its first step; None where that is not known.
     """
 
     request_id: str
@@ -184,6 +185,7 @@ class StreamDelta:
     num_cached_tokens: int = 0
     drafts: DraftCount = field(default_factory=DraftCount)
     replayed: bool = False
+    queue_seconds: float | None = None
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """The scheduler's state of a request."""
 
+import time
 from array import array
 from enum import Enum, auto
 
@@ -54,6 +55,7 @@ class RequestState:
 
     __slots__ = (
         "answered",
+        "arrived",
         "awaited",
         "blocks",
         "cached_tokens",
@@ -70,6 +72,7 @@ class RequestState:
         "pending",
         "planned",
         "put_off_run",
+        "queue_seconds",
         "record",
         "repetition",
         "run",
@@ -100,6 +103,10 @@ class RequestState:
         """True after offloaded chunks did not come: the request computes them."""
         self.entered = False
         """True once the workers have the request in its batch slot."""
+        self.arrived: float | None = time.monotonic()
+        """Time of the monotonic clock; None from the first step on."""
+        self.queue_seconds: float | None = None
+        """Seconds until the first step; None before, and once a delta has them."""
         self.slot = -1
         """Batch slot; -1 while the request waits."""
         self.cached_tokens = 0
@@ -118,6 +125,13 @@ class RequestState:
         self.eos_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self.stop_ids = self.eos_ids | frozenset(params.stop_token_ids or ())
         self.wants_prompt_logprobs = params.prompt_logprobs is not None and record.pooling is None
+
+    def enter(self) -> None:
+        """Notes that the workers have the request now, and how long it waited if that is the first time."""
+        self.entered = True
+        if self.arrived is not None:
+            self.queue_seconds = time.monotonic() - self.arrived
+            self.arrived = None
 
     def apply(self, tokens: list[int], start: int, num_drafts: int, extras: RowExtras) -> Delta | None:
         """Takes the results of a row that began at `start` with `num_drafts` drafts; returns the gains, None if there are none.

@@ -203,6 +203,17 @@ def test_logs_are_lines_of_json_without_prompts(guarded):
     assert answer.status_code == 200
     assert json.loads(guarded.wait_for_line("find-me", '"request"'))["status"] == 200
     assert json.loads(guarded.wait_for_line("find-me", '"generation"'))["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [({"n": 99}, {"status": 400, "code": "invalid_value", "param": "n"}), ({"model": "none"}, {"status": 404, "param": "model"})],
+)
+def test_the_line_of_a_refused_request_says_why(guarded, body, said):
+    refused = guarded.http.post(COMPLETION, json={**SHORT, **body}, headers={"X-Request-Id": f"refused-{said['status']}-"})
+    line = json.loads(guarded.wait_for_line(f"refused-{said['status']}-", '"request"'))
+    assert {name: line[name] for name in said} == said
+    assert (line["status"], line["code"]) == (refused.status_code, refused.json()["error"]["code"])
     assert "secret" not in guarded.errors
 
 

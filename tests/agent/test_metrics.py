@@ -21,6 +21,10 @@ NAMES = {
     "vllm:inter_token_latency_seconds": "histogram",
     "vllm:request_time_per_output_token_seconds": "histogram",
     "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:request_queue_time_seconds": "histogram",
+    "vllm:request_prefill_time_seconds": "histogram",
+    "vllm:request_decode_time_seconds": "histogram",
+    "vllm:request_inference_time_seconds": "histogram",
     "vllm:prompt_tokens": "counter",
     "vllm:generation_tokens": "counter",
     "vllm:request_success": "counter",
@@ -94,6 +98,20 @@ def test_a_finished_request_is_counted(server, http):
     assert 1 <= gaps <= 29, "tokens that came with the first have no gap"
     assert value(http, "vllm:request_success_total", finished_reason="length") == finished + 1
     assert value(http, "vllm:generation_tokens_total") == generated + 30
+
+
+def test_the_times_of_a_requests_phases_add_up(server, http):
+    names = [f"vllm:request_{phase}_time_seconds" for phase in ("queue", "prefill", "decode", "inference")]
+    names.append("vllm:e2e_request_latency_seconds")
+    server.wait_until_idle()
+    before = [(value(http, f"{name}_count"), value(http, f"{name}_sum")) for name in names]
+    body = {"prompt": "import os", "n": 2, "max_tokens": 20, "ignore_eos": True}
+    assert http.post(COMPLETION, json=body).status_code == 200
+    after = [(value(http, f"{name}_count"), value(http, f"{name}_sum")) for name in names]
+    assert [new - old for (new, _), (old, _) in zip(after, before, strict=True)] == [1] * 5
+    queue, prefill, decode, inference, whole = (new - old for (_, new), (_, old) in zip(after, before, strict=True))
+    assert min(queue, prefill, decode) > 0
+    assert prefill + decode == pytest.approx(inference) and queue + inference == pytest.approx(whole)
 
 
 def test_an_embedding_is_counted(http):

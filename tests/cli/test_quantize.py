@@ -16,6 +16,7 @@ def test_it_writes_a_checkpoint_that_can_be_served(tmp_path: Path) -> None:
     quantization = load_model_config(tmp_path / "out").quantization
     assert quantization is not None and quantization.method == "compressed-tensors"
     again = CliRunner().invoke(app, ["quantize", MODEL, str(tmp_path / "out")])
+    assert "0 tensors" not in again.output, "no empty bar"
     assert again.exit_code == 1 and "is not empty" in again.output and "fix:   name a folder that is new or empty" in again.output
 
 

@@ -51,3 +51,10 @@ def test_documentation_is_a_table():
 def test_engine_args_are_documented():
     assert all(f"\n{name} " in str(EngineArgs.__doc__) for name in ARGUMENTS)
     assert SIZES == ("kv_cache_memory_bytes", "kv_cpu_bytes", "kv_fs_bytes")
+
+
+def test_types_and_lengths_may_be_written_as_for_vllm():
+    args = EngineArgs(model="m", dtype="half", max_model_len="4k")
+    assert (args.dtype, args.max_model_len) == ("float16", 4000)
+    with pytest.raises(ConfigError, match="max_model_len: 'long' is no length"):
+        EngineArgs(model="m", max_model_len="long")

@@ -1,7 +1,7 @@
 """Sizes as people write them."""
 
 import pytest
-from starling_engine.byte_sizes import parse_bytes
+from starling_engine.byte_sizes import parse_bytes, parse_length
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,11 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="like 4GiB"):
         parse_bytes(text)
+
+
+def test_lengths_have_the_letters_of_vllm() -> None:
+    texts = {"32768": 32768, "32k": 32000, "32K": 32768, "1m": 10**6, "1M": 2**20}
+    assert {text: parse_length(text) for text in texts} == texts
+    for wrong in ("", "k", "-1", "1.5K", "32kb"):
+        with pytest.raises(ValueError, match=r"32k \(32000\)"):
+            parse_length(wrong)

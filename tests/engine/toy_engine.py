@@ -554,6 +554,8 @@ class ToyEngine:
         self.finished: dict[str, Delta] = {}
         self.prompt_rows: dict[str, list[LogprobRow]] = {}
         self.cached: dict[str, int] = {}
+        self.waited: dict[tuple[str, int], float] = {}
+        """Seconds that each attempt waited for its first step."""
 
     def add(
         self,
@@ -619,6 +621,10 @@ class ToyEngine:
         self.prompt_rows.setdefault(delta.id, []).extend(delta.prompt_logprobs or [])
         if delta.cached_tokens is not None:
             self.cached[delta.id] = delta.cached_tokens
+        if delta.queue_seconds is not None:
+            assert (delta.id, delta.attempt) not in self.waited, "told once"
+            self.waited[delta.id, delta.attempt] = delta.queue_seconds
+        assert (delta.id, delta.attempt) in self.waited or not delta.tokens
         if delta.finish_reason is not None:
             self.finished[delta.id] = delta
 

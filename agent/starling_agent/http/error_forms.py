@@ -17,10 +17,13 @@ ANTHROPIC_KINDS = {
     503: "overloaded_error",
 }
 """Types of errors by status; those of others are api_error."""
+ERROR = "error"
+"""Key of a request's state under which the detail of its error is."""
 
 
 def error_body(error: ApiError, scope: Scope) -> bytes:
-    """Returns the body of an error that answers a request."""
+    """Returns the body of an error that answers a request, and notes it for the request's log line."""
+    scope["state"][ERROR] = error.detail
     return anthropic_error(error, scope["state"]["request_id"]) if is_anthropic(scope) else error.body()
 
 

@@ -9,7 +9,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from starling_agent.drain import Drain
-from starling_agent.http.error_forms import send_error
+from starling_agent.http.error_forms import ERROR, send_error
 from starling_agent.http.errors import as_api_error
 
 REQUEST_ID = b"x-request-id"
@@ -61,6 +61,7 @@ class OutermostMiddleware:
                 seconds=round(seconds, 4),
                 request_id=request_id,
                 client=client[0] if client else None,
+                **_error_fields(scope),
             )
 
 
@@ -89,6 +90,13 @@ def _request_id(scope: Scope) -> str:
         if name == REQUEST_ID and _PRINTABLE.fullmatch(value):
             return str(value.decode("ascii"))
     return uuid.uuid4().hex
+
+
+def _error_fields(scope: Scope) -> dict[str, str]:
+    """Returns `code` and `param` of the error that was answered. Its message may have words of the prompt."""
+    detail = scope["state"].get(ERROR)
+    found = {"code": detail.code, "param": detail.param} if detail is not None else {}
+    return {name: value for name, value in found.items() if value}
 
 
 def _route(scope: Scope) -> str:

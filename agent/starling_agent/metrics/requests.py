@@ -28,6 +28,18 @@ class RequestMetrics:
         self.e2e_latency = Histogram(
             "vllm:e2e_request_latency_seconds", "Seconds from a request's arrival to its end.", E2E_BUCKETS
         )
+        self.queue_time = Histogram(
+            "vllm:request_queue_time_seconds", "Seconds that finished requests waited for their first step.", E2E_BUCKETS
+        )
+        self.prefill_time = Histogram(
+            "vllm:request_prefill_time_seconds", "Seconds from a request's first step to its first token.", E2E_BUCKETS
+        )
+        self.decode_time = Histogram(
+            "vllm:request_decode_time_seconds", "Seconds from a request's first token to its end.", E2E_BUCKETS
+        )
+        self.inference_time = Histogram(
+            "vllm:request_inference_time_seconds", "Seconds from a request's first step to its end.", E2E_BUCKETS
+        )
         self.prompt_tokens = Histogram("vllm:request_prompt_tokens", "Prompt tokens of finished requests.", TOKEN_BUCKETS)
         self.generation_tokens = Histogram(
             "vllm:request_generation_tokens", "Generated tokens of finished requests.", TOKEN_BUCKETS
@@ -41,6 +53,10 @@ class RequestMetrics:
             self.inter_token_latency,
             self.time_per_output_token,
             self.e2e_latency,
+            self.queue_time,
+            self.prefill_time,
+            self.decode_time,
+            self.inference_time,
             self.prompt_tokens,
             self.generation_tokens,
         ]
@@ -109,6 +125,7 @@ class _RequestClock:
                 self._metrics.finished[output.finish_reason] += 1
         if delta.finished:
             self._finish(now)
+            self._observe_phases(now, delta.queue_seconds)
 
     def on_end(self, reason: str) -> None:
         """Counts the end of a stream; before its last delta that is an abort or an error."""
@@ -126,3 +143,13 @@ class _RequestClock:
         # Without a time between tokens, as when all come at once, there is nothing to measure.
         if self._first is not None and self._first < now and self._generated > 1:
             metrics.time_per_output_token.observe((now - self._first) / (self._generated - 1))
+
+    def _observe_phases(self, now: float, queue_seconds: float | None) -> None:
+        """Counts the times of a request that has finished. They add up to its latency; a search has no first step of its own."""
+        if self._first is None or queue_seconds is None:
+            return
+        metrics, queued = self._metrics, min(queue_seconds, self._first - self._arrival)
+        metrics.queue_time.observe(queued)
+        metrics.prefill_time.observe(self._first - self._arrival - queued)
+        metrics.decode_time.observe(now - self._first)
+        metrics.inference_time.observe(now - self._arrival - queued)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from starling_engine.args import ARGUMENTS, MODEL, EngineArgs
 from starling_engine.argument import Argument
-from starling_engine.byte_sizes import parse_bytes
+from starling_engine.byte_sizes import parse_bytes, parse_length
 
 Command = Callable[..., None]
 
@@ -38,6 +38,8 @@ def _flag(found: dataclasses.Field[Any], declared: Argument) -> inspect.Paramete
         # typer parses a default as it parses an argument.
         kind, default = Any, None if default is None else str(default)
         further = {"parser": parse_bytes, "metavar": "SIZE"}
+    if declared.is_length:
+        kind, further = Any, {"parser": parse_length, "metavar": "TOKENS"}
     if declared.is_json:
         kind, further = str | None, {"metavar": "JSON"}
     option = typer.Option(*_names(found, declared), help=declared.help, rich_help_panel=declared.panel, **further)

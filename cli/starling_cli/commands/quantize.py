@@ -35,7 +35,7 @@ def quantize(
         chosen = replace(chosen, group=group_size)
     try:
         source = resolve_model(model)
-        with tqdm(unit=" tensors") as bar:
+        with tqdm(unit=" tensors", delay=0.1) as bar:  # there is none where the checkpoint is refused at once
 
             def show(done: int, total: int) -> None:
                 bar.total = total

@@ -50,6 +50,7 @@ class Assembler:
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
         self._untaken_prompt_logprobs = self._prompt_logprobs
         self._cached_tokens: int | None = None
+        self._queue_seconds: float | None = None
         self._drafts = DraftCount()
 
     @property
@@ -78,6 +79,8 @@ class Assembler:
         """
         if self._cached_tokens is None and index == 0:  # the first core's count, not that of one which takes over
             self._cached_tokens = delta.cached_tokens
+        if self._queue_seconds is None and index == 0:
+            self._queue_seconds = delta.queue_seconds
         if delta.num_draft_tokens:
             drafts = self._drafts
             self._drafts = DraftCount(drafts.proposed + delta.num_draft_tokens, drafts.accepted + delta.num_accepted_tokens)
@@ -102,6 +105,7 @@ class Assembler:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self._cached_tokens or 0,
             drafts=self._drafts,
+            queue_seconds=self._queue_seconds,
         )
 
     def output(self) -> RequestOutput:

@@ -179,7 +179,7 @@ class LLM:
         (Jina 3), and its prompt, where `prompt_name` names none.
         """
         parsed = parse_prompts(prompts)
-        each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params", PoolingParams)
         if any(one.task != "embed" for one in each):
             raise InvalidRequest("must have the task embed; LLM.encode does the others", "pooling_params")
         if task is not None:
@@ -217,7 +217,7 @@ class LLM:
             labelled = self.classify(prompts, use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
             return [_pooling_output(one, one.outputs.probs) for one in labelled]
         parsed = parse_prompts(prompts)
-        each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params")
+        each = one_per_prompt(pooling_params or PoolingParams(), len(parsed), "pooling_params", PoolingParams)
         task = pooling_task or (None if pooling_params else self.engine.model_config.pooler.task)
         if task is not None:
             each = [msgspec.structs.replace(one, task=task) for one in each]
@@ -308,6 +308,8 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """Returns the `beam_width` best continuations of each prompt."""
         parsed = parse_prompts(prompts)
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequest(f"must be BeamSearchParams, got {params!r}", "params")
         checked = self._check(parsed, [params] * len(parsed))
         longest = self.engine.config.scheduler.max_model_len
         for ids in checked:
@@ -465,8 +467,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int | Sequence[int],
     ) -> list[_Job]:
-        each = one_per_prompt(params or self.get_default_sampling_params(), len(prompts), "sampling_params")
-        priorities = one_per_prompt(priority, len(prompts), "priority")
+        each = one_per_prompt(params or self.get_default_sampling_params(), len(prompts), "sampling_params", SamplingParams)
+        priorities = one_per_prompt(priority, len(prompts), "priority", int)
         checked = self._check(prompts, each)
         self._thread.run(self._check_forms(checked, each))
         rows = zip(prompts, checked, each, priorities, strict=True)

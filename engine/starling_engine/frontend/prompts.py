@@ -1,6 +1,6 @@
 """Parses the forms in which callers of `LLM` write prompts, conversations and parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,12 +23,14 @@ class ParsedPrompt:
 
 def parse_prompts(prompts: Prompt | Sequence[Prompt]) -> list[ParsedPrompt]:
     """Parses one prompt or a list of them. A plain list of integers is one prompt. Raises InvalidRequest naming the wrong one."""
-    single = isinstance(prompts, str | Mapping) or _are_ids(prompts)
+    single = isinstance(prompts, str | Mapping) or _are_ids(prompts) or not isinstance(prompts, Iterable)
     return [_parse(prompt, f"prompts[{index}]") for index, prompt in enumerate([prompts] if single else prompts)]
 
 
 def parse_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """Returns the conversations of one conversation or a list of them. Raises InvalidRequest for a mixture."""
+    """Returns the conversations of one conversation or a list of them. Raises InvalidRequest for anything else."""
+    if not _is_list(messages) or not all(isinstance(item, Mapping) or _is_list(item) for item in messages):
+        raise InvalidRequest('is a list of messages {"role": ..., "content": ...}, or a list of such lists', "messages")
     single = [message for message in messages if isinstance(message, Mapping)]
     several = [chat for chat in messages if not isinstance(chat, Mapping)]
     if single and several:
@@ -36,13 +38,14 @@ def parse_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]
     return several if several else [single]
 
 
-def one_per_prompt(values: T | Sequence[T], count: int, name: str) -> list[T]:
+def one_per_prompt(values: T | Sequence[T], count: int, name: str, kind: type[T]) -> list[T]:
     """Returns `values` for `count` prompts: one for all, or a list with one for each. Raises InvalidRequest."""
-    if not isinstance(values, list | tuple):
-        return [values] * count  # type: ignore[list-item]  # a Sequence[T] is a list or tuple here
-    if len(values) != count:
-        raise InvalidRequest(f"{len(values)} {name} for {count} prompts", name)
-    return list(values)
+    each: list[Any] = list(values) if isinstance(values, list | tuple) else [values] * count
+    if not all(isinstance(value, kind) for value in each):
+        raise InvalidRequest(f"must be {kind.__name__}, or a list with one for each prompt, got {values!r}", name)
+    if len(each) != count:
+        raise InvalidRequest(f"{len(each)} {name} for {count} prompts", name)
+    return each
 
 
 def _parse(prompt: object, param: str) -> ParsedPrompt:
@@ -56,6 +59,10 @@ def _parse(prompt: object, param: str) -> ParsedPrompt:
         case {"prompt": str() as text}:
             return ParsedPrompt(text)
     raise InvalidRequest('a prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}', param)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _are_ids(value: object) -> bool:

@@ -517,6 +517,7 @@ class Scheduler:
     def _finish_delta(self, request: RequestState, delta: Delta) -> Delta:
         """Completes a request's delta; ends the request if it is the last one."""
         self.stats.generated_tokens_total += len(delta.tokens)
+        delta.queue_seconds, request.queue_seconds = request.queue_seconds, None
         if not request.answered:
             request.answered = True
             delta.cached_tokens = request.cached_tokens

@@ -75,7 +75,7 @@ class StepBuilder:
         request.pending += count
 
     def _enter(self, request: RequestState) -> None:
-        request.entered = True
+        request.enter()
         record = request.record
         sampling = None if record.pooling else record.params
         blocks = [list(table) for table in request.blocks.worker_tables]

@@ -492,3 +492,15 @@ def test_windows_hold_tokens_in_flight(
     engine.run()
     assert engine.outputs["a"] == expected_output(prompt_of(length), params(8), 0, 400)
     assert engine.scheduler.stats.preemptions_total == 0
+
+
+def test_the_first_delta_says_how_long_the_request_waited_for_its_first_step() -> None:
+    engine = ToyEngine(max_num_seqs=1)
+    for name in "ab":
+        engine.add(name, prompt_of(4), params(3))
+    engine.step()
+    waiting = engine.scheduler.requests["b"]
+    assert waiting.arrived is not None
+    waiting.arrived -= 100.0
+    engine.run()
+    assert 0 < engine.waited["a", 0] < 50 and 100 < engine.waited["b", 0] < 150

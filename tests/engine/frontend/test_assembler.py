@@ -140,10 +140,10 @@ def test_held_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
 
 def test_several_outputs(tokenizer: Tokenizer) -> None:
     run = assembler(tokenizer, n=3)
-    run.push(2, delta(letters(tokenizer, "c"), cached_tokens=9))
-    run.push(0, delta(letters(tokenizer, "a"), finish_reason="length", cached_tokens=1))
+    run.push(2, delta(letters(tokenizer, "c"), cached_tokens=9, queue_seconds=9.0))
+    run.push(0, delta(letters(tokenizer, "a"), finish_reason="length", cached_tokens=1, queue_seconds=1.0))
     item = run.take()
-    assert item is not None and not item.finished and item.num_cached_tokens == 1
+    assert item is not None and not item.finished and (item.num_cached_tokens, item.queue_seconds) == (1, 1.0), "the prompt's"
     assert [(output.index, output.text) for output in item.outputs] == [(0, "a"), (2, "c")]
     run.push(1, delta(letters(tokenizer, "b"), finish_reason="stop"))
     run.push(2, delta(letters(tokenizer, "d"), finish_reason="length"))

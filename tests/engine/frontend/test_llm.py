@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,20 @@ def test_a_bad_request_in_a_batch_leaves_nothing_behind(
     assert None in prompts or caught.value.__notes__ == ["(prompt 1 of 2, counted from 0)"]
     assert is_idle(llm)
     assert llm.engine.stats.prompt_tokens_total == before
+
+
+def test_arguments_of_the_wrong_kind_are_refused_by_name(llm: LLM) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "prompts[0]": lambda: llm.generate(3),  # type: ignore[arg-type]
+        "sampling_params": lambda: llm.generate("a", 3),  # type: ignore[arg-type]
+        "priority": lambda: llm.generate("a", GREEDY, priority="high"),  # type: ignore[arg-type]
+        "params": lambda: llm.beam_search("a", None),  # type: ignore[arg-type]
+        "messages": lambda: llm.chat("a"),  # type: ignore[arg-type]
+    }
+    for param, call in calls.items():
+        with pytest.raises(InvalidRequest) as caught:
+            call()
+        assert caught.value.param == param
 
 
 def test_an_interrupt_ends_the_requests(llm: LLM, request: pytest.FixtureRequest) -> None:

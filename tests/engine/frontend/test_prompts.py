@@ -35,16 +35,27 @@ def test_names_the_prompt_that_is_none(wrong: Any) -> None:
     assert caught.value.param == "prompts[1]"
 
 
+def test_says_what_a_prompt_is_where_none_is_given() -> None:
+    with pytest.raises(InvalidRequest, match="a prompt is text"):
+        parse_prompts(3)  # type: ignore[arg-type]
+
+
 def test_conversations() -> None:
     assert parse_conversations([MESSAGE, MESSAGE]) == [[MESSAGE, MESSAGE]]
     assert parse_conversations([[MESSAGE], [MESSAGE, MESSAGE]]) == [[MESSAGE], [MESSAGE, MESSAGE]]
+
+
+@pytest.mark.parametrize("wrong", [3, None, "hi", ["hi"], MESSAGE, [MESSAGE, [MESSAGE]]])
+def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse_conversations([MESSAGE, [MESSAGE]])
+        parse_conversations(wrong)
     assert caught.value.param == "messages"
 
 
 def test_one_for_all_or_one_each() -> None:
-    assert one_per_prompt(1, 3, "priority") == [1, 1, 1]
-    assert one_per_prompt([1, 2], 2, "priority") == [1, 2]
+    assert one_per_prompt(1, 3, "priority", int) == [1, 1, 1]
+    assert one_per_prompt([1, 2], 2, "priority", int) == [1, 2]
     with pytest.raises(InvalidRequest, match="2 priority for 3 prompts"):
-        one_per_prompt([1, 2], 3, "priority")
+        one_per_prompt([1, 2], 3, "priority", int)
+    with pytest.raises(InvalidRequest, match="must be int, or a list with one for each prompt, got 'high'"):
+        one_per_prompt("high", 3, "priority", int)  # type: ignore[arg-type]
