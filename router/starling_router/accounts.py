@@ -43,7 +43,7 @@ class Account:
 
     @property
     def is_lone(self) -> bool:
-        """True while a tenant has one request open: it uses less than its share, whatever waits of others."""
+        """True while a tenant has one request open that costs tokens."""
         return self.open == 1 and bool(self.tenant.name)
 
     def share_of(self, scope: Scope) -> FairShare:
@@ -62,14 +62,14 @@ class Account:
         """Returns the headers that say what is left of the quota."""
         return [(name.encode(), value.encode()) for name, value in self.quota.headers().items()]
 
-    def backend_headers(self, token: FileToken | None, *, is_shadow: bool = False) -> dict[bytes, bytes]:
-        """Returns the headers by which backends that believe the token know a router, and whose request it is."""
+    def backend_headers(self, token: FileToken | None, *, leads: bool = False) -> dict[bytes, bytes]:
+        """Returns the headers by which backends that believe the token know a router, whose request it is, and whether it leads."""
         if token is None:
             return {}
         known = {_TOKEN: token.value}
         if self.tenant.name:
             known |= {_TENANT: self.tenant.name.encode(), _PRIORITY: str(self.tenant.priority).encode()}
-            if self.is_lone and not is_shadow:
+            if leads:
                 known[_LONE] = b"yes"
         return known
 

@@ -210,7 +210,7 @@ class RouterApp:
         scope, prompt = routed.request.scope, routed.request.prompt
         computed = max(0, prompt.tokens - pick.cached)
         bill.sent(computed)
-        with pick.backend.carrying(computed, leads=routed.request.account.is_lone) as carried:
+        with pick.backend.carrying(computed, leads=routed.request.leads) as carried:
             headers, body = self._request(routed, exchange.begun)
             routed.placed.sent()
             async with self._upstream.send(scope["method"], _url(pick.backend, scope), headers, body) as answer:
@@ -241,7 +241,7 @@ class RouterApp:
     def _request(self, routed: Routed, resumes: bool) -> tuple[RawHeaders, bytes]:
         """Returns headers and body for a backend, which is to go on with a stream if it `resumes`."""
         request = routed.request
-        more, body = request.account.backend_headers(self._token), request.body
+        more, body = request.account.backend_headers(self._token, leads=request.leads), request.body
         more[b"x-request-id"] = request.scope["state"]["request_id"].encode()
         if routed.notes is not None:
             more[_RESUMABLE] = b"yes"

@@ -238,6 +238,7 @@ class HeldKind:
     account   of the one for whom it is counted
     share     with which it takes its turns
     placed    which revisions may serve it
+    leads     says whether it goes before others now
     """
 
     works: bool
@@ -248,6 +249,7 @@ class HeldKind:
     account: Account
     share: FairShare
     placed: PlacedRequest
+    leads: Callable[[], bool] = lambda: False
 
 
 class HeldRequest:
@@ -291,7 +293,7 @@ class HeldRequest:
 
         That is a tenant's only request. A backend has one such prompt at a time, so that the others have their turns, too.
         """
-        return self._kind.account.is_lone and not backend.leading
+        return not backend.leading and self._kind.leads()
 
     def _usable(self) -> Callable[[Backend], bool]:
         pod, order = self._kind.pod, self._kind.placed.order

@@ -25,6 +25,8 @@ from starling_router.stored import pod_name, response_of
 from starling_router.upstream import RawHeaders
 
 EXPLAIN = b"x-starling-explain"
+MOST_LEADING_TOKENS = 4096
+"""Prompt tokens of a request that goes before those of other tenants: longer ones would hold them up for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ class ClientRequest:
     response: str | None
     streams: bool
     pod: str | None
+
+    @property
+    def leads(self) -> bool:
+        """True for a tenant's only request that costs tokens, if its prompt is no longer than such ones may be."""
+        return self.costs and self.account.is_lone and self.prompt.tokens <= MOST_LEADING_TOKENS
 
     @property
     def works(self) -> bool:
@@ -124,6 +131,7 @@ class RequestRouting:
             account=request.account,
             share=share,
             placed=placed,
+            leads=lambda: request.leads,
         )
         tokens = request.prompt.tokens if request.costs else None
         with request.account.request(request.scope, tokens, share) as bill, self.hold.request(exchange, kind) as held:

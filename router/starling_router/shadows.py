@@ -130,7 +130,7 @@ class Shadows:
 
     async def _ask(self, question: "_Question", backend: Backend) -> ShadowAnswer | ShadowFailure | None:
         """Returns the tokens that a backend answers; None where it has no room or is on its way out."""
-        headers = question.account.backend_headers(self._token, is_shadow=True)
+        headers = question.account.backend_headers(self._token)
         headers |= {PRIORITY.encode(): _LOWEST, SHADOW.encode(): b"yes", b"content-type": b"application/json"}
         headers[b"x-request-id"] = f"shadow-{secrets.token_hex(8)}".encode()
         path = question.scope["path"]

@@ -105,7 +105,7 @@ class PickApp:
         with ExitStack() as counts:
             computed = max(0, prompt.tokens - pick.cached)
             request.bill.sent(computed)
-            carried = counts.enter_context(pick.backend.carrying(computed, leads=request.request.account.is_lone))
+            carried = counts.enter_context(pick.backend.carrying(computed, leads=request.request.leads))
             endpoints = [endpoint_of(backend.url) for backend in (pick.backend, *others)]
             request.placed.sent()
             await stream.route(endpoints, request.request.body, self._headers(request.request))
@@ -136,7 +136,9 @@ class PickApp:
 
     def _headers(self, request: ClientRequest) -> dict[bytes, bytes]:
         """Returns what endpoints are told of a request: of one that needed no key, nothing that they would believe."""
-        return {} if request.scope["path"] in OPEN_PATHS else request.account.backend_headers(self._routing.token)
+        return (
+            {} if request.scope["path"] in OPEN_PATHS else request.account.backend_headers(self._routing.token, leads=request.leads)
+        )
 
     async def _pass(self, request: GatewayRequest, served: Backend, answer: GatewayAnswer) -> BackendRefusal:
         """Waits for the answer's end. Returns its beginning, which says why if it is a refusal; that is counted here.

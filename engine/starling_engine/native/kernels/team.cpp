@@ -67,6 +67,12 @@ class Losses {
     if (until_ - wall_ >= kLook) end(until_);
   }
 
+  // Ends it: the thread sleeps, and however soon it wakes, that time is not lost.
+  void pause() {
+    end(now());
+    wall_ = until_ = 0;
+  }
+
  private:
   // Counts the time until `wall`.
   void end(int64_t wall) {
@@ -101,7 +107,7 @@ class Signal {
   // Returns once the value is no longer `old`. A sleeping thread returns at the first `wake` after that.
   void await_change(uint32_t old, Losses& losses) {
     if (spin(old)) return;
-    losses.lap();
+    losses.pause();
     sleepers_.fetch_add(1);
     while (value_.load() == old) syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
     sleepers_.fetch_sub(1);
