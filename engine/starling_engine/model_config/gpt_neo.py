@@ -29,12 +29,30 @@ NAMES = TensorNames(
 
 
 def _layers(config: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
-    """Returns layers of which those that are "local" slide: `attention_layers` lists them; else every second one is."""
+    """Returns layers of which those that are "local" slide.
+
+    `attention_layers` lists the kinds, or `attention_types` has them in runs; else every second layer is local.
+    """
     window = config.integer("window_size", DEFAULT_WINDOW)
-    kinds = config.texts("attention_layers") or [KINDS[layer % 2] for layer in range(num_layers)]
+    usual = [KINDS[layer % 2] for layer in range(num_layers)]
+    kinds = config.texts("attention_layers") or _of_runs(config, num_layers) or usual
     if len(kinds) != num_layers or not set(kinds) <= set(KINDS):
-        raise config.error("attention_layers", f"must have num_layers ({num_layers}) of {' or '.join(KINDS)}")
+        name = "attention_layers" if config.has("attention_layers") else "attention_types"
+        raise config.error(name, f"must have num_layers ({num_layers}) of {' or '.join(KINDS)}")
     return tuple(LayerConfig(rope=None, window=window if kind == "local" else 0) for kind in kinds)
+
+
+def _of_runs(config: Fields, num_layers: int) -> list[str]:
+    """Returns the layers' kinds of `attention_types`: lists of kinds, and how often each list comes."""
+    kinds: list[str] = []
+    runs = config.get("attention_types") or []
+    for run in runs if isinstance(runs, list) else [runs]:
+        match run:
+            case [[*names], int(times)] if all(isinstance(name, str) for name in names) and 0 < times <= num_layers:
+                kinds += names * times
+            case _:
+                raise config.error("attention_types", "must have lists of kinds, each with how often it comes")
+    return kinds
 
 
 def _mlp_size(config: Fields, hidden_size: int) -> int:

@@ -45,6 +45,18 @@ GPT_J_6B = {
     "tie_word_embeddings": False,
     "vocab_size": 50400,
 }
+GPT_NEO_1_3B = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPTNeoForCausalLM"],
+    "attention_types": [[["global", "local"], 12]],
+    "hidden_size": 2048,
+    "intermediate_size": None,
+    "max_position_embeddings": 2048,
+    "num_heads": 16,
+    "num_layers": 24,
+    "vocab_size": 50257,
+    "window_size": 256,
+}
 GLM_4_9B = {
     "add_bias_linear": False,
     "add_qkv_bias": True,
@@ -98,6 +110,7 @@ def read(config: dict[str, Any], **changes: Any) -> ModelConfig:
         (FALCON_7B, (71, 1, 64), 18176, 2048, (64,)),
         (STARCODER, (48, 1, 128), 24576, 8192, ()),
         (GPT_J_6B, (16, 16, 256), 16384, 2048, (64,)),
+        (GPT_NEO_1_3B, (16, 16, 128), 8192, 2048, ()),
         (GLM_4_9B, (32, 2, 128), 13696, 131072, (64,)),
         (DEBERTA_3_BASE, (12, 12, 64), 3072, 512, ()),
     ],
@@ -106,6 +119,19 @@ def test_sizes(config: dict[str, Any], heads: tuple[int, int, int], width: int, 
     model = read(config)
     assert (model.num_heads, model.num_kv_heads, model.head_dim) == heads
     assert (model.intermediate_size, model.max_position, model.rotary_dims) == (width, length, rotated)
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows"),
+    [
+        ({}, [0, 256] * 12),
+        ({"attention_types": [[["global"], 23], [["local"], 1]]}, [0] * 23 + [256]),
+        ({"attention_types": [[["global"], 24]], "attention_layers": ["local"] * 24}, [256] * 24),
+        ({"attention_types": None}, [0, 256] * 12),
+    ],
+)
+def test_layers_of_gpt_neo_slide_by_runs_of_kinds(fields: dict[str, Any], windows: list[int]) -> None:
+    assert [layer.window for layer in read(GPT_NEO_1_3B, **fields).layers] == windows
 
 
 def test_deberta_has_buckets_of_distances_and_no_positions() -> None:
@@ -122,6 +148,9 @@ def test_deberta_has_buckets_of_distances_and_no_positions() -> None:
         (FALCON_7B, {"new_decoder_architecture": True, "num_kv_heads": 1}, ["num_ln_in_parallel_attn: 2", "supported: 1"]),
         (STARCODER, {"multi_query": False}, ["multi_query: false"]),
         (GPT_J_6B, {"tie_word_embeddings": True}, ["tie_word_embeddings: true"]),
+        (GPT_NEO_1_3B, {"attention_types": [[["global"], 23]]}, ["attention_types", "num_layers (24)"]),
+        (GPT_NEO_1_3B, {"attention_types": [["global", 24]]}, ["attention_types", "lists of kinds"]),
+        (GPT_NEO_1_3B, {"attention_types": 12}, ["attention_types", "lists of kinds"]),
         (GLM_4_9B, {"rmsnorm": False}, ["rmsnorm: false"]),
         (DEBERTA_3_BASE, {"share_att_key": False}, ["share_att_key: false"]),
         (DEBERTA_3_BASE, {"pos_att_type": "c2p"}, ["pos_att_type 'c2p'", "p2c|c2p"]),

@@ -132,6 +132,21 @@ def test_ranks_with_whole_experts_answer_as_transformers_does(name: str, referen
     on_threads(2, "gloo", work)
 
 
+@pytest.mark.parametrize("name", ["qwen2-moe", "gptj", "falcon-h1", "gemma4-moe"])
+def test_ranks_in_bfloat16_are_as_near_as_one(name: str, reference_of: ReferenceOf) -> None:
+    """Parts of sums are wider than the model: of experts beside a gated one, of attention beside an MLP, or beside Mamba-2."""
+    reference, bf16 = reference_of(name), torch.bfloat16
+    backend: AttentionBackend = TorchPagedAttention() if native.load() is None else NativeAttention()
+
+    def error(ranks: Communicator) -> float:
+        (logits,) = driver_of(name, reference, backend, ranks, dtype=bf16).run([(0, reference.prompt)])
+        expected = reference.logits[: len(logits)]
+        return ((logits - expected).norm(dim=1) / expected.norm(dim=1)).median().item()
+
+    alone, (first, second) = error(ALONE), on_ranks(2, "gloo", error)
+    assert first == second == pytest.approx(alone, rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("name", "tensor"),
     [
