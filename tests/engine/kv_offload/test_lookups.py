@@ -98,6 +98,7 @@ def test_who_waits_together_shares_the_time() -> None:
             many.add(str(number), prompt)
         many.engine.run()
         many.engine.finished.clear()
+        many.engine.waited.clear()
         emptied(many.engine)
     assert (many.parked, many.passed) == (40, 0)
 
