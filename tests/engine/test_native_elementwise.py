@@ -94,7 +94,7 @@ def test_logits_are_divided_and_then_capped(cap: float, shape: tuple[int, int]) 
 
 
 def test_a_norm_of_strided_rows_leaves_what_is_beside_them() -> None:
-    """As of queries and keys over all heads, in place."""
+    """Norms of queries and keys over all heads read such rows, and write them in place."""
     qkv, weight = torch.randn(3, 50).to(BF16), torch.randn(20)
     part, before = qkv[:, 10:30], qkv.clone()
     wide = part.float()
@@ -107,7 +107,7 @@ def test_a_norm_of_strided_rows_leaves_what_is_beside_them() -> None:
 @DTYPES
 @pytest.mark.parametrize("sigmoid", [False, True])
 def test_rows_are_multiplied_by_numbers_of_their_own(sigmoid: bool, dtype: torch.dtype) -> None:
-    """As gates of shared experts are, or scales of experts by their ids; or all rows by one number of their type."""
+    """Gates of shared experts are such numbers, and scales of experts by their ids. All rows may have one number of their type."""
     x, by, at = torch.randn(5, 53).to(dtype), 2 * torch.randn(5), torch.tensor([3, 0, 0, 2, 4])
     for numbers, index in ((by, None), (by, at), (by[1:2].to(dtype), None)):
         kept, expected = x.clone(), x.clone()

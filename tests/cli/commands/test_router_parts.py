@@ -1,4 +1,4 @@
-"""What flags of `starling router` become: where servers are, and its words for that."""
+"""Flags of `starling router` become parts of it: where servers are, and its words for that."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,7 @@
-"""The scheduler over a toy worker that checks every page it reads."""
+"""The scheduler over a toy worker that checks every page it reads.
+
+The file is long because scenarios of one toy engine stand beside the random traffic that mixes them.
+"""
 
 import logging
 import random

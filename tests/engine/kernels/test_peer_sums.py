@@ -232,7 +232,7 @@ def launch(kind: str, rows: int, ranks: int) -> None:
     [("one shot", 8, 1, 1), ("one shot", 64, 1, 2), ("two shots", 256, 2, 8), ("norm", 64, 1, 4)],
 )
 def test_they_compile_for_an_h200(kind, rows, meetings, together):
-    """With eight ranks. What a thread copies at a time is loaded before any of it is stored, and so are the parts of all ranks."""
+    """Eight ranks sum. What a thread copies at a time is loaded before any of it is stored, and so are the parts of all ranks."""
     (kernel,) = compiled(launch, kind, rows, 8)
     assert not kernel.spills and kernel.shared <= MAX_SHARED
     assert kernel.blocks, "a processor has room for one"

@@ -22,7 +22,7 @@ RANKS, SECONDS = 2, 60.0
 ROW = 64
 SUMS = [("one shot", 1), ("two shots", 4099), ("norm", ROW), ("two shots", ROW), ("one shot", 7), ("norm", 8 * ROW)]
 LARGE = [("one shot", MAX_BYTES // 4), ("two shots", MAX_BYTES // 4)]
-"""Those are too much for the interpreter."""
+"""Sums of these sizes are too much for the interpreter."""
 
 
 def part(rank: int, turn: int, size: int) -> torch.Tensor:
@@ -43,7 +43,7 @@ _mapped: list[torch.Tensor] = []
 
 
 Kinds = list[tuple[str, int]]
-"""How to sum, and how many numbers."""
+"""Ways to sum, and numbers of elements."""
 Results = list[npt.NDArray[np.float32]]
 
 

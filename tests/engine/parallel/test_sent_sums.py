@@ -121,7 +121,7 @@ def config_of(folder: Path, shape: str, **changes: Any) -> WorkerConfig:
     ids=["8B, 1 row", "64 rows", "65 rows", "8 MiB", "more", "8B in fp8", "experts in parts", "whole experts"],
 )
 def test_parts_of_each_sum_are_sent_in_bf16(shape: str, rows: int, by: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """In fp32 they would be twice as many bytes, behind a cast and before another. No residual is added to the embedding."""
+    """Parts in fp32 would be twice as many bytes, behind a cast and before another. No residual is added to the embedding."""
     found = in_compiler(sent_by_a_decode, config_of(tmp_path, shape, **changes), rows)
     part = rows * SHAPES[shape]["hidden_size"] * 2
     sums = [each for each in found if each[0] != "gather"]
