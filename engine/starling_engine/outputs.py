@@ -55,7 +55,10 @@ class DraftCount:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One generation request with its outputs so far. `prompt_logprobs[0]` is None: nothing precedes the first token."""
+    """One generation request with its outputs so far. `prompt_logprobs[0]` is None: nothing precedes the first token.
+
+    `queue_seconds` is that of StreamDelta, and so is `first_token_seconds`, of a beam search alone.
+    """
 
     request_id: str
     prompt: str | None
@@ -65,6 +68,8 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     drafts: DraftCount = field(default_factory=DraftCount)
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -175,6 +180,7 @@ class StreamDelta:
 
     `replayed`: these are the gains of an earlier run, and were streamed there.
     `queue_seconds`: from the coming of the first output's sequence to its first step; None where that is not known.
+    `first_token_seconds`: from the request's coming to its first token, where that came before this item, as in a beam search.
     """
 
     request_id: str
@@ -186,6 +192,7 @@ class StreamDelta:
     drafts: DraftCount = field(default_factory=DraftCount)
     replayed: bool = False
     queue_seconds: float | None = None
+    first_token_seconds: float | None = None
 
 
 @dataclass(slots=True)

@@ -100,17 +100,25 @@ def test_a_finished_request_is_counted(server, http):
     assert value(http, "vllm:generation_tokens_total") == generated + 30
 
 
-def test_the_times_of_a_requests_phases_add_up(server, http):
-    names = [f"vllm:request_{phase}_time_seconds" for phase in ("queue", "prefill", "decode", "inference")]
-    names.append("vllm:e2e_request_latency_seconds")
+PHASES = [f"vllm:request_{phase}_time_seconds" for phase in ("queue", "prefill", "decode", "inference")]
+
+
+@pytest.mark.parametrize("ends", ["done", "searched", "aborted"])
+def test_the_times_of_a_requests_phases_add_up(ends, server, http):
+    names = [*PHASES, "vllm:e2e_request_latency_seconds"]
     server.wait_until_idle()
     before = [(value(http, f"{name}_count"), value(http, f"{name}_sum")) for name in names]
-    body = {"prompt": "import os", "n": 2, "max_tokens": 20, "ignore_eos": True}
-    assert http.post(COMPLETION, json=body).status_code == 200
+    body = {"prompt": "import os", "n": 2, "max_tokens": 20, "ignore_eos": True, "use_beam_search": ends == "searched"}
+    if ends == "aborted":
+        with http.stream("POST", COMPLETION, json={**body, "max_tokens": 2000, "stream": True}) as answer:
+            next(answer.iter_lines())
+        server.wait_until_idle()
+    else:
+        assert http.post(COMPLETION, json=body).status_code == 200
     after = [(value(http, f"{name}_count"), value(http, f"{name}_sum")) for name in names]
     assert [new - old for (new, _), (old, _) in zip(after, before, strict=True)] == [1] * 5
     queue, prefill, decode, inference, whole = (new - old for (_, new), (_, old) in zip(after, before, strict=True))
-    assert min(queue, prefill, decode) > 0
+    assert min(queue, prefill, decode) > 0 and (ends != "searched" or decode > prefill)
     assert prefill + decode == pytest.approx(inference) and queue + inference == pytest.approx(whole)
 
 

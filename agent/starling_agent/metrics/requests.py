@@ -29,7 +29,7 @@ class RequestMetrics:
             "vllm:e2e_request_latency_seconds", "Seconds from a request's arrival to its end.", E2E_BUCKETS
         )
         self.queue_time = Histogram(
-            "vllm:request_queue_time_seconds", "Seconds that finished requests waited for their first step.", E2E_BUCKETS
+            "vllm:request_queue_time_seconds", "Seconds that requests with a token waited for their first step.", E2E_BUCKETS
         )
         self.prefill_time = Histogram(
             "vllm:request_prefill_time_seconds", "Seconds from a request's first step to its first token.", E2E_BUCKETS
@@ -99,6 +99,7 @@ class _RequestClock:
         self._metrics = metrics
         self._arrival = time.monotonic()
         self._first: float | None = None
+        self._queued: float | None = None
         self._last: dict[int, float] = {}
         self._prompt = 0
         self._generated = 0
@@ -109,6 +110,7 @@ class _RequestClock:
             self._done = delta.finished  # all of it was counted elsewhere
             return
         now = time.monotonic()
+        self._queued = delta.queue_seconds
         if self._first is None:
             self._first = now
             self._prompt = len(delta.prompt_token_ids)
@@ -125,14 +127,15 @@ class _RequestClock:
                 self._metrics.finished[output.finish_reason] += 1
         if delta.finished:
             self._finish(now)
-            self._observe_phases(now, delta.queue_seconds)
+            self._observe_phases(now, delta.first_token_seconds)
 
     def on_end(self, reason: str) -> None:
         """Counts the end of a stream; before its last delta that is an abort or an error."""
         if not self._done:
-            self._done = True
+            self._done, now = True, time.monotonic()
             self._metrics.finished[reason] += 1
-            self._metrics.e2e_latency.observe(time.monotonic() - self._arrival)
+            self._metrics.e2e_latency.observe(now - self._arrival)
+            self._observe_phases(now)
 
     def _finish(self, now: float) -> None:
         self._done = True
@@ -144,12 +147,16 @@ class _RequestClock:
         if self._first is not None and self._first < now and self._generated > 1:
             metrics.time_per_output_token.observe((now - self._first) / (self._generated - 1))
 
-    def _observe_phases(self, now: float, queue_seconds: float | None) -> None:
-        """Counts the times of a request that has finished. They add up to its latency; a search has no first step of its own."""
-        if self._first is None or queue_seconds is None:
+    def _observe_phases(self, now: float, first_token_seconds: float | None = None) -> None:
+        """Counts the times of a request that has ended, which add up to its latency. One without a token has none that are known.
+
+        `first_token_seconds` are given where the first token came before its delta.
+        """
+        if self._first is None or self._queued is None:
             return
-        metrics, queued = self._metrics, min(queue_seconds, self._first - self._arrival)
+        first = self._first if first_token_seconds is None else min(self._arrival + first_token_seconds, self._first)
+        metrics, queued = self._metrics, min(self._queued, first - self._arrival)
         metrics.queue_time.observe(queued)
-        metrics.prefill_time.observe(self._first - self._arrival - queued)
-        metrics.decode_time.observe(now - self._first)
+        metrics.prefill_time.observe(first - self._arrival - queued)
+        metrics.decode_time.observe(now - first)
         metrics.inference_time.observe(now - self._arrival - queued)

@@ -105,6 +105,8 @@ class Endpoint(Prompting):
             ],
             finished=True,
             num_cached_tokens=found.num_cached_tokens,
+            queue_seconds=found.queue_seconds,
+            first_token_seconds=found.first_token_seconds,
         )
 
 

@@ -120,6 +120,7 @@ class Assembler:
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_cached_tokens=self._cached_tokens or 0,
             drafts=self._drafts,
+            queue_seconds=self._queue_seconds,
         )
 
 

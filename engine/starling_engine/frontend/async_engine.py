@@ -219,6 +219,8 @@ class AsyncEngine:
             outputs=[beam_output(index, beam, ids, params, self.tokenizer) for index, beam in enumerate(beams)],
             finished=True,
             num_cached_tokens=requests.num_cached_tokens,
+            queue_seconds=requests.queue_seconds,
+            first_token_seconds=requests.first_token_seconds,
         )
 
     async def embed(

@@ -4,6 +4,7 @@ A step is a request of one token for each beam, whose prefix comes from the pref
 at most a block of tokens for each beam; without prefix caching it computes the whole prefix again.
 """
 
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
@@ -24,11 +25,19 @@ class Complete(Protocol):
 
 
 class BeamRequests:
-    """Expands the beams of one search. `num_cached_tokens` is how many of the prompt's tokens were cached before it."""
+    """Expands the beams of one search.
+
+    num_cached_tokens    how many of the prompt's tokens were cached before it
+    queue_seconds        how long its first request waited, where that is known
+    first_token_seconds  from its beginning to the end of its first step
+    """
 
     def __init__(self, complete: Complete, request_id: str, *, texts: bool) -> None:
         """`texts`: log probabilities have their tokens' texts."""
         self.num_cached_tokens = 0
+        self.queue_seconds: float | None = None
+        self.first_token_seconds = 0.0
+        self._began = time.monotonic()
         self._complete = complete
         self._request_id = request_id
         self._texts = texts
@@ -45,7 +54,8 @@ class BeamRequests:
             for index, prefix in enumerate(prefixes)
         )
         if not self._steps:
-            self.num_cached_tokens = outputs[0].num_cached_tokens
+            self.num_cached_tokens, self.queue_seconds = outputs[0].num_cached_tokens, outputs[0].queue_seconds
+            self.first_token_seconds = time.monotonic() - self._began
         self._steps += 1
         return [_likeliest(output.outputs[0], count) for output in outputs]
 
