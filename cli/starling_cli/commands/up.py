@@ -9,9 +9,12 @@ from starling_cli.commands.failures import fail
 from starling_cli.commands.flags import Output, TableOrJson
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starling_cli.local.display import StatusDisplay
     from starling_cli.local.loop import UpOptions
     from starling_cli.local.service_file import LoadedService
+    from starling_cli.local.sources import PathMap
 
 DEFAULT_PORT = 8000
 FIRST_UNPRIVILEGED = 1024
@@ -79,19 +82,20 @@ def _prepared(
         why = loaded.service.spec_error or ""
         cause = why if why.startswith(str(file)) else f"{file}: {why}"
         fail(cause, "correct the file; `starling plan -f` shows what it means")
-    _check_plan(file, loaded)
+    _check_plan(file, loaded, mapped)
     chosen = port if port is not None else _port_of(loaded)
     weights = env.cache_dir() / "weights"
     return UpOptions(file, loaded.service.name, host, chosen, mapped, weights, logs), loaded
 
 
-def _check_plan(file: Path, loaded: "LoadedService") -> None:
-    """Refuses at once what the operator would. After an edit the table shows the refusal, and what runs goes on."""
+def _check_plan(file: Path, loaded: "LoadedService", maps: "Sequence[PathMap]") -> None:
+    """Refuses at once what the operator or an agent would. After an edit the table shows it, and what runs goes on."""
     from starling_cli.local.machine import SETTINGS
+    from starling_cli.local.model_check import model_refusal
     from starling_cli.planning.planned import CannotPlan, plan_of
 
     try:
-        refused = plan_of(loaded.service, SETTINGS.agent_image).refused
+        refused = plan_of(loaded.service, SETTINGS.agent_image).refused or model_refusal(loaded.service, maps)
     except CannotPlan as error:
         refused = str(error)
     if refused:

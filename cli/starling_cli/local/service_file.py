@@ -8,7 +8,7 @@ from pathlib import Path
 from starling_operator.plan.observed import Service
 
 from starling_cli.local.documents import Document, DocumentError, objects_of_kind, one_service, read_documents
-from starling_cli.local.sources import PathMap, SourceError, check_source, claim_folder
+from starling_cli.local.sources import PathMap, SourceError, claim_folder, local_model
 from starling_cli.local.volumes import Object
 
 DEFAULT_NAMESPACE = "default"
@@ -57,7 +57,7 @@ def _checked(service: Service, maps: Sequence[PathMap]) -> Service:
     folder = service.spec.kv_cache.tiers.filesystem
     field = "spec.model.source"
     try:
-        check_source(service.spec.model.source, maps)
+        local_model(service.spec.model.source, maps)
         field = "spec.kvCache.tiers.filesystem.claim"
         if folder is not None and folder.claim is not None:
             claim_folder(folder.claim, maps)

@@ -75,12 +75,12 @@ def claim_folder(claim: str, maps: Sequence[PathMap], instead: str = "") -> Path
     )
 
 
-def check_source(source: str, maps: Sequence[PathMap]) -> None:
-    """Raises SourceError for a spec.model.source that cannot be had here."""
+def local_model(source: str, maps: Sequence[PathMap]) -> Path | None:
+    """Returns where a spec.model.source is on this machine; None for one of the hub. Raises SourceError where nothing is there."""
     if source.startswith(CLAIM):
         claim, _, path = source.removeprefix(CLAIM).partition("/")
-        folder = claim_folder(claim, maps, "use hf://org/name or file:///path")
-        if not (folder / path).exists():
-            raise SourceError(f"there is no {folder / path}")
-    elif source.startswith(FILE):
-        map_path(source.removeprefix(FILE), maps)
+        found = claim_folder(claim, maps, "use hf://org/name or file:///path") / path
+        if not found.exists():
+            raise SourceError(f"there is no {found}")
+        return found
+    return map_path(source.removeprefix(FILE), maps) if source.startswith(FILE) else None

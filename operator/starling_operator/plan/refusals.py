@@ -51,7 +51,7 @@ def check_spec(spec: InferenceServiceSpec) -> None:
     try:
         args = EngineArgs(model=spec.model.source, **engine_arguments(spec))
     except ConfigError as error:
-        raise ValueError(f"{_field_of(spec, error.field)}: {_without_field(error)}") from None
+        raise ValueError(in_spec(spec, error)) from None
     shares_experts = args.enable_expert_parallel and (layout.data > 1 or args.enable_eplb)
     if spec.scaling.standby == "asleep" and (shares_experts or spec.parallelism.elastic is not None):
         why = "cores that share experts, and groups that change their size, do not sleep"
@@ -81,11 +81,8 @@ def _check_argument(name: str, value: object) -> None:
         raise ValueError(f"engine.extraArgs.{name}: {error.errors()[0]['msg']}, got {value!r}") from None
 
 
-def _field_of(spec: InferenceServiceSpec, argument: str | None) -> str:
-    if argument is None:
-        return "engine"
-    return typed_field(argument) or (f"engine.extraArgs.{argument}" if argument in spec.engine.extra_args else "engine")
-
-
-def _without_field(error: ConfigError) -> str:
-    return str(error).removeprefix(f"{error.field}: ")
+def in_spec(spec: InferenceServiceSpec, error: ConfigError) -> str:
+    """Returns the error's text with the field of the spec, in place of the engine's argument, at its beginning."""
+    name = error.field
+    extra = f"engine.extraArgs.{name}" if name in spec.engine.extra_args else "engine"
+    return f"{(name and typed_field(name)) or extra}: {str(error).removeprefix(f'{name}: ')}"

@@ -1,7 +1,7 @@
 """Meaning of file:// and pvc:// without a cluster."""
 
 import pytest
-from starling_cli.local.sources import PathMap, SourceError, check_source, claim_folder, default_maps, map_path, parse_map
+from starling_cli.local.sources import PathMap, SourceError, claim_folder, default_maps, local_model, map_path, parse_map
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def test_a_claim_needs_a_folder(models):
 
 @pytest.mark.parametrize("source", ["hf://org/name", "pvc://weights/small", "file:///m/small"])
 def test_sources_that_can_be_had(models, source):
-    check_source(source, [PathMap("pvc://weights", models), PathMap("/m", models)])
+    local_model(source, [PathMap("pvc://weights", models), PathMap("/m", models)])
 
 
 @pytest.mark.parametrize("source", ["pvc://none/small", "pvc://weights/large", "file:///nowhere/at/all"])
 def test_sources_that_cannot(models, source):
     with pytest.raises(SourceError):
-        check_source(source, [PathMap("pvc://weights", models)])
+        local_model(source, [PathMap("pvc://weights", models)])
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=b", "=x", "/a=", "pvc://=.", "pvc://a/b=.", "/a=/no/such/folder"])

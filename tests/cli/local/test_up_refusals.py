@@ -31,6 +31,9 @@ def file(tmp_path):
         ({"kvCache": {"tiers": {"filesystem": {"claim": "kv", "bytes": "1Gi"}}}}, "--map pvc://kv=FOLDER"),
         ({"engine": {"extraArgs": {"nope": 1}}}, "spec.engine.extraArgs.nope"),
         ({"accelerators": {"type": "amd.com/gpu"}}, "spec.accelerators.type"),
+        ({"parallelism": {"tensor": 3}}, "spec.parallelism.tensor: 3 ranks cannot share this model"),
+        ({"model": {**MODEL, "maxLength": 1 << 20}}, "spec.model.maxLength: the model's longest sequence is"),
+        ({"model": {"source": f"file://{REPOSITORY}/docs"}}, "docs holds no config.json"),
     ],
 )
 def test_specs(file, spec, words):
