@@ -45,6 +45,13 @@ def typed_field(argument: str) -> str | None:
     return None if typed is None else typed.field
 
 
+def in_words_of_the_spec(cause: str) -> str:
+    """Returns an agent's words; where they begin with an engine argument that a field sets, with that field before it."""
+    name, _, rest = cause.removeprefix("engine.").partition(": ")
+    field = typed_field(name)
+    return cause if field is None else f"spec.{field} ({name}): {rest}"
+
+
 def engine_arguments(spec: InferenceServiceSpec) -> dict[str, Any]:
     """Returns EngineArgs by name, without those of other sections; None, the engine's own default, is left out.
 

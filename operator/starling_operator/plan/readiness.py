@@ -7,6 +7,7 @@ from starling_crds.layout import GroupLayout
 from starling_crds.spec_layout import group_layout
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
+from starling_operator.plan.config import in_words_of_the_spec
 from starling_operator.plan.elastic.parallelism_scale import Desired
 from starling_operator.plan.group import Group
 from starling_operator.plan.observed import Pod
@@ -175,7 +176,7 @@ def _state(pod: Pod) -> str:
     report = pod.report
     cause = (report.last_error if report else None) or pod.termination_message
     if report is not None and (report.fatal or report.phase == "failed"):
-        return f"container agent failed: {cause or 'its agent gives no cause'}"
+        return f"container agent failed: {in_words_of_the_spec(cause or 'its agent gives no cause')}"
     if pod.waiting:
         where = "" if pod.waiting.startswith("Unschedulable") else "container agent: "
         return f"{where}{pod.waiting}" + (f"; its last log: {cause}" if cause else "")

@@ -37,6 +37,10 @@ def test_a_group_whose_agent_reports_all_that_was_asked_is_ready() -> None:
         ({"ready": False}, "serving"),
         ({"healthy": False, "last_error": "hung"}, "last error: hung"),
         ({"phase": "failed", "last_error": "no such model"}, "container agent failed: no such model"),
+        (
+            {"phase": "failed", "last_error": "tensor_parallel_size: 3 ranks cannot share this model"},
+            "container agent failed: spec.parallelism.tensor (tensor_parallel_size): 3 ranks cannot share this model",
+        ),
         ({"phase": "failed"}, "its agent gives no cause"),
         ({"config_hash": "other"}, "another configuration"),
         ({"token_seen": False}, "no token came through its endpoint"),
