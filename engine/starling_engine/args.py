@@ -65,6 +65,7 @@ class EngineArgs:
         "auto, dummy (random weights), or pt (pytorch_model.bin).",
         "auto reads safetensors or a GGUF file. dummy makes random weights. pt reads pytorch_model.bin in a folder: of these"
         " pickles nothing but tensors.",
+        advice="leave it out for safetensors, GGUF and quantized files, which are known by themselves",
     )
     device: Literal["auto", "cpu", "cuda", "interpreter"] = argument(
         "auto",
@@ -86,6 +87,7 @@ class EngineArgs:
         "int8, int4 or fp8 quantizes the weights of linear layers and experts while they are loaded. A weight then has 8 or 4 bits,"
         " and a share of its group's scale. On CPUs that is for models in bfloat16.",
         choices=("int8", "int4", "fp8"),
+        advice="leave it out for a checkpoint that is quantized, which says so itself",
     )
     seed: int | None = argument(
         None,

@@ -21,6 +21,7 @@ class Argument:
     panel        heading of `--help` that lists the flag; None: there is no flag
     short        short form of the flag, such as -tp
     choices      possible values; empty: any of the type
+    advice       what to do instead of giving another value
     low          smallest possible number
     is_size      a number of bytes, which may also be written like "4GiB"
     is_length    a number of tokens, which may also be written like "32k"
@@ -32,6 +33,7 @@ class Argument:
     panel: str | None = None
     short: str | None = None
     choices: tuple[object, ...] = ()
+    advice: str = ""
     low: int | None = None
     is_size: bool = False
     is_length: bool = False
@@ -62,7 +64,8 @@ def _with_choices(found: Argument, kind: object) -> Argument:
 def check_value(name: str, found: Argument, value: Any) -> None:
     """Raises ConfigError for a value that is no choice, or is too small. None stands for a default that is decided later."""
     if found.choices and value is not None and value not in found.choices:
-        raise ConfigError(f"must be one of {', '.join(map(str, found.choices))}, got {value!r}", name)
+        advice = f"; {found.advice}" if found.advice else ""
+        raise ConfigError(f"must be one of {', '.join(map(str, found.choices))}, got {value!r}{advice}", name)
     if found.low is None or value is None:
         return
     if not isinstance(value, int | float):

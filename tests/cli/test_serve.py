@@ -146,11 +146,12 @@ def test_an_unknown_architecture_is_told_the_nearest_and_how_one_is_added(tmp_pa
 
 
 def test_a_flag_that_only_vllm_has_is_answered_with_what_to_do():
-    answer = failing("m", "--enable-auto-tool-choice")
+    answer = failing("m", "--num-gpu-blocks-override=100")
     assert answer.returncode == 2
-    cause, fix = answer.stderr.splitlines()
-    assert cause == "error: there is no --enable-auto-tool-choice here"
-    assert fix == f"fix:   {INSTEAD['--enable-auto-tool-choice']}"
+    assert answer.stderr.splitlines() == [
+        "error: there is no --num-gpu-blocks-override here",
+        "fix:   give --kv-cache-memory-bytes",
+    ]
 
 
 def test_a_port_in_use_is_reported_before_the_model_is_loaded():

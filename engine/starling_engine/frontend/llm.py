@@ -42,6 +42,7 @@ from starling_engine.frontend.prompt_encoder import PromptEncoder, PromptForm
 from starling_engine.frontend.prompts import ParsedPrompt, Prompt, one_per_prompt, parse_conversations, parse_prompts
 from starling_engine.frontend.shown_tools import Message
 from starling_engine.frontend.tokenizer import Tokenizer
+from starling_engine.frontend.vllm_arguments import instead_of
 from starling_engine.model_config.classifier import LabelActivation, activated
 from starling_engine.model_config.multi_vector import ROLES, TextRole
 from starling_engine.outputs import (
@@ -87,7 +88,8 @@ class LLM:
         known = {field.name for field in fields(EngineArgs)}
         for name in engine_args:
             if name not in known:
-                raise ConfigError(f"there is no such argument; there are {', '.join(sorted(known))}", name)
+                advice = instead_of(name) or f"there are {', '.join(sorted(known))}"
+                raise ConfigError(f"there is no such argument; {advice}", name)
         args = EngineArgs(model=model, **{"step_target_ms": 0, **engine_args})
         self._thread = LoopThread("starling-llm")
         bar = LoadingBar() if args.show_progress else None

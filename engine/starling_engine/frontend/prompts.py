@@ -10,6 +10,7 @@ from starling_engine.frontend.shown_tools import Message
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
 
+_KEYS = ("prompt", "prompt_token_ids")
 T = TypeVar("T")
 
 
@@ -49,6 +50,8 @@ def one_per_prompt(values: T | Sequence[T], count: int, name: str, kind: type[T]
 
 
 def _parse(prompt: object, param: str) -> ParsedPrompt:
+    if isinstance(prompt, Mapping) and (more := [key for key in prompt if key not in _KEYS and prompt[key] is not None]):
+        raise InvalidRequest(f"a prompt is text or token ids ({' or '.join(_KEYS)}) and no more, got {more[0]!r}", param)
     match prompt:
         case str():
             return ParsedPrompt(prompt)

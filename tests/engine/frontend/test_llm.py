@@ -341,6 +341,10 @@ def test_shows_progress(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
 def test_says_which_argument_is_wrong() -> None:
     with pytest.raises(ConfigError, match="max_tokens: there is no such argument"):
         LLM(MODEL, max_tokens=3)
+    with pytest.raises(ConfigError, match=r"num_gpu_blocks_override: there is no such argument; give kv_cache_memory_bytes$"):
+        LLM(MODEL, num_gpu_blocks_override=100)
+    with pytest.raises(ConfigError, match="skip_tokenizer_init: there is no such argument; leave it out: prompts may be token ids"):
+        LLM(MODEL, skip_tokenizer_init=True)
     with pytest.raises(ConfigError, match="block_size"):
         LLM(MODEL, block_size=7)
 

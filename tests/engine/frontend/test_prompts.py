@@ -17,7 +17,7 @@ MESSAGE = {"role": "user", "content": "hi"}
         ([1, 2], [ParsedPrompt(None, [1, 2])]),
         ([[1], [2]], [ParsedPrompt(None, [1]), ParsedPrompt(None, [2])]),
         ({"prompt": "a"}, [ParsedPrompt("a")]),
-        ({"prompt_token_ids": [1]}, [ParsedPrompt(None, [1])]),
+        ({"prompt_token_ids": [1], "multi_modal_data": None}, [ParsedPrompt(None, [1])]),
         ([{"prompt_token_ids": [1], "prompt": "a"}, "b"], [ParsedPrompt("a", [1]), ParsedPrompt("b")]),
         ([], []),
     ],
@@ -33,6 +33,11 @@ def test_names_the_prompt_that_is_none(wrong: Any) -> None:
     with pytest.raises(InvalidRequest, match="a prompt is text") as caught:
         parse_prompts(["a", wrong])
     assert caught.value.param == "prompts[1]"
+
+
+def test_what_would_be_left_out_of_a_prompt_is_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"text or token ids .* and no more, got 'multi_modal_data'"):
+        parse_prompts({"prompt": "What is this?", "multi_modal_data": {"image": b"..."}})
 
 
 def test_says_what_a_prompt_is_where_none_is_given() -> None:

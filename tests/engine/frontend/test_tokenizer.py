@@ -76,7 +76,12 @@ def test_reads_the_model_of_this_repository() -> None:
     ours, theirs = Tokenizer.load(PYDOC), AutoTokenizer.from_pretrained(PYDOC)
     messages = [{"role": "user", "content": "What does os.path.join do?"}]
     prompt = ours.render_chat(messages).text
-    assert prompt == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    for tokenize, opened in ((False, False), (False, True), (True, True)):
+        more = {"return_dict": False, "tokenize": tokenize, "add_generation_prompt": opened}
+        assert ours.apply_chat_template(messages, tokenize=tokenize, add_generation_prompt=opened) == theirs.apply_chat_template(
+            messages, **more
+        )
+    assert prompt == ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     for text in [*TEXTS, prompt]:
         assert ours.encode(text) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
