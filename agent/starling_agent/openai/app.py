@@ -1,5 +1,6 @@
 """The FastAPI application: its routes, errors and middleware."""
 
+import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
@@ -77,6 +78,7 @@ def create_app(endpoint: Endpoint) -> FastAPI:
     modules = (chat, responses_routes, anthropic_routes, completions, embeddings, scoring, models, tokens, probes)
     routers = [module.router for module in modules]
     app.state.allowed = _allowed([*routers, sleeping.router])
+    app.state.paths = [route.path for route in _routes(routers)]
     for router in routers:
         app.include_router(router, responses=ERRORS)
     if endpoint.engine.config.sleep_mode:
@@ -105,7 +107,7 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
         return ApiError(400, first["msg"], param=field_path(first["loc"][1:]), code="invalid_value")
     if isinstance(error, HTTPException):
         if error.status_code == 404:
-            return ApiError(404, f"there is no {request.url.path[:200]}", code="not_found")
+            return ApiError(404, _not_there(request), code="not_found")
         if error.status_code == 405:
             message = f"{request.method} is not possible on {request.url.path[:200]}"
             allowed = request.app.state.allowed.get(getattr(request.scope.get("route"), "path", None))
@@ -113,6 +115,13 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
             return ApiError(405, message, code="method_not_allowed", headers=headers)
         return ApiError(error.status_code, str(error.detail), headers=error.headers)
     return as_api_error(error)
+
+
+def _not_there(request: Request) -> str:
+    """Names the route that is nearest: most often a base URL has /v1 once too often, or not at all."""
+    path = request.url.path[:200]
+    near = difflib.get_close_matches(path, request.app.state.paths, n=1, cutoff=0.8)
+    return f"there is no {path}; {f'the nearest is {near[0]}' if near else '/docs lists what there is'}"
 
 
 def _allowed(routers: Sequence[APIRouter]) -> dict[str, str]:

@@ -110,7 +110,7 @@ def _sent_names(error: ErrorDetails, value: Any) -> Iterator[int | str]:
 
 def _unknown(param: str, model: type[RequestModel]) -> str:
     names = [*model.model_fields, *model.refusals] if param.isidentifier() else []  # not of fields of a field
-    close = difflib.get_close_matches(param, names, n=1)
+    close = difflib.get_close_matches(param, names, n=1, cutoff=0.65)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"unknown field {shown(param)}{hint}"
 
