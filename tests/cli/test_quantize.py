@@ -10,7 +10,7 @@ from tests.engine.real_engine import MODEL
 
 
 def test_it_writes_a_checkpoint_that_can_be_served(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["quantize", MODEL, str(tmp_path / "out"), "--scheme", "W4A16", "--group-size", "32"])
+    done = CliRunner().invoke(app, ["quantize", MODEL, str(tmp_path / "out"), "--scheme", "w4a16", "--group-size", "32"])
     assert done.exit_code == 0, done.output
     assert f"GB of weights in W4A16; starling serve {tmp_path / 'out'}" in done.output
     quantization = load_model_config(tmp_path / "out").quantization

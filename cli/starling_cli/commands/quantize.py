@@ -26,6 +26,7 @@ def quantize(
     from starling_engine.weights.quantized.writer import SCHEMES, quantize_checkpoint
     from tqdm import tqdm
 
+    scheme = scheme.upper()
     if scheme not in SCHEMES:
         fail(f"--scheme {scheme} is not known", f"take one of {', '.join(SCHEMES)}", 2)
     chosen = SCHEMES[scheme]

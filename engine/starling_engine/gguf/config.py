@@ -1,5 +1,6 @@
 """The config of a model in a GGUF file: its metadata under the names of a config.json and a generation_config.json."""
 
+import difflib
 from typing import Any, Literal
 
 from starling_engine.errors import UnsupportedModel
@@ -32,11 +33,16 @@ def read_config(file: GgufFile) -> tuple[Config, Config]:
 
 
 def family_of(file: GgufFile) -> GgufFamily:
-    """Raises UnsupportedModel naming all that are known."""
-    if file.architecture not in FAMILIES:
+    """Raises UnsupportedModel naming the nearest and all that are known, or what the file is where it is no model."""
+    if (kind := file.get("general.type")) not in (None, "model"):
+        raise UnsupportedModel(f"{file.path}: general.type is {kind!r}, and only a model can be served")
+    name = file.architecture
+    if name not in FAMILIES:
+        near = difflib.get_close_matches(name, sorted(FAMILIES), n=1)
+        hint = f"; the nearest is {near[0]}" if near else ""
         known = ", ".join(sorted(FAMILIES))
-        raise UnsupportedModel(f"{file.path}: general.architecture {file.architecture!r} is not supported; supported: {known}")
-    return FAMILIES[file.architecture]
+        raise UnsupportedModel(f"{file.path}: general.architecture {name!r} is not supported{hint}; supported: {known}")
+    return FAMILIES[name]
 
 
 def read_pooling(file: GgufFile) -> Literal["mean", "cls", "last"] | None:

@@ -148,6 +148,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.is_file() and not path.stat().st_size:
+            raise ModelError(f"{path} is empty; download it again")
         try:
             with path.open("rb") as file:
                 self.stamp = stamp_of(os.fstat(file.fileno()))

@@ -107,7 +107,7 @@ HUGE = 1 << 60
 ARCHITECTURE = entry("general.architecture", 8, text("llama"))
 DAMAGED = {
     "no GGUF": (b"PK\3\4" + bytes(60), "is not a GGUF file"),
-    "empty": (b"", "cannot be read"),
+    "empty": (b"", "is empty; download it again"),
     "cut in the header": (b"GGUF\3\0\0", "the header goes beyond the end"),
     "another version": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "GGUF version 1"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
@@ -182,6 +182,11 @@ def test_all_types_are_known_by_their_name_and_size() -> None:
             entry("general.architecture", 8, text("bloom")),
             "'bloom' is not supported; supported: apertus, arcee, bert, .*, starcoder2$",
         ),
+        (
+            entry("general.architecture", 8, text("gemma3n")),
+            "'gemma3n' is not supported; the nearest is gemma3; supported: apertus, arcee, bert, .*, starcoder2$",
+        ),
+        (ARCHITECTURE + entry("general.type", 8, text("adapter")), "general.type is 'adapter', and only a model can be served"),
         (ARCHITECTURE, "llama.attention.head_count must be a number above 0, got None"),
         (ARCHITECTURE + entry("llama.attention.head_count", 8, text("9")), "head_count must be a number above 0, got '9'"),
         (ARCHITECTURE + entry("llama.attention.head_count", 4, struct.pack("<I", 0)), "head_count must be a number above 0, got 0"),
@@ -201,7 +206,7 @@ def test_all_types_are_known_by_their_name_and_size() -> None:
         ),
     ],
     ids=[
-        *("nothing", "another architecture", "no sizes", "a size that is text", "a size of 0"),
+        *("nothing", "another architecture", "a nearer one", "an adapter", "no sizes", "a size that is text", "a size of 0"),
         *(f"a count of parts that is {what}" for what in ("a list", "text", "below 0", "too large", "a fraction")),
         "a part of a model",
     ],
