@@ -1,11 +1,13 @@
 """The code speaks one language: `docs/glossary.md` says which word means what, and these tests hold the rest."""
 
 import ast
+import functools
 import inspect
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -48,20 +50,59 @@ SAME_NAMES: dict[str, str] = {}
 """Public classes that share a name, with the reason."""
 
 
-def _sources() -> Iterator[tuple[str, ast.Module]]:
+@dataclass
+class Findings:
+    """What breaks a rule, by the rule: places in the sources, and of public classes all places by their name."""
+
+    openings: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+
+@functools.cache
+def findings() -> Findings:
+    """Reads every source once, whichever of the rules is asked for."""
+    found = Findings()
     for package in PACKAGES:
         for path in sorted((REPOSITORY / package).rglob("*.py")):
-            yield str(path.relative_to(REPOSITORY)), ast.parse(path.read_text())
+            _look(str(path.relative_to(REPOSITORY)), ast.parse(path.read_text()), found)
+    return found
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Docstrings of modules, classes and functions, and strings that stand below what they describe."""
+def _look(path: str, tree: ast.Module, found: Findings) -> None:
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_"):
+            found.classes[statement.name].append(path)
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
-            value = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield statement.lineno, value.value
+        for line, text in _docstrings(node):
+            if _opens_badly(text):
+                found.openings.append(f"{path}:{line}: {text.split()[:6]}")
+            found.sentences += [f"{path}:{line}: {' '.join(sentence.split())}" for sentence in _long_sentences(text)]
+        if (name := _name(node)) is not None and _is_banned(name):
+            found.names.append(f"{path}:{getattr(node, 'lineno', 0)}: {name}")
+
+
+def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Docstrings of modules, classes and functions, and strings that stand below what they describe."""
+    body = getattr(node, "body", None)
+    for statement in body if isinstance(body, list) else ():
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield statement.lineno, value.value
+
+
+def _name(node: ast.AST) -> str | None:
+    """The identifier that a node brings or uses; what is imported is named by others."""
+    for each in () if isinstance(node, ast.alias) else ("name", "attr", "arg", "id"):
+        if (value := getattr(node, each, None)) is not None:
+            return value if isinstance(value, str) else None
+    return None
+
+
+@functools.cache
+def _is_banned(name: str) -> bool:
+    return not BANNED.isdisjoint(part.lower() for part in re.findall(r"[A-Z]?[a-z]+", name))
 
 
 def _opens_badly(text: str) -> bool:
@@ -83,61 +124,25 @@ def _long_sentences(text: str) -> list[str]:
     return [sentence for sentence in sentences if len(sentence.split()) > LONGEST_SENTENCE]
 
 
-def bad_docstrings() -> list[str]:
-    return [
-        f"{path}:{line}: {text.split()[:6]}" for path, tree in _sources() for line, text in _docstrings(tree) if _opens_badly(text)
-    ]
-
-
-def long_sentences() -> list[str]:
-    return [
-        f"{path}:{line}: {' '.join(sentence.split())}"
-        for path, tree in _sources()
-        for line, text in _docstrings(tree)
-        for sentence in _long_sentences(text)
-    ]
-
-
-def shared_names() -> dict[str, list[str]]:
-    places = defaultdict(list)
-    for path, tree in _sources():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(path)
-    return {name: paths for name, paths in places.items() if len(paths) > 1 and name not in SAME_NAMES}
-
-
-def banned_names() -> list[str]:
-    found = []
-    for path, tree in _sources():
-        for node in ast.walk(tree):
-            name = next((value for field in ("name", "attr", "arg", "id") if (value := getattr(node, field, None))), None)
-            if not isinstance(name, str) or isinstance(node, ast.alias):
-                continue
-            parts = re.findall(r"[A-Z]?[a-z]+", name)
-            if BANNED & {part.lower() for part in parts}:
-                found.append(f"{path}:{getattr(node, 'lineno', 0)}: {name}")
-    return found
-
-
 def test_no_two_public_classes_share_a_name() -> None:
-    assert shared_names() == {}
+    classes = findings().classes
+    assert {name: paths for name, paths in classes.items() if len(paths) > 1 and name not in SAME_NAMES} == {}
 
 
 def test_no_identifier_has_a_banned_word() -> None:
-    assert banned_names() == []
+    assert findings().names == []
 
 
 def test_docstrings_begin_with_their_subject_or_verb() -> None:
-    assert bad_docstrings() == []
+    assert findings().openings == []
 
 
 def test_sentences_of_docstrings_are_short() -> None:
-    assert long_sentences() == []
+    assert findings().sentences == []
 
 
 if __name__ == "__main__":
     wanted = tuple(sys.argv[1:])
-    for finding in bad_docstrings() + long_sentences() + sorted(set(banned_names())):
+    for finding in findings().openings + findings().sentences + sorted(set(findings().names)):
         if finding.startswith(wanted):
             print(finding)

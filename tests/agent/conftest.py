@@ -98,7 +98,7 @@ def _servers(folder: Path) -> Iterator[StartServer]:
             *flags: str, model: str = MODEL, api_key: str | None = None, environment: dict[str, str] | None = None
         ) -> LiveServer:
             log = folder / f"server-{time.monotonic_ns()}.log"
-            command = ["serve", model, "--port", "0", *flags]
+            command = ["serve", model, "--port", "0", "--num-threads=1", *flags]  # other tests have the rest of the CPUs
             process = fork_server.agent(command, log, REPOSITORY, **{"COLUMNS": "200", **(environment or {})})
             server = LiveServer(process, log, api_key)
             stack.callback(server.close)

@@ -162,7 +162,7 @@ def test_reasons_to_stop(client):
 
 
 def test_the_contexts_end_is_no_error(tools_server):
-    for text, reasons in (("a " * 1000, ("end_turn", "model_context_window_exceeded")),):
+    for text, reasons in (("a " * 3900, ("end_turn", "model_context_window_exceeded")),):
         body = {"model": "tools", "max_tokens": 1_000_000, "messages": [{"role": "user", "content": text}]}
         answer = tools_server.http.post("/v1/messages", json=body).json()
         assert answer["stop_reason"] in reasons

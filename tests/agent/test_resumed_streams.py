@@ -70,7 +70,7 @@ def resuming(start_server: StartServer, router_token: Path, tmp_path_factory: py
     return start_server(*flags, model=str(folder))
 
 
-MOST_CUTS = 8
+MOST_CUTS = 5
 """So many of a stream's cuts run without --whole: the first, the last, and some between."""
 
 

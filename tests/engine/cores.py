@@ -116,8 +116,8 @@ def run(core: EngineCore, requests: list[EngineRequest]) -> dict[str, tuple[list
     return {name: (tokens[name], errors[name]) for name in tokens}
 
 
-def greedy(name: str, prompt: list[int], **fields: Any) -> EngineRequest:
-    return EngineRequest(id=name, prompt_ids=prompt, params=SamplingParams(temperature=0.0, max_tokens=STEPS), **fields)
+def greedy(name: str, prompt: list[int], steps: int = STEPS, **fields: Any) -> EngineRequest:
+    return EngineRequest(id=name, prompt_ids=prompt, params=SamplingParams(temperature=0.0, max_tokens=steps), **fields)
 
 
 def assert_greedy(tokens: list[int], reference: Reference) -> None:

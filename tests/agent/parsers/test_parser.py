@@ -190,10 +190,10 @@ def test_no_output_takes_more_than_linear_time(family, begins, repeats):
         parse(family, equal_pieces(text), tools={"f": NESTED})
         parse_text(family, text, tools={"f": NESTED}, is_cut=True)
 
-    assert_linear(work, 200_000)
+    assert_linear(work, 100_000)
 
 
-@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 300), marks=pytest.mark.whole)], ids=str)
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 300), marks=pytest.mark.whole)], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_output_breaks_a_parser(family, seeds):
     markers = [*FAMILIES[family].markers, *WRITTEN.values()]

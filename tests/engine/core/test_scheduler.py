@@ -321,7 +321,7 @@ def test_a_token_that_waits_takes_four_bytes() -> None:
     assert not waiting.record.prompt_ids, "nor are they held twice"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
     """Every request gets what it would get alone, for any pool, groups, depth, stages, budget, target, drafts and traffic."""

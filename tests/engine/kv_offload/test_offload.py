@@ -428,7 +428,7 @@ def pass_by_and_be_late(engine: ToyEngine, rng: random.Random) -> None:
     offload.jobs.clock = clock
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_traffic(seed: int, data: st.DataObject) -> None:
     """Whatever moves when, and whatever fails, with drafts and masks: outputs are those without tiers, and all is given back."""

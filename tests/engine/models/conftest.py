@@ -9,10 +9,10 @@ from starling_engine.attention.base import AttentionBackend
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 
-from tests.engine.checkpoints import FAMILIES, STEPS, VARIANTS, Reference, make_reference
+from tests.engine.checkpoints import FAMILIES, VARIANTS, Reference, make_reference
 
-FAMILY_STEPS = 24
-"""Tokens that a reference of a family decodes."""
+VARIANT_STEPS, FAMILY_STEPS = 44, 14
+"""Tokens that a reference decodes: past the end of a block, and, of variants, as many as steps of several sequences take."""
 ReferenceOf = Callable[..., Reference]
 
 
@@ -41,7 +41,7 @@ def reference_of(tmp_path_factory: pytest.TempPathFactory) -> ReferenceOf:
 
     def get(name: str, dtype: torch.dtype = torch.float32) -> Reference:
         if (name, dtype) not in made:
-            variant, steps = (VARIANTS[name], STEPS) if name in VARIANTS else (FAMILIES[name], FAMILY_STEPS)
+            variant, steps = (VARIANTS[name], VARIANT_STEPS) if name in VARIANTS else (FAMILIES[name], FAMILY_STEPS)
             made[name, dtype] = make_reference(tmp_path_factory.mktemp("checkpoint"), variant, dtype, steps)
         return made[name, dtype]
 

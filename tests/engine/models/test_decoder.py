@@ -10,7 +10,7 @@ from starling_engine.models import mlp
 from starling_engine.models.decoder import Decoder
 from starling_engine.weights.loader import load_weights
 
-from tests.engine.checkpoints import PROMPT, STEPS, VARIANTS, Reference
+from tests.engine.checkpoints import PROMPT, VARIANTS, Reference
 from tests.engine.models.conftest import ReferenceOf
 from tests.engine.paged_driver import PagedDriver
 
@@ -42,7 +42,7 @@ def test_logits_and_greedy_tokens_equal_the_reference(name: str, backend: Attent
     (logits,) = driver.run([(0, reference.prompt)])
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, reference.logits[:PROMPT], atol=TOLERANCE, rtol=0)
-    assert_same_greedy(driver.greedy(int(logits[-1].argmax()), STEPS), reference)
+    assert_same_greedy(driver.greedy(int(logits[-1].argmax()), len(reference.tokens)), reference)
 
 
 @pytest.mark.parametrize("chunks", [[1] * PROMPT, [7, 8, 9, 16], [39, 1], [3, 37]], ids=str)

@@ -138,7 +138,7 @@ def test_a_rank_that_has_gone_is_lost_however_often_it_is_asked(exchange: Callab
             with pytest.raises(RankLost, match="gone or stuck"):
                 exchange(ranks)
 
-    on_ranks(2, "gloo", work)
+    on_ranks(2, "gloo", work, timeout=3.0)
 
 
 def test_a_fault_of_the_own_device_is_not_another_ranks() -> None:

@@ -12,7 +12,7 @@ from starling_engine.rng import gumbel
 from tests.engine.real_engine import running
 
 pytestmark = pytest.mark.timeout(120)
-PROMPTS, PROMPT = 48, 30
+PROMPTS, PROMPT = 24, 30
 BOUND = 0.1
 """Most by which the two tokens' noised logits may differ. Logits are sums of bfloat16, some 8 in size, with steps of 1/32."""
 

@@ -47,6 +47,7 @@ def file_of(name: str, folder: Path) -> bytes:
 
 @pytest.mark.parametrize("type_name", ["F32", "BF16", "F16"])
 @pytest.mark.parametrize("name", SAME)
+@pytest.mark.matrix
 def test_the_model_is_that_of_its_checkpoint(name: str, type_name: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, SAME[name])
     write_gguf(tmp_path / "model.gguf", tmp_path, lambda _: type_name)
@@ -78,6 +79,7 @@ def test_blocks_are_what_gguf_reads(type_name: str) -> None:
 
 @pytest.mark.parametrize("type_name", BY_32)
 @pytest.mark.parametrize("name", ["llama2", "qwen3-moe"])
+@pytest.mark.matrix
 def test_a_quantized_model_is_that_of_its_numbers(name: str, type_name: str, tmp_path: Path) -> None:
     """Numbers and codes agree in whole and in part, those of experts and of queries in pairs included."""
     write_checkpoint(tmp_path, Variant(VARIANTS[name].model_type, {**VARIANTS[name].changes, "moe_intermediate_size": 64}))

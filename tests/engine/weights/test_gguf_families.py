@@ -59,8 +59,11 @@ OF_A_KIND = (
     "llama4-every-second",
     "ministral3",
 )
-"""Those between which each thing that the converter does to tensors occurs; the others run in make test-all."""
-ALL = [name if name in OF_A_KIND else pytest.param(name, marks=pytest.mark.matrix) for name in GGUF_VARIANTS]
+"""Those between which each thing that the converter does to tensors occurs; the others run in make test-all.
+
+In make test those are read in parts (`test_ranks_have_parts_of_a_file`), which are the checkpoint's, too.
+"""
+ALL = [name if name in OF_A_KIND else pytest.param(name, marks=pytest.mark.whole) for name in GGUF_VARIANTS]
 ELSEWHERE = {"llama", "qwen2", "qwen3", "qwen3moe"}
 """Architectures that `test_gguf.py` reads."""
 
@@ -212,8 +215,20 @@ It turns keys of indexers 64 elements at once, and caps logits of Gemma 4 where 
 """
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", JUDGED)
+JUDGED_FIRST = (
+    "ministral3",
+    "glm4-moe-lite",
+    "kimi-linear-plain",
+    "llama4",
+    "qwen3-next",
+    "falcon-h1-normed",
+    "gemma4-moe",
+    "glm-5.2",
+)
+"""Of each kind of mixer, of experts, of scaled queries: the others, whose files say no more, run in make test-all."""
+
+
+@pytest.mark.parametrize("name", [name if name in JUDGED_FIRST else pytest.param(name, marks=pytest.mark.whole) for name in JUDGED])
 def test_llama_cpp_says_the_same_of_a_file(name: str, tmp_path: Path) -> None:
     """Compares each step by itself: llama.cpp's server leaves tokens of half a character out of a longer answer's list."""
     variant = GGUF_VARIANTS[name]

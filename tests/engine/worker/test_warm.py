@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from tests.engine.workers import plain_worker
 pytestmark = pytest.mark.timeout(200)
 
 OTHERS = {
-    "DeepseekV3": VARIANTS["deepseek-v3"],
+    "DeepseekV3": replace(VARIANTS["deepseek-v3"], changes={**VARIANTS["deepseek-v3"].changes, "num_hidden_layers": 2}),
     "Gemma3": FAMILIES["gemma3"],
     "GptOss": VARIANTS["gpt-oss"],
     "Qwen3Next": FAMILIES["qwen3-next"],

@@ -26,7 +26,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(life=st.lists(steps, max_size=25), node_slots=st.sampled_from([5, 60]))
 def test_every_life_ends_at_the_size_that_is_asked_for(life: list[tuple[str, Any]], node_slots: int) -> None:
     world = ElasticWorld(elastic(2, replicas=1, recovery={"restartBudget": 1000}), node_slots=node_slots)
