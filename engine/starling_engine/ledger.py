@@ -133,12 +133,12 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     mixer, moe = _mixer_width(model, dtype_bytes), model.moe
     norms = 2 * any(layer.norms == "both" for layer in model.layers) + 3 * (moe is not None and moe.beside_mlp)
     widths = (3 + norms) * model.hidden_size + attention + mixer + 3 * model.widest_mlp
-    logits = RECORDED_TOKENS * model.vocab_size * 4
+    ends = RECORDED_TOKENS * (model.hidden_size * dtype_bytes + model.vocab_size * 4 + 8)
     if moe is None:
-        return RECORDED_TOKENS * model.num_layers * widths * dtype_bytes + logits
+        return RECORDED_TOKENS * model.num_layers * widths * dtype_bytes + ends
     pairs = moe.routing.top_k * (5 * 8 + moe.intermediate_size * dtype_bytes)
     choice = RECORDED_TOKENS * (moe.num_experts * 4 + pairs) + 8 * (moe.num_experts + 1) + 16 * CACHE_LINE
-    return model.num_layers * (RECORDED_TOKENS * widths * dtype_bytes + choice) + logits
+    return model.num_layers * (RECORDED_TOKENS * widths * dtype_bytes + choice) + ends
 
 
 def replay_bytes(model: ModelConfig, dtype_bytes: int, num_layers: int, max_tokens: int) -> int:

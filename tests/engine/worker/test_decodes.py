@@ -59,7 +59,12 @@ def run_both(plan: StepPlan, logits: torch.Tensor) -> tuple[StepResult, StepResu
     nothing: Any = None
     one, other = make_batch(), make_batch()
     recorded = RecordedSteps(nothing, nothing, [table.shape[1] for table in one.tables], 0)
-    recorded.replay = lambda tokens, rows: (torch.empty(tokens, 0), logits.clone()[:rows])  # type: ignore[method-assign]
+
+    def replay(_: int, rows: int, around: Any) -> Any:
+        around.before(rows)
+        return SimpleNamespace(sampled=around.after(logits.clone()[:rows]).numpy())
+
+    recorded.replay = replay  # type: ignore[method-assign, assignment]
     results = StepResult(1, 0), StepResult(1, 0, [0] * len(plan.slots))
     decodes = Decodes(one, recorded)
     one.apply(plan)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "replay.h"
 #include "simd.h"
 
 namespace starling {
@@ -358,3 +359,5 @@ void starling_sample(const float* logits, int64_t rows, int64_t vocab, const flo
 }
 
 }  // extern "C"
+
+STARLING_RECORDABLE(starling_sample)

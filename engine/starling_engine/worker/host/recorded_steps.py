@@ -6,7 +6,10 @@ At batch 1 that was 18 % of a step's time with the 0.6B shape in int4, and 8 % i
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
@@ -19,13 +22,32 @@ from starling_engine.worker.prompt_outputs import RunnableModel
 logger = logging.getLogger("starling.worker")
 
 
+class Around(Protocol):
+    """Work before and after a step's model, by native kernels: it is recorded with the step."""
+
+    def before(self, rows: int) -> None:
+        """Makes the step's inputs."""
+        ...
+
+    def after(self, logits: torch.Tensor) -> torch.Tensor:
+        """Samples of the logits [R, vocabulary] -> [R]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step of some tokens and rows. `hidden` and `logits` are of its last replay."""
+    """A step of some tokens and rows. What it has is of its last replay.
+
+    hidden, logits  of all tokens
+    sampled         what is sampled after the step; None where that is no part of it
+    embeds          it looks embeddings up, too
+    """
 
     recording: Recording
     hidden: torch.Tensor
     logits: torch.Tensor
+    sampled: npt.NDArray[np.int64] | None
+    embeds: bool
 
 
 class RecordedSteps:
@@ -35,10 +57,11 @@ class RecordedSteps:
         self._model = model
         self._pages = pages
         self._embedded: torch.Tensor | None = None
+        """Embeddings of steps that do not look them up."""
         self.inputs = _inputs(RECORDED_TOKENS, table_widths)
         """Inputs of replays, for as many rows as tokens. KV groups share all but tables and slots."""
         self._scratch = Scratch(scratch_bytes)
-        self._steps: dict[tuple[int, int], RecordedStep] = {}
+        self._steps: dict[tuple[int, int, bool], RecordedStep] = {}
         self.possible = True
         """False once the model has called what cannot be recorded."""
 
@@ -59,25 +82,33 @@ class RecordedSteps:
         for kept, given in zip(self.inputs.metadata, inputs.metadata, strict=True):
             kept.slot_mapping[:tokens] = given.slot_mapping
             kept.block_tables[:rows, : given.block_tables.shape[1]] = given.block_tables
-        return self.replay(tokens, rows)
+        step = self.replay(tokens, rows)
+        return None if step is None else (step.hidden, step.logits)
 
-    def replay(self, tokens: int, rows: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Does what `run` does, with `inputs`."""
-        ids = self.inputs.ids[:tokens]
-        embedded = self._model.embed(ids, self.inputs.metadata[0].positions[:tokens])
+    def replay(self, tokens: int, rows: int, around: Around | None = None) -> RecordedStep | None:
+        """Runs a step of `inputs`, which `around` makes, if given. Returns None where `run` does."""
+        step = self._steps.get((tokens, rows, around is not None))
+        if step is None:
+            return self._record(tokens, rows, around)
+        if not step.embeds:
+            self._embed(tokens, rows, around)
+        step.recording.replay()
+        self._pages.tick()
+        return step
+
+    def _embed(self, tokens: int, rows: int, around: Around | None) -> torch.Tensor:
+        """Makes the inputs of a step that does not look embeddings up, and these [tokens, hidden_size]."""
+        if around is not None:
+            around.before(rows)
+        embedded = self._model.embed(self.inputs.ids[:tokens], self.inputs.metadata[0].positions[:tokens])
         if self._embedded is None:
             self._embedded = embedded.new_empty(RECORDED_TOKENS, embedded.shape[1])
         self._embedded[:tokens] = embedded
-        step = self._steps.get((tokens, rows))
-        if step is not None:
-            step.recording.replay()
-            self._pages.tick()
-            return step.hidden, step.logits
-        return self._record(ids, self._embedded[:tokens], rows)
+        return self._embedded[:tokens]
 
-    def _record(self, ids: torch.Tensor, embedded: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Runs a step while it is recorded."""
-        tokens = len(ids)
+    def _record(self, tokens: int, rows: int, around: Around | None) -> RecordedStep | None:
+        """Runs a step while it is recorded: all of it, or what comes after embeddings."""
+        ids = self.inputs.ids[:tokens]
         metadata = [
             AttentionMetadata(
                 kept.positions[:tokens],
@@ -90,18 +121,31 @@ class RecordedSteps:
             for kept in self.inputs.metadata
         ]
 
-        def work() -> tuple[torch.Tensor, torch.Tensor]:
+        def behind(embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
             hidden = self._model.forward(ids, self._pages.context(metadata, None), embedded)
-            return hidden, self._model.logits(hidden)
+            logits = self._model.logits(hidden)
+            return hidden, logits, None if around is None else around.after(logits)
 
+        def whole() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+            if around is not None:
+                around.before(rows)
+            return behind(self._model.embed(ids, metadata[0].positions))
+
+        embeds = True
         try:
-            recording, (hidden, logits) = record(work, self._scratch)
-        except NotRecordable as reason:
-            logger.info("steps of few tokens are not recorded: the model calls %s", reason)
-            self.possible = False
-            return None
-        self._steps[tokens, rows] = RecordedStep(recording, hidden, logits)
-        return hidden, logits
+            recording, found = record(whole, self._scratch)
+        except NotRecordable:
+            embeds, embedded = False, self._embed(tokens, rows, around)
+            try:
+                recording, found = record(lambda: behind(embedded), self._scratch)
+            except NotRecordable as reason:
+                logger.info("steps of few tokens are not recorded: the model calls %s", reason)
+                self.possible = False
+                return None
+        hidden, logits, sampled = found
+        step = RecordedStep(recording, hidden, logits, None if sampled is None else sampled.numpy(), embeds)
+        self._steps[tokens, rows, around is not None] = step
+        return step
 
 
 def _inputs(tokens: int, table_widths: Sequence[int]) -> StepInputs:
