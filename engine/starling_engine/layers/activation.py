@@ -60,11 +60,11 @@ class Xielu:
         self._name = name
         self._p, self._n = (torch.empty(1, dtype=dtype, device=device) for _ in range(2))
         self._beta, self._eps = (torch.empty((), dtype=dtype, device=device) for _ in range(2))
-        self._kernels = elementwise_ops if encoder_ops.are_fastest(dtype, device) else reference
+        self._activate = elementwise_ops.xielu if encoder_ops.are_fastest(dtype, device) else reference.xielu
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Takes x [T, C], and may overwrite it."""
-        return self._kernels.xielu(x, self._p, self._n, self._beta, self._eps)
+        return self._activate(x, self._p, self._n, self._beta, self._eps)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         parts = {"alpha_p": self._p, "alpha_n": self._n, "beta": self._beta, "eps": self._eps}

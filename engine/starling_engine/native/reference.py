@@ -158,7 +158,7 @@ Opening = Literal["as it is", "sigmoid", "silu"]
 
 def gate_mul(x: Tensor, gate: Tensor, opening: Opening = "as it is") -> Tensor:
     """Multiplies x [T, C] by the opened gate [T, G], each of whose columns is for C / G of x. For the arguments see `ops`."""
-    parts, gates = x.unflatten(1, (gate.shape[1], -1)), gate.unsqueeze(2)
+    parts, gates = x.view(len(x), gate.shape[1], x.shape[1] // gate.shape[1]), gate.unsqueeze(2)
     if opening == "silu":
         return F.silu(gates.expand_as(parts).to(torch.float32, copy=True), inplace=True).mul_(parts).to(x.dtype).flatten(1)
     return (parts * (gates.sigmoid() if opening == "sigmoid" else gates)).flatten(1)
