@@ -125,14 +125,22 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
     """Returns the memory of recorded steps: they share that of the largest one, which keeps what each of its layers computes.
 
     That is norms, the output of each matrix, rotated queries, what they attend to, and a gate that is no part of its matrix. Norms
-    are those behind both parts, too, and of experts beside an MLP. Of experts it is logits and the choice in 8 bytes, pairs that
-    are sorted, their products, and where each slot begins. Where some layers have a recurrent state, each counts as if it attended.
+    are those behind both parts, too, and of experts beside an MLP. Where attention stands beside a mixer, inputs of both are
+    multiplied, and so is what the mixer's matrix gives; there is one output more.
+
+    Inputs of each layer are those of ids and of embeddings, these normed, and gated ones; behind them are a matrix and a norm. Of
+    experts it is logits and the choice in 8 bytes, pairs that are sorted, their products, and where each slot begins. Where some
+    layers have a recurrent state, each counts as if it attended.
     """
     gate = 2 * model.num_heads if model.traits.attention_gate else 0
     attention = max(((3 * model.num_heads + gate + 2 * own.count) * own.dim for own in model.kv_heads), default=0)
     mixer, moe = _mixer_width(model, dtype_bytes), model.moe
     norms = 2 * any(layer.norms == "both" for layer in model.layers) + 3 * (moe is not None and moe.beside_mlp)
     widths = (3 + norms) * model.hidden_size + attention + mixer + 3 * model.widest_mlp
+    if (mamba := model.mamba2) is not None and any(layer.mixer == "attention and mamba2" for layer in model.layers):
+        widths += 3 * model.hidden_size + mamba.width + mamba.channels + mamba.heads
+    if (inputs := model.traits.layer_inputs) is not None:
+        widths += 5 * inputs.size + 2 * model.hidden_size
     ends = RECORDED_TOKENS * (model.hidden_size * dtype_bytes + model.vocab_size * 4 + 8)
     if moe is None:
         return RECORDED_TOKENS * model.num_layers * widths * dtype_bytes + ends

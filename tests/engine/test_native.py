@@ -176,6 +176,14 @@ def test_embedding_is_the_weight_row(n: int, k: int) -> None:
     assert torch.equal(out, weight[ids])
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_rows_of_a_table_are_copied(dtype: torch.dtype) -> None:
+    table, ids = torch.randn(40, 33).to(dtype), torch.tensor([0, 39, 17, 17])
+    assert torch.equal(ops.embedding(ids, table), reference.embedding(ids, table))
+    many = torch.randint(0, 40, (9000,))  # for several threads
+    assert torch.equal(ops.embedding(many, table), table[many])
+
+
 def paged_case(
     lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -404,7 +412,10 @@ def test_gates_multiply_strided_rows(dtype: torch.dtype) -> None:
     x, gate = torch.randn(3, 2 * 50 + 1).to(dtype).split([50, 51], dim=1)
     gate = gate[:, 1:]
     assert torch.equal(ops.gate_mul(x, gate), x * gate)
-    assert_close(ops.gate_mul(x, gate, sigmoid=True), x * gate.sigmoid(), 8e-3 if dtype == BF16 else 1e-6)
+    for opening in ops.OPENINGS:
+        for gates in (gate, gate[:, 3:13], gate[:, 20:21]):  # of each column, and of five or all of them
+            expected = reference.gate_mul(x, gates, opening)
+            assert_close(ops.gate_mul(x, gates, opening), expected, 8e-3 if dtype == BF16 else 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
@@ -451,6 +462,21 @@ def test_qk_norm_rope_store(
         *(qkv[:, : heads * dim], positions, cos_sin, q_norm, k_norm, 1e-6, kv := actual_kv.clone(), slots), stores=False
     )
     assert torch.equal(alone, actual) and torch.equal(kv, actual_kv)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("dim", [32, 50, 128])
+def test_heads_are_rotated_and_then_normalised(dim: int, dtype: torch.dtype) -> None:
+    """Queries and keys have weights of their own; values stay, and what lies beside the rows."""
+    whole = torch.randn(3, 7 * dim + 3).to(dtype)
+    expected, heads, positions = whole.clone(), (4, 2), torch.tensor([0, 99, 17])
+    angles, weights = torch.rand(100, dim // 2) * 6, torch.randn(2, dim)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+    ops.rotate_and_norm(whole[:, 1:-2], heads, positions, cos_sin, weights, 1e-6)
+    reference.rotate_and_norm(expected[:, 1:-2], heads, positions, cos_sin, weights, 1e-6)
+    assert_close(whole, expected, 8e-3 if dtype == BF16 else 1e-6)
+    for beside in (slice(0, 1), slice(1 + 6 * dim, None)):
+        assert torch.equal(whole[:, beside], expected[:, beside])
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

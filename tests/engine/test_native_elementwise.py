@@ -69,6 +69,31 @@ def test_activations_show_what_is_not_a_number(name: str) -> None:
     assert found[0, 0].isnan() and found[0, 1] > 1e38 and found[0, 2:].abs().sum() == 0
 
 
+def _slopes(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Returns parameters of xIELU: both slopes, beta and eps."""
+    return [torch.tensor([number]).to(dtype) for number in (0.8, -1.3)] + [torch.tensor(each).to(dtype) for each in (0.5, -1e-6)]
+
+
+@DTYPES
+@SHAPES
+def test_xielu(tokens: int, width: int, dtype: torch.dtype) -> None:
+    x, slopes = 4 * torch.randn(tokens, width).to(dtype), _slopes(dtype)
+    expected = reference.xielu(x.clone(), *slopes)
+    assert elementwise_ops.xielu(x, *slopes) is x
+    assert_close(x, expected)
+
+
+def test_xielu_is_exact_near_nothing() -> None:
+    """There exp(x) - 1 - x is the difference of numbers that are nearly the same."""
+    x = torch.cat([-torch.logspace(-8, 2, 1000), torch.logspace(-8, 2, 1000), torch.zeros(1)]).unsqueeze(0)
+    slopes = _slopes(FP32)
+    slopes[2].zero_()  # beta x would hide it
+    wanted = reference.xielu(x.double(), *(each.double() for each in slopes)).float()
+    torch.testing.assert_close(elementwise_ops.xielu(x.clone(), *slopes), wanted, rtol=1e-6, atol=1e-12)
+    found = elementwise_ops.xielu(torch.tensor([[torch.nan, 3e38, -3e37]]), *slopes)
+    assert found[0, 0].isnan() and found[0, 1].isinf() and found[0, 2].isfinite()
+
+
 @DTYPES
 @SHAPES
 def test_sums_and_multiples_of_strided_rows(tokens: int, width: int, dtype: torch.dtype) -> None:

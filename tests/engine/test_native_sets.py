@@ -86,6 +86,11 @@ CASES: dict[str, Callable[[], None]] = {
     "norm of groups": partial(recurrent.check_grouped_norm, recurrent_ops, CPU, dim=24, dtype=BF16),
     "gated norm": partial(recurrent.check_gated_rms_norm, recurrent_ops, CPU, dim=24, dtype=BF16, weight_dtype=BF16),
     **{f"gated by {name}": partial(elementwise.test_gated_activations, name, 3, 50, BF16) for name in elementwise_ops.ACTIVATIONS},
+    "xIELU": partial(elementwise.test_xielu, 3, 50, BF16),
+    "xIELU near nothing": elementwise.test_xielu_is_exact_near_nothing,
+    "gates": partial(kernels.test_gates_multiply_strided_rows, BF16),
+    "norm behind the rotation": partial(kernels.test_heads_are_rotated_and_then_normalised, 50, BF16),
+    "rows of a table": partial(kernels.test_rows_of_a_table_are_copied, BF16),
     "layer norm": partial(encoders.test_layer_norm_adds_the_residual_first, BF16),
     "sums": partial(elementwise.test_sums_and_multiples_of_strided_rows, 3, 50, BF16),
     **{

@@ -48,6 +48,21 @@ def test_a_replay_computes_anew() -> None:
         record(work, Scratch(300))
 
 
+def test_rows_are_copied_by_a_kernel() -> None:
+    """Copies lie in the recording's memory, and a replay copies anew. What has no gaps is not copied."""
+    wide, scratch = torch.randn(3, 40).to(BF16), Scratch(1 << 12)
+
+    def work() -> tuple[Tensor, Tensor, Tensor]:
+        part, tail = torch.split(wide, [30, 10], dim=1)
+        return part.contiguous(), tail.clone(), wide.contiguous()
+
+    with torch.inference_mode():
+        recorded, found = record(work, scratch)
+        wide.copy_(torch.randn(3, 40))
+        recorded.replay()
+    assert all(map(torch.equal, found, work())) and found[2] is wide and recorded.count == 2
+
+
 @pytest.mark.parametrize("name", ["aten.add.Tensor", "starling_apply_token_bitmask"])
 def test_what_else_computes_is_refused(name: str) -> None:
     x, row, word = torch.ones(2, 32), torch.tensor([0]), torch.zeros(1, 1, dtype=torch.int32)

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch.nn import functional as F
 
 from starling_engine.layers.elementwise import elementwise_kernels
 from starling_engine.native import elementwise_ops, encoder_ops, ops, reference
-from starling_engine.native.reference import activate_and_mul
+from starling_engine.native.reference import Opening, activate_and_mul
 from starling_engine.weights.weight_slot import WeightSlot, copy_slot
 
 
@@ -33,14 +32,13 @@ def activation_and_mul(name: str, dtype: torch.dtype, device: torch.device) -> C
 
 
 Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""x, gate [T, C] -> [T, C]."""
+"""x [T, C], gate [T, C], or [T, G] where each is for C / G columns -> [T, C]."""
 
 
-def gate_mul(dtype: torch.dtype, device: torch.device, *, sigmoid: bool = False) -> Gate:
-    """Returns a function for this dtype and device: x, gate [T, C] -> x * gate, or x * sigmoid(gate)."""
-    if elementwise_kernels(dtype, device) == "native":
-        return partial(ops.gate_mul, sigmoid=sigmoid)
-    return (lambda x, gate: x * gate.sigmoid()) if sigmoid else torch.mul
+def gate_mul(dtype: torch.dtype, device: torch.device, opening: Opening = "as it is") -> Gate:
+    """Returns a function for this dtype and device: x [T, C], gate [T, G] -> x times the opened gate, as `ops.gate_mul`."""
+    kernels = ops if elementwise_kernels(dtype, device) == "native" else reference
+    return partial(kernels.gate_mul, opening=opening)
 
 
 def activation_of(name: str, dtype: torch.dtype, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -56,18 +54,17 @@ def activate(name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 class Xielu:
-    """xIELU (arXiv 2411.13010), whose slopes on both sides are learnt; `name` is its module in the checkpoint. In torch."""
+    """xIELU (arXiv 2411.13010), whose slopes on both sides are learnt; `name` is its module in the checkpoint."""
 
     def __init__(self, name: str, dtype: torch.dtype, device: torch.device) -> None:
         self._name = name
         self._p, self._n = (torch.empty(1, dtype=dtype, device=device) for _ in range(2))
         self._beta, self._eps = (torch.empty((), dtype=dtype, device=device) for _ in range(2))
+        self._activate = elementwise_ops.xielu if encoder_ops.are_fastest(dtype, device) else reference.xielu
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        # softplus(p) x^2 + beta x where x > 0, else (beta + softplus(n)) (exp(min(x, eps)) - 1 - x) + beta x
-        alpha_p, alpha_n = F.softplus(self._p), self._beta + F.softplus(self._n)
-        below = (torch.expm1(torch.minimum(x, self._eps)) - x).mul_(alpha_n)
-        return torch.where(x > 0, alpha_p * x * x, below).add_(self._beta * x)
+        """Takes x [T, C], and may overwrite it."""
+        return self._activate(x, self._p, self._n, self._beta, self._eps)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         parts = {"alpha_p": self._p, "alpha_n": self._n, "beta": self._beta, "eps": self._eps}

@@ -6,7 +6,7 @@ import torch
 
 from starling_engine.layers.expert_biases import ExpertBiases
 from starling_engine.layers.experts import ExpertPart, ExpertsShape, plain_parts
-from starling_engine.native import ops, routing_ops
+from starling_engine.native import elementwise_ops, ops, routing_ops
 from starling_engine.native.reference import PackedExperts
 
 
@@ -33,7 +33,7 @@ class GroupedExperts(ABC):
 
 
 class NativeExperts(GroupedExperts):
-    """Packs each matrix as it is loaded. Only a gate that waits for its up is held unpacked."""
+    """Packs each matrix as it is loaded. Only a gate that waits for its up is held unpacked; experts may have ups alone."""
 
     name = "native"
     _gate_up: PackedExperts | None = None
@@ -51,6 +51,8 @@ class NativeExperts(GroupedExperts):
             self._biases.load(slot, part, tensor)
         elif part.projection == "down":
             self._load_down(slot, tensor)
+        elif not self._shape.gated:
+            ops.pack_expert(tensor.to(torch.bfloat16).contiguous(), self._gate_ups(), slot)
         else:
             self._load_half(slot, part, tensor)
 
@@ -67,6 +69,8 @@ class NativeExperts(GroupedExperts):
     def multiply(self, x: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         gate_ups, downs = self._biases.both
         activated = ops.grouped_linear(x, tokens, starts, self._gate_ups(), gate_ups, self._shape.gate)
+        if not self._shape.gated:
+            elementwise_ops.activate("relu2", activated)
         return ops.grouped_sum(activated, tokens, weights, starts, self._downs(), len(x), downs)
 
     def _load_down(self, slot: int, tensor: torch.Tensor) -> None:
@@ -86,9 +90,9 @@ class NativeExperts(GroupedExperts):
     def _gate_ups(self) -> PackedExperts:
         """Allocated at its first use; its pages are taken as they are written."""
         if self._gate_up is None:
-            self._gate_up = ops.empty_experts(
-                self._shape.num_slots, 2 * self._shape.intermediate_size, self._shape.hidden_size, gated=True
-            )
+            shape = self._shape
+            rows = shape.up_parts * shape.intermediate_size
+            self._gate_up = ops.empty_experts(shape.num_slots, rows, shape.hidden_size, gated=shape.gated)
         return self._gate_up
 
     def _downs(self) -> PackedExperts:

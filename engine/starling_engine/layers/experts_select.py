@@ -99,8 +99,8 @@ def _stored_formats(shape: ExpertsShape, names: ExpertNames, stored: Mapping[str
 
 
 def _choose(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> tuple[type[ExpertsMethod], str]:
-    if not shape.gated:
-        return DenseExperts, "kernels have no experts without a gate"
+    if not shape.gated and triton_runs(device):
+        return DenseExperts, "grouped kernels have no experts without a gate"
     if triton_runs(device):
         from starling_engine.layers.experts_triton import TritonExperts
 

@@ -10,7 +10,7 @@ from starling_engine.errors import ConfigError
 from starling_engine.kernels.matmul import has_mkldnn, has_mkldnn_bf16, is_emulated
 from starling_engine.layers.linear import LinearMethod, LinearShape, MethodSelector
 from starling_engine.layers.linear_dense import DenseLinear, ExactLinear
-from starling_engine.layers.linear_packed import MkldnnLinear, NativeExactLinear, NativeFloatLinear, NativeLinear
+from starling_engine.layers.linear_packed import MkldnnLinear, NativeExactLinear, NativeFloatLinear, NativeLinear, NativeTable
 from starling_engine.layers.linear_quantized import ONLINE, OnlineQuantizedLinear, QuantizedLinear
 from starling_engine.layers.quantized_kernels import quantized_kernels
 from starling_engine.native import encoder_ops
@@ -45,7 +45,7 @@ def select_linear_method(
 
     def select_plain(shape: LinearShape) -> LinearMethod:
         if shape.only_lookup:
-            return DenseLinear()
+            return NativeTable() if method is NativeLinear else DenseLinear()
         if shape.exact:
             return NativeExactLinear() if method is NativeLinear else ExactLinear()
         return method() if _FITS[method](shape) else DenseLinear()

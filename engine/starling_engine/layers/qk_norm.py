@@ -3,9 +3,8 @@
 import torch
 from torch.nn import functional as F
 
-from starling_engine.attention.torch_paged import rotate
 from starling_engine.layers.elementwise import elementwise_kernels
-from starling_engine.native import ops
+from starling_engine.native import ops, reference
 from starling_engine.parallel.communicator import Communicator
 from starling_engine.topology.shard import Share
 from starling_engine.weights.weight_slot import WeightSlot, part_slot
@@ -59,7 +58,7 @@ class WidthNorm:
 
 
 class RotatedHeadNorm:
-    """Rotates queries and keys, and then normalises each head (Hunyuan), in fp32, rounded once. In torch.
+    """Rotates queries and keys, and then normalises each head (Hunyuan), in fp32, rounded once.
 
     Attention's kernels normalise before they rotate. They get a table that rotates nothing.
 
@@ -67,22 +66,27 @@ class RotatedHeadNorm:
     whole heads are rotated.
     """
 
-    def __init__(self, names: tuple[str, str], heads: tuple[int, int], head_dim: int, cos_sin: torch.Tensor, eps: float) -> None:
+    def __init__(
+        self,
+        names: tuple[str, str],
+        heads: tuple[int, int],
+        head_dim: int,
+        cos_sin: torch.Tensor,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> None:
         self._names = names
-        self._sizes = [each * head_dim for each in heads]
+        self._heads = heads
         self._head_dim = head_dim
         self._cos_sin = cos_sin
         self._weights = torch.empty(2, head_dim, device=cos_sin.device)
         self._eps = eps
+        is_native = elementwise_kernels(dtype, cos_sin.device) == "native"
+        self._kernel = ops.rotate_and_norm if is_native else reference.rotate_and_norm
 
     def forward(self, qkv: torch.Tensor, positions: torch.Tensor) -> None:
         """Rotates and normalises the first columns of qkv [T, queries, keys, values], in place. positions [T] int64."""
-        cos, sin = self._cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-        parts = torch.split(qkv[:, : sum(self._sizes)], self._sizes, dim=1)
-        for part, weight in zip(parts, self._weights, strict=True):
-            heads = part.view(len(part), part.shape[1] // self._head_dim, self._head_dim)
-            rotated = rotate(heads.float(), cos, sin)
-            part.copy_(F.rms_norm(rotated, (self._head_dim,), weight, self._eps).flatten(1))
+        self._kernel(qkv, self._heads, positions, self._cos_sin, self._weights, self._eps)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         whole = (Share.all(self._head_dim),)
@@ -91,7 +95,10 @@ class RotatedHeadNorm:
 
 
 class ValueNorm:
-    """Normalises each head's values (Gemma 4), without a weight, in fp32, rounded once. `width` elements are of all heads."""
+    """Normalises each head's values (Gemma 4), without a weight, in fp32, rounded once. `width` elements are of all heads.
+
+    Vectors inside a Mamba mixer are such a head (Falcon Mamba).
+    """
 
     def __init__(self, width: int, head_dim: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self._width = width

@@ -85,7 +85,7 @@ class Attention:
         if traits.qk_norm == "rotated head":
             heads = (self.weights.num_heads, self.weights.num_kv_heads)
             rotation = build.rotations[layer.rope]
-            self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, own.dim, rotation, config.rms_eps)
+            self._rotated_norm = RotatedHeadNorm(self._norm_names, heads, own.dim, rotation, config.rms_eps, build.dtype)
         self._arithmetic = build.arithmetic
         self._temperature = layer.temperature
         self._norm_weights = traits.qk_norm == "head"
@@ -102,7 +102,7 @@ class Attention:
         self._value_norm = ValueNorm(kv.size, own.dim, config.rms_eps, build.dtype, build.device) if has_values else None
         assert not isinstance(build.backend, MlaBackend | CompressedAttention), "selected for another kind of model"
         self._attend = build.backend.forward
-        self._open = gate_mul(build.dtype, build.device, sigmoid=True)
+        self._open = gate_mul(build.dtype, build.device, "sigmoid")
 
     @property
     def rounding(self) -> RowRounding | None:
@@ -138,8 +138,8 @@ class Attention:
         gate = None
         if self._gate_size:
             gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :]
-            if self._gates_heads:  # so few columns would leave heads where kernels do not expect them
-                gate, qkv = gate.repeat_interleave(self.weights.head_dim, dim=1), qkv.contiguous()
+            if self._gates_heads and not qkv.is_cpu:  # so few columns leave heads where a GPU's kernels do not expect them
+                qkv = qkv.contiguous()
         if self._width_norm is not None:
             self._width_norm.forward(qkv)
         if self._rotated_norm is not None:

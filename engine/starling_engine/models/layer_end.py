@@ -2,7 +2,7 @@
 
 import torch
 
-from starling_engine.layers.activation import activate
+from starling_engine.layers.activation import activation_of, gate_mul
 from starling_engine.layers.embedding import Vocabulary
 from starling_engine.layers.linear import stacked
 from starling_engine.model_config.traits import LayerInputs
@@ -27,13 +27,14 @@ class LayerInputTable:
         self._norm = build.norm(names.layer_projection_norm, inputs.size)
         self._id_scale = torch.tensor(inputs.size**0.5, dtype=build.dtype).item()
         self._scale = config.hidden_size**-0.5
+        self._arithmetic = build.arithmetic
 
     def forward(self, ids: torch.Tensor, embeddings: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """ids [T] int64, embeddings [T, hidden_size] -> of each layer [T, size]."""
-        projected = self._projection.forward(embeddings).mul_(self._scale).view(-1, self._size)
-        of_ids = self._look_up(ids).view(-1, self._size)
-        found = self._norm.forward(projected, None)[0].add_(of_ids * self._id_scale).mul_(2**-0.5)
-        return found.view(len(ids), self._layers, self._size).unbind(1)
+        projected = self._arithmetic.multiply(self._projection.forward(embeddings), self._scale).view(-1, self._size)
+        of_ids = self._arithmetic.multiply(self._look_up(ids), self._id_scale).view(-1, self._size)
+        both = self._arithmetic.add(self._norm.forward(projected, None)[0], of_ids)
+        return self._arithmetic.multiply(both, 2**-0.5).view(len(ids), self._layers, self._size).unbind(1)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {**self._table.weight_slots(), **self._projection.weight_slots(), **self._norm.weight_slots()}
@@ -50,7 +51,8 @@ class LayerEnd:
         self._arithmetic = build.arithmetic
         self._scalar = torch.empty(1, dtype=build.dtype, device=build.device)
         self._scalar_name = f"{prefix}.{names.layer_scalar}"
-        self._activation = config.hidden_act
+        self._activate = activation_of(config.hidden_act, build.dtype, build.device)
+        self._open = gate_mul(build.dtype, build.device)
         self._slots = {self._scalar_name: copy_slot(self._scalar)}
         if inputs is None:
             return
@@ -63,8 +65,8 @@ class LayerEnd:
     def forward(self, stream: torch.Tensor, layer_input: torch.Tensor | None) -> torch.Tensor:
         """stream [T, hidden_size], layer_input [T, size] -> the stream behind the layer, which is overwritten."""
         if layer_input is not None:
-            opened = activate(self._activation, self._gate.forward(stream)).mul_(layer_input)
-            stream = stream.add_(self._norm.forward(self._projection.forward(opened), None)[0])
+            opened = self._open(self._activate(self._gate.forward(stream)), layer_input)
+            stream = self._arithmetic.add(stream, self._norm.forward(self._projection.forward(opened), None)[0])
         return self._arithmetic.multiply_rows(stream, self._scalar)
 
     def weight_slots(self) -> dict[str, WeightSlot]:

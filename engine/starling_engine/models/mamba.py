@@ -1,12 +1,12 @@
 """Mamba (arXiv 2312.00752): a layer whose memory of a sequence is a vector of each channel, all of whose elements forget alone."""
 
 import torch
-from torch.nn import functional as F
 
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.recurrent_state import LayerState
 from starling_engine.kernels.state_replay import run_on_state
 from starling_engine.layers.linear import stacked
+from starling_engine.layers.qk_norm import ValueNorm
 from starling_engine.layers.recurrent import recurrent_kernels
 from starling_engine.model_config.mamba import MambaConfig
 from starling_engine.models.build_context import BuildContext
@@ -93,7 +93,7 @@ class InnerNorm:
 
     def __init__(self, build: BuildContext, name: str, size: int, mamba: MambaConfig) -> None:
         self._norm = build.norm(name, size, mamba.norm_eps) if mamba.norms == "weights" else None
-        self._size, self._eps = size, mamba.norm_eps
+        self._alone = ValueNorm(size, size, mamba.norm_eps, build.dtype, build.device)
 
     @classmethod
     def of(cls, build: BuildContext, prefix: str, mamba: MambaConfig) -> list["InnerNorm"]:
@@ -104,11 +104,12 @@ class InnerNorm:
         return [cls(build, name, size, mamba) for name, size in zip(names, mamba.made, strict=True)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, size] -> [T, size], without gaps."""
+        """x [T, size] -> [T, size], without gaps. May overwrite x."""
         x = x.contiguous()
         if self._norm is not None:
             return self._norm.forward(x, None)[0]
-        return F.rms_norm(x.float(), (self._size,), eps=self._eps).to(x.dtype)
+        self._alone.forward(x)
+        return x
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         return {} if self._norm is None else self._norm.weight_slots()

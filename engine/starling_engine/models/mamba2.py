@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.kernels.recurrent_state import LayerState
 from starling_engine.kernels.state_replay import run_on_state
+from starling_engine.layers.activation import gate_mul
 from starling_engine.layers.linear import stacked
 from starling_engine.layers.recurrent import recurrent_kernels
 from starling_engine.model_config.mamba2 import Mamba2Config
@@ -52,6 +53,9 @@ class Mamba2:
         if any(scale != 1 for scale in mamba.part_scales):
             sizes = torch.tensor([width.size, width.size, keys.size, keys.size, self._heads.size])
             self._scales = torch.tensor(mamba.part_scales).repeat_interleave(sizes).to(build.device, build.dtype)
+        self._arithmetic = build.arithmetic
+        self._scale = gate_mul(build.dtype, build.device)
+        self._open = gate_mul(build.dtype, build.device, "silu")
 
     def forward(self, x: torch.Tensor, kv: LayerState, meta: AttentionMetadata, rows: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, hidden_size] -> [R, hidden_size] of the tokens `rows`, or of all; moves the state in `kv` on by the step's tokens.
@@ -60,9 +64,9 @@ class Mamba2:
         """
         mamba, width = self._mamba, self._width
         memory, inputs = kv
-        found = self._in.forward(x if mamba.in_scale == 1 else x * mamba.in_scale)
+        found = self._in.forward(x if mamba.in_scale == 1 else self._arithmetic.multiple(x, mamba.in_scale))
         if self._scales is not None:
-            found = found.mul_(self._scales)
+            found = self._scale(found, self._scales.expand(len(found), -1))
         gate, mixed, dt = torch.split(found, [width, self._conv.channels, self._heads.size], dim=1)
         values, b, c = self._conv.forward(mixed, inputs, meta)
         out = run_on_state(
@@ -77,8 +81,8 @@ class Mamba2:
         ).flatten(1)
         if rows is not None:
             out, gate = out[rows], gate[rows]
-        result = self._o.forward(_opened(out, gate) if self._norm is None else self._norm.forward(out, gate))
-        return result if mamba.out_scale == 1 else result.mul_(mamba.out_scale)
+        result = self._o.forward(self._open(out, gate) if self._norm is None else self._norm.forward(out, gate))
+        return result if mamba.out_scale == 1 else self._arithmetic.multiply(result, mamba.out_scale)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         names, prefix = self._names, self._prefix
@@ -90,11 +94,6 @@ class Mamba2:
             **({} if self._norm is None else self._norm.weight_slots()),
             **self._o.weight_slots(),
         }
-
-
-def _opened(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Returns x * silu(gate), multiplied in fp32, of which there is one copy."""
-    return F.silu(gate.float(), inplace=True).mul_(x).to(x.dtype)
 
 
 class GroupNorm:

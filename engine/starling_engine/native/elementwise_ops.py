@@ -39,6 +39,21 @@ def _activate(name: str, x: Tensor, out: Tensor, *, gated: bool) -> Tensor:
     return out
 
 
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """Takes xIELU of x [T, C] in place, and returns it. Its parameters are one number each, of x's type."""
+    parameters = (alpha_p, alpha_n, beta, eps)
+    assert _is_float(x) and x.is_contiguous() and all(each.dtype == x.dtype and each.numel() == 1 for each in parameters)
+    library().starling_xielu(
+        x.data_ptr(),
+        x.data_ptr(),
+        *x.shape,
+        *(each.data_ptr() for each in parameters),
+        x.dtype is torch.float32,
+        torch.get_num_threads(),
+    )
+    return x
+
+
 def add(to: Tensor, x: Tensor, by: float = 1.0) -> Tensor:
     """Adds by * x to `to`, both [T, C] (rows may be strided), in place, and returns it."""
     return _add_multiple(x, by, to, adds=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from starling_engine.model_config.moe import ClampedSwiglu, ExpertGate, TanhGelu
 from starling_engine.native.bindings import library
 from starling_engine.native.cache_rows import FP8, INT4, INT8, columns
-from starling_engine.native.reference import PackedExperts, PackedWeight
+from starling_engine.native.reference import Opening, PackedExperts, PackedWeight
 from starling_engine.native.sampling_metadata import SamplingMetadata, has_rows
 from starling_engine.native.weight_memory import WEIGHTS
 
@@ -194,6 +194,15 @@ def gate_arguments(gate: ExpertGate | None) -> tuple[float, float, float]:
     return 0.0, 0.0, 0.0
 
 
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    """Returns the rows ids [T] int64 of the table [N, K]: [T, K]."""
+    assert ids.dtype == torch.int64 and ids.is_contiguous() and table.is_contiguous()
+    out = torch.empty(len(ids), table.shape[1], dtype=table.dtype)
+    row_bytes = table.shape[1] * table.element_size()
+    library().starling_embedding(ids.data_ptr(), len(ids), table.data_ptr(), row_bytes, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
     """Copies the rows ids [T] int64 of the weight -> out [T, K] bf16, so that tied embeddings need no second copy."""
     assert ids.dtype == torch.int64 and ids.is_contiguous() and not packed.gated
@@ -243,10 +252,19 @@ def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: 
     )
 
 
-def gate_mul(x: Tensor, gate: Tensor, *, sigmoid: bool = False) -> Tensor:
-    """Multiplies x by the gate, or by its sigmoid: x, gate [T, C] (rows may be strided) -> [T, C]. fp32 or bf16."""
+OPENINGS: tuple[Opening, ...] = ("as it is", "sigmoid", "silu")
+"""In the order of their numbers in `kernels/norm.cpp`."""
+
+
+def gate_mul(x: Tensor, gate: Tensor, opening: Opening = "as it is") -> Tensor:
+    """Multiplies x [T, C] by the opened gate [T, G], each of whose columns is for C / G of x (rows may be strided) -> [T, C].
+
+    fp32 or bf16. A sigmoid is rounded to that before it multiplies.
+    """
     tokens, width = x.shape
-    assert _is_float(x) and x.dtype == gate.dtype and x.shape == gate.shape and x.stride(1) == gate.stride(1) == 1
+    gates = gate.shape[1]
+    assert _is_float(x) and x.dtype == gate.dtype and x.stride(1) == gate.stride(1) == 1
+    assert len(gate) == tokens and width % gates == 0
     out = torch.empty(tokens, width, dtype=x.dtype)
     library().starling_gate_mul(
         x.data_ptr(),
@@ -255,8 +273,9 @@ def gate_mul(x: Tensor, gate: Tensor, *, sigmoid: bool = False) -> Tensor:
         gate.stride(0),
         out.data_ptr(),
         tokens,
+        gates,
         width,
-        sigmoid,
+        OPENINGS.index(opening),
         x.dtype is torch.float32,
         torch.get_num_threads(),
     )
@@ -329,6 +348,32 @@ def qk_norm_rope_store(
         torch.get_num_threads(),
     )
     return q
+
+
+def rotate_and_norm(qkv: Tensor, heads: tuple[int, int], positions: Tensor, cos_sin: Tensor, weights: Tensor, eps: float) -> None:
+    """Rotates the first columns of qkv [T, (H + 2 KVH) D] (rows may be strided), in place, and then RMS-normalises each head.
+
+    `heads` are H and KVH, of queries and of keys; weights [2, D] fp32 are of both. Whole heads are rotated: cos_sin
+    [max_positions, D] is as in `qk_norm_rope_store`, positions [T] int64. bf16 or fp32, rounded once; D at most 512.
+    """
+    tokens, dim = len(qkv), weights.shape[1]
+    assert _is_float(qkv) and qkv.stride(1) == 1 and qkv.shape[1] >= sum(heads) * dim and dim <= 512 and dim % 2 == 0
+    assert positions.dtype == torch.int64 and positions.shape == (tokens,) and positions.is_contiguous()
+    assert cos_sin.dtype == weights.dtype == torch.float32 and cos_sin.shape[1] == dim
+    assert cos_sin.is_contiguous() and weights.is_contiguous() and len(weights) == 2
+    library().starling_rotate_and_norm(
+        qkv.data_ptr(),
+        qkv.stride(0),
+        tokens,
+        *heads,
+        dim,
+        positions.data_ptr(),
+        cos_sin.data_ptr(),
+        weights.data_ptr(),
+        eps,
+        qkv.dtype is torch.float32,
+        torch.get_num_threads(),
+    )
 
 
 def paged_attention(

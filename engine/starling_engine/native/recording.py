@@ -1,7 +1,7 @@
 """Records the native kernels that a piece of work calls, to call them again in one go.
 
 A recording has the addresses of what was read and written, so its inputs must lie where they lay, and nothing else may compute:
-new tensors get memory of the recording's own, views are free, and all other operations are refused.
+new tensors get memory of the recording's own, views are free, rows are copied by a kernel, and all other operations are refused.
 """
 
 import ctypes
@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from starling_engine.native import elementwise_ops
 from starling_engine.native.bindings import SIGNATURES, library, loaded, standing_for
 from starling_engine.native.weight_memory import lines, shaped
 
 aten = torch.ops.aten
 VIEWS = (
     *(aten.view.default, aten.slice.Tensor, aten.detach.default, aten.alias.default, aten.select.int, aten.unsqueeze.default),
-    *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default),
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int, aten.expand.default),
 )
+COPIES = (aten.contiguous.default, aten.clone.default)
 MAYBE_VIEWS = (aten.flatten.using_ints, aten.reshape.default, aten.to.dtype)
 """Operations that copy where that cannot be a view."""
 
@@ -120,6 +122,9 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             return self._scratch.empty(args[0].shape, kwargs.get("dtype") or args[0].dtype)
         if func in VIEWS:
             return func(*args, **kwargs)
+        if func in COPIES and args[0].dim() == 2 and args[0].stride(1) == 1:
+            with self:  # what the copy allocates is the recording's, too
+                return elementwise_ops.multiple(args[0], 1.0)
         if func in MAYBE_VIEWS:
             found = func(*args, **kwargs)
             if found.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr():

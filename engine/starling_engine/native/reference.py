@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -102,6 +103,11 @@ def grouped_sum(
     return out.index_add_(0, tokens, torch.cat(each) * weights[:, None]).to(x.dtype)
 
 
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    """Returns the rows ids [T] int64 of the table [N, K]: [T, K]."""
+    return F.embedding(ids, table)
+
+
 def embedding_packed(ids: Tensor, packed: PackedWeight, out: Tensor) -> None:
     """Copies the rows ids [T] int64 of the weight -> out [T, K]."""
     torch.index_select(packed.data, 0, ids, out=out)
@@ -146,6 +152,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return activate_and_mul("silu", gate_up)
 
 
+Opening = Literal["as it is", "sigmoid", "silu"]
+"""How a gate is opened before it multiplies."""
+
+
+def gate_mul(x: Tensor, gate: Tensor, opening: Opening = "as it is") -> Tensor:
+    """Multiplies x [T, C] by the opened gate [T, G], each of whose columns is for C / G of x. For the arguments see `ops`."""
+    parts, gates = x.view(len(x), gate.shape[1], x.shape[1] // gate.shape[1]), gate.unsqueeze(2)
+    if opening == "silu":
+        return F.silu(gates.expand_as(parts).to(torch.float32, copy=True), inplace=True).mul_(parts).to(x.dtype).flatten(1)
+    return (parts * (gates.sigmoid() if opening == "sigmoid" else gates)).flatten(1)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -165,6 +183,14 @@ def activate_and_mul(name: str, gate_up: Tensor) -> Tensor:
     """Multiplies the activation of the first half by the second: gate_up [T, 2 I] -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return activate(name, gate).mul_(up)
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """Returns xIELU of x (arXiv 2411.13010), whose slopes on both sides are learnt. In `elementwise_ops` that is in place."""
+    # softplus(p) x^2 + beta x where x > 0, else (beta + softplus(n)) (exp(min(x, eps)) - 1 - x) + beta x
+    above, under = F.softplus(alpha_p), beta + F.softplus(alpha_n)
+    below = (torch.expm1(torch.minimum(x, eps)) - x).mul_(under)
+    return torch.where(x > 0, above * x * x, below).add_(beta * x)
 
 
 def add(to: Tensor, x: Tensor, by: float = 1.0) -> Tensor:
@@ -229,6 +255,15 @@ def qk_norm_rope_store(
     kv[block[stored], 0, :, offset[stored]] = cached(_rotated(k, turns)[stored], kv.dtype, key_scale)
     kv[block[stored], 1, :, offset[stored]] = cached(v[stored], kv.dtype, value_scale)
     return _rotated(q, turns)
+
+
+def rotate_and_norm(qkv: Tensor, heads: tuple[int, int], positions: Tensor, cos_sin: Tensor, weights: Tensor, eps: float) -> None:
+    """Rotates and then normalises heads of queries and keys, in place, in fp32, rounded once. For the arguments see `ops`."""
+    dim, turns = weights.shape[1], cos_sin[positions][:, None]
+    parts = torch.split(qkv[:, : sum(heads) * dim], [each * dim for each in heads], dim=1)
+    for part, weight in zip(parts, weights, strict=True):
+        rotated = _rotated(part.view(len(part), part.shape[1] // dim, dim).float(), turns)
+        part.copy_(F.rms_norm(rotated, (dim,), weight, eps).flatten(1))
 
 
 def _rotated(x: Tensor, turns: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def test_the_native_kernel_sorts_alike(tokens: int, top_k: int, slots: int) -> N
         (BF16, False, SHAPE, "dense", "no native kernels"),
         (BF16, True, ExpertsShape(4, 4, 64, Share.all(28)), "dense", "64 and 28"),
         (BF16, True, ExpertsShape(4, 4, 63, Share.all(32)), "dense", "63 and 32"),
-        (BF16, True, ExpertsShape(4, 4, 64, Share.all(32), gated=False), "dense", "without a gate"),
+        (BF16, True, ExpertsShape(4, 4, 64, Share.all(32), gated=False), "native", "native kernels"),
     ],
 )
 def test_the_selector_says_what_it_takes_and_why(
@@ -180,6 +180,17 @@ def test_the_selector_says_what_it_takes_and_why(
         assert [select(shape, NAMES).name, select(shape, NAMES).name] == [method, method]
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"experts: {method} (") and reason in caplog.messages[0]
+
+
+@needs_native
+@pytest.mark.parametrize("tokens", [0, 1, 9, 130])
+def test_experts_without_a_gate_give_the_same_by_kernels(tokens: int) -> None:
+    shape = replace(SHAPE, gated=False)
+    source, (ids, weights) = reference(shape), routes(tokens, 3, shape.num_experts)
+    x = torch.randn(tokens, shape.hidden_size, generator=torch.Generator().manual_seed(1)).to(BF16)
+    exact = filled(DenseExperts(), FP32, shape, source).forward(x.float(), ids, weights)
+    found = filled(NativeExperts(), BF16, shape, source).forward(x, ids, weights)
+    torch.testing.assert_close(found.float(), exact, atol=0.03, rtol=0.03)
 
 
 def test_experts_without_a_gate_are_not_quantized() -> None:

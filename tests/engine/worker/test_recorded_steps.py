@@ -10,7 +10,7 @@ from starling_engine import LLM, SamplingParams, native
 from starling_engine.attention.native_cpu import NativeAttention
 from starling_engine.attention.torch_paged import TorchPagedAttention
 from starling_engine.kernels.attention_metadata import AttentionMetadata
-from starling_engine.kv.layer_specs import kv_specs, state_specs
+from starling_engine.kv.layer_specs import cache_readers, kv_specs, state_specs
 from starling_engine.kv.spec import KVGroup, StateGroup, group_layers, slab_bytes
 from starling_engine.layers import linear_packed
 from starling_engine.layers.experts_select import select_experts_method
@@ -39,6 +39,7 @@ from tests.engine.gguf_files import write_gguf
 from tests.engine.models.conftest import ReferenceOf
 from tests.engine.models.conftest import reference_of as reference_of
 from tests.engine.models.test_decoder import build
+from tests.engine.paged_driver import PagedDriver
 from tests.engine.real_engine import MODEL
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
@@ -62,14 +63,15 @@ class Steps:
     def __init__(self, model: Decoder, cache: torch.dtype = BF16) -> None:
         config = model.config
         self.model = model
-        self._groups = group_layers(kv_specs(config, BLOCK, str(cache).removeprefix("torch.")))
+        self._groups = group_layers(kv_specs(config, BLOCK, str(cache).removeprefix("torch.")), readers=cache_readers(config))
         self._state = state_of(config, self._groups)
         state_blocks = 0 if self._state is None else self._state.num_blocks
         self._first = (RECORDED_TOKENS + 1) * WIDTH + 1
         """The first block of states, which are behind those of keys and values."""
         self._blocks, self._cache = self._first + (RECORDED_TOKENS + 1) * state_blocks, cache
         self.ticks = 0
-        kv, other = (allocate(self._groups, self._blocks, cache, torch.device("cpu"), self._state) for _ in range(2))
+        layers = range(config.num_layers)
+        kv, other = (allocate(self._groups, self._blocks, cache, torch.device("cpu"), self._state, layers) for _ in range(2))
         for layer in kv.layers:
             if isinstance(layer, torch.Tensor):
                 shape = (*layer.shape[:-1], columns(layer))
@@ -77,7 +79,7 @@ class Steps:
         kv.storage[self._first :].view(torch.float32).normal_()
         other.storage.copy_(kv.storage)
         self._storages, self._before = (kv.storage, other.storage), kv.storage.clone()
-        self.eager, self.pages = (KVPages(each, self._groups, self._tick, self._state) for each in (kv, other))
+        self.eager, self.pages = (KVPages(each, self._groups, self._tick, self._state, layers) for each in (kv, other))
         widths = [WIDTH for _ in self._groups] + ([state_blocks] if state_blocks else [])
         self.recorded = RecordedSteps(self.model, self.pages, widths, recorded_bytes(config, 2))
 
@@ -173,9 +175,10 @@ def test_a_step_that_cannot_be_recorded_copies_its_blocks_once(reference_of: Ref
 
 FAMILIES_BY_PARTS = [
     *("gpt2", "opt", "gpt-neox", "starcoder2", "phi", "cohere", "nemotron", "stablelm", "stablelm-parallel", "arcee"),
-    *("gemma2", "gemma4-moe", "granite-moe-shared", "olmo2", "minimax-m2", "qwen2-moe", "ministral3"),
+    *("gemma2", "gemma4-moe", "gemma4-inputs", "granite-moe-shared", "olmo2", "minimax-m2", "qwen2-moe", "ministral3"),
+    *("apertus", "hunyuan", "hunyuan-moe", "lfm3", "falcon-h1", "nemotron-h-experts", "mamba", "falcon-mamba", "jamba"),
 ]
-"""Together they have each norm, activation, sum, multiplier and cap that comes from a kernel."""
+"""Together they have each norm, activation, gate, sum, multiplier and cap that comes from a kernel."""
 
 
 @pytest.mark.parametrize("name", FAMILIES_BY_PARTS)
@@ -184,6 +187,22 @@ def test_steps_of_a_family_are_recorded(name: str, reference_of: ReferenceOf, mo
     with torch.inference_mode():
         steps = Steps(build(reference_of(name), NativeAttention(), BF16))
         assert all(steps.compare(counts) for counts in ([1], [2, 1, 3], [1], [1] * RECORDED_TOKENS))
+
+
+OF_KERNELS = ["gemma4-inputs", "apertus", "hunyuan", "lfm3", "falcon-h1", "nemotron-h-experts", "falcon-mamba"]
+
+
+@pytest.mark.parametrize("name", OF_KERNELS)
+def test_decodes_are_as_near_to_transformers_as_bfloat16_allows(name: str, reference_of: ReferenceOf) -> None:
+    """A token at a time, of models whose parts were torch's before there were kernels for them."""
+    reference = reference_of(name, BF16)
+    driver = PagedDriver(build(reference, NativeAttention(), BF16), BF16, block_size=BLOCK)
+    driver.run([(0, reference.prompt)])
+    logits = torch.cat([driver.run([(0, [token])])[0] for token in reference.tokens])
+    expected = reference.logits[len(reference.prompt) :]
+    error = (logits - expected).norm(dim=1) / expected.norm(dim=1)
+    print(f"{name}: {error.median():.4f}")
+    assert error.median() < 0.05
 
 
 @pytest.mark.parametrize("variant", [None, WHOLE_BLOCKS], ids=["the repository's model", "experts"])
@@ -212,9 +231,9 @@ def test_what_computes_in_torch_runs_as_it_comes(reference_of: ReferenceOf, capl
 
 
 def test_what_is_found_out_late_has_not_changed_a_state(reference_of: ReferenceOf) -> None:
-    """Jamba's first layer takes inputs into its state before it computes in torch; the step runs once more, as it comes."""
+    """Kimi Linear's first layer takes inputs into its state before latents are in torch; the step runs once more, as it comes."""
     with torch.inference_mode():
-        steps = Steps(build(reference_of("jamba"), NativeAttention(), BF16))
+        steps = Steps(build(reference_of("kimi-linear"), NativeAttention(), BF16))
         assert not steps.compare([1, 1])
         assert not steps.changed
 

@@ -35,6 +35,31 @@ inline void with_activation(int number, Run run) {
   }
 }
 
+// exp(x) - 1 - x for x of at most 0: near it the first terms of the series, since the difference would lose them.
+inline Floats expm1_less_x(Floats x) {
+  const Floats one = splat16(1.0f);
+  Floats sum = one;
+  for (const float n : {11.0f, 10.0f, 9.0f, 8.0f, 7.0f, 6.0f, 5.0f, 4.0f, 3.0f}) sum = multiply_add(sum * x, splat16(1 / n), one);
+  return choose(above(x, splat16(-1.0f)), x * x * splat16(0.5f) * sum, exp(x) - one - x);
+}
+
+// xIELU (arXiv 2411.13010): p x^2 + beta x above 0, else n (exp(m) - 1 - x) + beta x with m = min(x, eps). The slopes p and n are
+// made of their parameters, and rounded as the models' own code does.
+template <typename T>
+void xielu(const T* x, T* out, int64_t tokens, int64_t width, const T* alpha_p, const T* alpha_n, const T* beta, const T* eps,
+           int threads) {
+  const auto number = [](const T* at) { return splat16(to_float(*at)); };
+  const Floats p = rounded<T>(softplus(number(alpha_p))), b = number(beta), most = number(eps);
+  const Floats n = rounded<T>(b + rounded<T>(softplus(number(alpha_n))));
+  parallel_for(tokens, threads_for(tokens, tokens * width * 2 * sizeof(T), threads), [&](int64_t t) {
+    each_16(width, [&](int64_t i, Lanes lanes) {
+      const Floats v = load16(x + t * width + i, lanes), m = lowest(most, v);
+      const Floats y = choose(above(v, splat16(0.0f)), p * v * v, n * (expm1_less_x(m) + (m - v)));
+      store16(out + t * width + i, multiply_add(b, v, y), lanes);
+    });
+  });
+}
+
 // Gated, rows of x are gate and up, and the gate is rounded before it is multiplied with up, as in the models' own code.
 template <bool kGated, typename T, typename F>
 void activate(F activation, const T* x, T* out, int64_t tokens, int64_t width, int threads) {
@@ -88,6 +113,17 @@ void starling_activate(const void* x, void* out, int64_t tokens, int64_t width, 
       const auto kernel = gated ? activate<true, T, decltype(activation)> : activate<false, T, decltype(activation)>;
       kernel(activation, static_cast<const T*>(x), static_cast<T*>(out), tokens, width, threads);
     });
+  };
+  fp32 ? run(float{}) : run(bf16{});
+}
+
+// x [tokens, width] -> out, which may be x: xIELU by its four parameters, which have x's type.
+void starling_xielu(const void* x, void* out, int64_t tokens, int64_t width, const void* alpha_p, const void* alpha_n, const void* beta,
+                    const void* eps, int fp32, int threads) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    const auto of = [](const void* at) { return static_cast<const T*>(at); };
+    xielu(of(x), static_cast<T*>(out), tokens, width, of(alpha_p), of(alpha_n), of(beta), of(eps), threads);
   };
   fp32 ? run(float{}) : run(bf16{});
 }
@@ -151,6 +187,7 @@ void starling_finish_logits(float* logits, int64_t count, float divisor, float c
 }  // extern "C"
 
 STARLING_RECORDABLE(starling_activate)
+STARLING_RECORDABLE(starling_xielu)
 STARLING_RECORDABLE(starling_add_multiple)
 STARLING_RECORDABLE(starling_multiply_rows)
 STARLING_RECORDABLE(starling_temper)

@@ -72,7 +72,15 @@ void starling_embedding_packed(const int64_t* ids, int64_t tokens, const bf16* p
   });
 }
 
+// Rows `ids` of a table, each of `row_bytes` -> out [tokens][row_bytes].
+void starling_embedding(const int64_t* ids, int64_t tokens, const char* table, int64_t row_bytes, char* out, int threads) {
+  parallel_for(tokens, threads_for(tokens, tokens * row_bytes * 2, threads), [&](int64_t t) {
+    std::memcpy(out + t * row_bytes, table + ids[t] * row_bytes, row_bytes);
+  });
+}
+
 }  // extern "C"
 
+STARLING_RECORDABLE(starling_embedding)
 STARLING_RECORDABLE(starling_linear)
 STARLING_RECORDABLE(starling_embedding_packed)

@@ -42,15 +42,33 @@ void rms_norm(const T* x, int64_t x_stride, T* residual, const W* weight, float 
   });
 }
 
-// x times the gate, or its sigmoid, which is rounded as the models' own code does.
-template <bool kSigmoid, typename T>
-void gate_mul(const T* x, int64_t x_stride, const T* gate, int64_t gate_stride, T* out, int64_t tokens, int64_t width, int threads) {
+// How a gate opens: as it is, by its sigmoid, which is rounded as the models' own code does, or by its silu, which is not.
+// `ops.py` has these names in this order.
+enum class Opening { kAsItIs, kSigmoid, kSilu };
+
+template <Opening kOpening, typename T>
+inline Floats opened(Floats gate) {
+  return kOpening == Opening::kSigmoid ? rounded<T>(sigmoid(gate)) : kOpening == Opening::kSilu ? silu(gate) : gate;
+}
+
+// x times the opened gate: of each element, or of each `width` / `gates` of them.
+template <Opening kOpening, typename T>
+void gate_mul(const T* x, int64_t x_stride, const T* gate, int64_t gate_stride, T* out, int64_t tokens, int64_t gates, int64_t width,
+              int threads) {
+  const int64_t each = width / gates;
   parallel_for(tokens, threads_for(tokens, tokens * width * 3 * sizeof(T), threads), [&](int64_t t) {
-    each_16(width, [&](int64_t i, Lanes lanes) {
-      const Floats opening = load16(gate + t * gate_stride + i, lanes);
-      const Floats open = kSigmoid ? rounded<T>(sigmoid(opening)) : opening;
-      store16(out + t * width + i, load16(x + t * x_stride + i, lanes) * open, lanes);
-    });
+    const T* in = x + t * x_stride;
+    const T* opening = gate + t * gate_stride;
+    T* to = out + t * width;
+    if (each == 1)
+      each_16(width, [&](int64_t i, Lanes lanes) {
+        store16(to + i, load16(in + i, lanes) * opened<kOpening, T>(load16(opening + i, lanes)), lanes);
+      });
+    else
+      for (int64_t g = 0; g < gates; ++g, in += each, to += each) {
+        const Floats open = opened<kOpening, T>(splat16(to_float(opening[g])));
+        each_16(each, [&](int64_t i, Lanes lanes) { store16(to + i, load16(in + i, lanes) * open, lanes); });
+      }
   });
 }
 
@@ -110,13 +128,16 @@ void starling_rms_norm(const void* x, int64_t x_stride, void* residual, const vo
   wide ? run(bf16{}, float{}) : run(bf16{}, bf16{});
 }
 
-// x, gate [tokens, width], in rows of their strides -> out: x * gate, or x * sigmoid(gate).
+// x [tokens, width] and gate [tokens, gates], in rows of their strides -> out: x times the gate, which opens as `Opening` numbers it.
 void starling_gate_mul(const void* x, int64_t x_stride, const void* gate, int64_t gate_stride, void* out, int64_t tokens,
-                       int64_t width, int with_sigmoid, int fp32, int threads) {
+                       int64_t gates, int64_t width, int opening, int fp32, int threads) {
   const auto run = [&](auto type) {
     using T = decltype(type);
-    const auto kernel = with_sigmoid ? gate_mul<true, T> : gate_mul<false, T>;
-    kernel(static_cast<const T*>(x), x_stride, static_cast<const T*>(gate), gate_stride, static_cast<T*>(out), tokens, width, threads);
+    const auto kernel = opening == 1   ? gate_mul<Opening::kSigmoid, T>
+                        : opening == 2 ? gate_mul<Opening::kSilu, T>
+                                       : gate_mul<Opening::kAsItIs, T>;
+    kernel(static_cast<const T*>(x), x_stride, static_cast<const T*>(gate), gate_stride, static_cast<T*>(out), tokens, gates, width,
+           threads);
   };
   fp32 ? run(float{}) : run(bf16{});
 }

@@ -103,6 +103,28 @@ struct Heads {
   }
 };
 
+// One head in place: rotated, element i with i + dim / 2, then normalised, and rounded once.
+template <typename T>
+void rotate_and_norm(T* head, int64_t dim, const float* cosines, const float* weight, float eps) {
+  alignas(64) float x[kMaxDim + 16];
+  const int64_t half = dim / 2;
+  Floats squares = splat16(0.0f);
+  for (int64_t i = 0; i < half; i += 16) {
+    const Lanes lanes = first_lanes(half - i);
+    const Floats cosine = load16(cosines + i, lanes), sine = load16(cosines + half + i, lanes);
+    const Floats low = load16(head + i, lanes), high = load16(head + half + i, lanes);
+    const Floats first = low * cosine - high * sine, second = high * cosine + low * sine;
+    squares = multiply_add(first, first, multiply_add(second, second, squares));
+    store16(x + i, first, lanes);
+    store16(x + half + i, second, lanes);
+  }
+  const Floats by = splat16(1.0f / std::sqrt(sum_of(squares) / static_cast<float>(dim) + eps));
+  for (int64_t i = 0; i < dim; i += 16) {
+    const Lanes lanes = first_lanes(dim - i);
+    store16(head + i, load16(x + i, lanes) * by * load16(weight + i, lanes), lanes);
+  }
+}
+
 }  // namespace
 }  // namespace starling
 
@@ -137,6 +159,23 @@ void starling_qk_norm_rope_store(const void* qkv, int64_t stride, int64_t tokens
   });
 }
 
+// Rotates and then normalises, in place, the first heads of rows of their stride: `heads` of queries by weights [dim], `kv_heads` of
+// keys by those behind.
+void starling_rotate_and_norm(void* qkv, int64_t stride, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
+                              const int64_t* positions, const float* cos_sin, const float* weights, float eps, int fp32, int threads) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    const int64_t all = heads + kv_heads;
+    parallel_for(tokens, threads_for(tokens, tokens * all * dim * 2 * sizeof(T), threads), [&](int64_t t) {
+      T* row = static_cast<T*>(qkv) + t * stride;
+      for (int64_t h = 0; h < all; ++h)
+        rotate_and_norm(row + h * dim, dim, cos_sin + positions[t] * dim, weights + (h < heads ? 0 : dim), eps);
+    });
+  };
+  fp32 ? run(float{}) : run(bf16{});
+}
+
 }  // extern "C"
 
+STARLING_RECORDABLE(starling_rotate_and_norm)
 STARLING_RECORDABLE(starling_qk_norm_rope_store)
