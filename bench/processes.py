@@ -6,7 +6,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -93,3 +93,13 @@ def serve(model: Path, port: int, threads: int, *options: str) -> list[str]:
 def route(urls: Sequence[str], port: int, *options: str) -> list[str]:
     """Returns the command of a router that closes no connection by its age."""
     return [*STARLING, "router", *urls, "--port", str(port), "--connection-seconds", "0", *QUIET, *options]
+
+
+def family(pid: int) -> list[int]:
+    """Returns the process and its descendants, which may have sessions of their own."""
+    found = [pid]
+    for parent in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found

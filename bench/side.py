@@ -3,8 +3,15 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Self
+
+from processes import family
+
+LONG_STOP, MEETING = 5.0, 2.0
+"""An engine forgets a frontend of which it hears nothing for seconds. After a stop of so long, both get so long to meet again."""
 
 
 class Side:
@@ -30,6 +37,8 @@ class Side:
         """Returns the answer to a line. Raises ChildProcessError where the program has ended."""
         assert self._child.stdin is not None
         self._signal(signal.SIGCONT)
+        if time.monotonic() - self._stopped > LONG_STOP:
+            time.sleep(MEETING)
         self._child.stdin.write(f"{question}\n")
         self._child.stdin.flush()
         return self._answer()
@@ -50,8 +59,12 @@ class Side:
             except ValueError:
                 continue
             self._signal(signal.SIGSTOP)
+            self._stopped = time.monotonic()
             return found
         raise ChildProcessError(f"{self._child.args!r} has ended")
 
     def _signal(self, number: signal.Signals) -> None:
-        os.killpg(self._child.pid, number)
+        """An engine's processes have sessions of their own, so that a signal to the group would not reach them."""
+        for pid in family(self._child.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from processes import free_port
+from processes import family, free_port
 from shared import machine
 
 RESULTS = Path(__file__).parent / "results" / "soak.md"
@@ -146,7 +146,7 @@ class Memory:
         self.samples: dict[str, list[tuple[float, int]]] = {}
 
     def sample(self, elapsed: float) -> None:
-        for name, group in itertools.groupby(sorted((_name(pid), pid) for pid in _family(self._pid)), key=lambda each: each[0]):
+        for name, group in itertools.groupby(sorted((_name(pid), pid) for pid in family(self._pid)), key=lambda each: each[0]):
             total = sum(_resident(pid) for _, pid in group)
             self.samples.setdefault(name, []).append((elapsed, total))
 
@@ -157,15 +157,6 @@ class Memory:
         places = (0, (len(values) - tenth) // 2, len(values) - tenth)
         first, middle, last = (sorted(values[at : at + tenth])[tenth // 2] for at in places)
         return f"| {name} | {first:.0f} | {middle:.0f} | {last:.0f} | {max(values):.0f} | {last - middle:+.1f} |"
-
-
-def _family(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        with suppress(OSError):
-            for task in Path(f"/proc/{parent}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def _name(pid: int) -> str:

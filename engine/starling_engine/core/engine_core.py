@@ -96,13 +96,20 @@ class EngineCore:
 
     @property
     def can_sleep(self) -> bool:
-        """True while nothing goes on before a message, a reply of the ranks or `wakeup` comes: all requests wait for one."""
-        return not self.scheduler.num_in_flight and self.scheduler.waits_for_events
+        """True while nothing goes on before a message, a reply of the ranks or `wakeup` comes: all requests wait for one.
+
+        False while requests wait for transfers: a step waits for these itself, and goes on as soon as they end.
+        """
+        return not self.scheduler.num_in_flight and self.scheduler.waits_for_events and not self._awaits_transfers
 
     @property
     def has_pending_transfers(self) -> bool:
         """True while an outcome of a transfer is to come, now or later."""
         return self.scheduler.offload.has_pending_work
+
+    @property
+    def _awaits_transfers(self) -> bool:
+        return self.has_work and self.has_pending_transfers
 
     @property
     def replies_soon(self) -> bool:
@@ -159,7 +166,7 @@ class EngineCore:
             result = self.executor.collect(COLLECT_SECONDS)
             return self.scheduler.update(result) if result is not None else []
         self._on_idle()
-        if self.scheduler.has_work and self.has_pending_transfers:
+        if self._awaits_transfers:
             self._handle_replies(TRANSFER_SECONDS)
         return []
 

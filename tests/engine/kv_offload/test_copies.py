@@ -16,9 +16,9 @@ RUNS, RUN_BYTES, BLOCKS = 12, 32, 10
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"))]
 
 
-def pages_on(device: str) -> GroupPages:
+def pages_on(device: str, run_bytes: int = RUN_BYTES) -> GroupPages:
     torch.manual_seed(0)
-    return GroupPages(in_slabs(torch.randint(0, 256, (BLOCKS, RUNS, RUN_BYTES), dtype=torch.uint8).to(device)), blocks_per_chunk=4)
+    return GroupPages(in_slabs(torch.randint(0, 256, (BLOCKS, RUNS, run_bytes), dtype=torch.uint8).to(device)), blocks_per_chunk=4)
 
 
 def slot_of(pages: GroupPages) -> torch.Tensor:
@@ -44,8 +44,10 @@ def test_a_device_copies_what_the_host_would(device: str, blocks: list[int], fir
 
 
 @pytest.mark.skipif(load() is None, reason="the native kernels are not available here")
-def test_the_native_kernel_copies_what_torch_would() -> None:
-    one, other = pages_on("cpu"), pages_on("cpu")
+@pytest.mark.parametrize("run_bytes", [RUN_BYTES, 192])
+def test_the_native_kernel_copies_what_torch_would(run_bytes: int) -> None:
+    """It streams runs of whole cache lines, and copies others as they come."""
+    one, other = pages_on("cpu", run_bytes), pages_on("cpu", run_bytes)
     slots = slot_of(one), slot_of(other)
     for copy_chunk, pages, slot in ((ops.copy_chunk, one, slots[0]), (reference.copy_chunk, other, slots[1])):
         copy_chunk(pages.runs, [8, 3, 6], 1, pages.blocks_per_chunk, slot, to_pages=False)
