@@ -1,4 +1,4 @@
-"""What an agent would refuse of a service's model, found before one is started."""
+"""A service's model is refused for what an agent would refuse, before one is started."""
 
 from collections.abc import Sequence
 from dataclasses import replace

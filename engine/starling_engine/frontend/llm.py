@@ -6,7 +6,7 @@ It has more than 500 lines since it is one class, as vLLM's is, whose methods an
 import asyncio
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -288,7 +288,7 @@ class LLM:
         other vectors of the model compared than its own kind. A reranker's prompt is cut at its document's end. Raises
         InvalidRequest or PromptTooLong, naming the argument.
         """
-        first, second = Side("queries", _listed(queries)), Side("documents", _listed(documents))
+        first, second = _side("queries", queries), _side("documents", documents)
         check_sides(first, second)
         if pooling_task not in (None, *get_args(ComparedTask)):
             raise InvalidRequest(f"possible: {', '.join(get_args(ComparedTask))}, got {pooling_task!r}", "pooling_task")
@@ -556,8 +556,16 @@ async def _gather(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once
     return await gather_or_cancel(run(call) for call in calls)
 
 
-def _listed(texts: str | Sequence[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else list(texts)
+def _side(field: str, texts: str | Sequence[str]) -> Side:
+    if isinstance(texts, str):
+        return Side(field, [texts])
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping):
+        raise InvalidRequest(f"must be a text or several, got {texts!r}", field)
+    listed = list(texts)
+    for at, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise InvalidRequest(f"must be a text, got {text!r}", f"{field}[{at}]")
+    return Side(field, listed)
 
 
 def _pooling_output(one: ClassificationRequestOutput | PoolingRequestOutput, data: PooledNumbers) -> PoolingRequestOutput:

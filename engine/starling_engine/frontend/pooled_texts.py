@@ -124,6 +124,8 @@ def truncation_to(tokens: int | None, side: Literal["left", "right"] | None, lea
         if side is not None:
             raise InvalidRequest("needs truncate_prompt_tokens, which says how much stays", "truncation_side")
         return None
+    if not isinstance(tokens, int):
+        raise InvalidRequest(f"must be a whole number, got {tokens!r}", "truncate_prompt_tokens")
     if tokens != -1 and not least <= tokens <= longest:
         raise InvalidRequest(f"must be -1 or in [{least}, {longest}], got {tokens}", "truncate_prompt_tokens")
     return Truncation(longest if tokens == -1 else tokens, side or "right")

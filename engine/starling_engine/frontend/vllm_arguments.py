@@ -45,7 +45,7 @@ VLLM_ARGUMENTS = {
     "compilation_config": "see {enforce_eager}",
     "max_seq_len_to_capture": "see {enforce_eager}",
 }
-"""By vLLM's name. Names in braces are arguments of ours."""
+"""Names of vLLM's, and what to do instead. Those in braces are arguments of ours."""
 
 
 def instead_of(name: str, spell: Callable[[str], str] = str) -> str | None:

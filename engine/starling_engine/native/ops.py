@@ -253,11 +253,11 @@ def _rms_norm(x: Tensor, residual: int | None, weight: Tensor, eps: float, out: 
 
 
 OPENINGS: tuple[Opening, ...] = ("as it is", "sigmoid", "silu")
-"""In the order of their numbers in `kernels/norm.cpp`."""
+"""Openings have their numbers in this order in `kernels/norm.cpp`."""
 
 
 def gate_mul(x: Tensor, gate: Tensor, opening: Opening = "as it is") -> Tensor:
-    """Multiplies x [T, C] by the opened gate [T, G], each of whose columns is for C / G of x (rows may be strided) -> [T, C].
+    """Multiplies x [T, C] by the opened gate [T, G] -> [T, C]. Rows may be strided. A column of the gate is for C / G of x.
 
     fp32 or bf16. A sigmoid is rounded to that before it multiplies.
     """

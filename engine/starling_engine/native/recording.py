@@ -122,7 +122,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             return self._scratch.empty(args[0].shape, kwargs.get("dtype") or args[0].dtype)
         if func in VIEWS:
             return func(*args, **kwargs)
-        if func in COPIES and args[0].dim() == 2 and args[0].stride(1) == 1:
+        if func in COPIES and args[0].is_floating_point() and args[0].dim() == 2 and args[0].stride(1) == 1:
             with self:  # what the copy allocates is the recording's, too
                 return elementwise_ops.multiple(args[0], 1.0)
         if func in MAYBE_VIEWS:

@@ -153,7 +153,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 Opening = Literal["as it is", "sigmoid", "silu"]
-"""How a gate is opened before it multiplies."""
+"""A gate is opened so before it multiplies."""
 
 
 def gate_mul(x: Tensor, gate: Tensor, opening: Opening = "as it is") -> Tensor:

@@ -137,6 +137,9 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name(llm: LLM) -> None:
         "priority": lambda: llm.generate("a", GREEDY, priority="high"),  # type: ignore[arg-type]
         "params": lambda: llm.beam_search("a", None),  # type: ignore[arg-type]
         "messages": lambda: llm.chat("a"),  # type: ignore[arg-type]
+        "queries": lambda: llm.score({"content": "a"}, "b"),  # type: ignore[arg-type]
+        "documents[1]": lambda: llm.score("a", ["b", 3]),  # type: ignore[list-item]
+        "truncate_prompt_tokens": lambda: llm.embed("a", truncate_prompt_tokens="9"),  # type: ignore[arg-type]
     }
     for param, call in calls.items():
         with pytest.raises(InvalidRequest) as caught:
