@@ -65,6 +65,8 @@ class Side:
 
     def _signal(self, number: signal.Signals) -> None:
         """An engine's processes have sessions of their own, so that a signal to the group would not reach them."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, number)
         for pid in family(self._child.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)

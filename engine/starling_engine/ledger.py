@@ -130,7 +130,7 @@ def recorded_bytes(model: ModelConfig, dtype_bytes: int) -> int:
 
     Inputs of each layer are those of ids and of embeddings, these normed, and gated ones; behind them are a matrix and a norm. Of
     experts it is logits and the choice in 8 bytes, pairs that are sorted, their products, and where each slot begins. Where some
-    layers have a recurrent state, each counts as if it attended.
+    layers have a recurrent state, each counts as if it attended. At the ends are embeddings, logits and sampled tokens.
     """
     gate = 2 * model.num_heads if model.traits.attention_gate else 0
     attention = max(((3 * model.num_heads + gate + 2 * own.count) * own.dim for own in model.kv_heads), default=0)

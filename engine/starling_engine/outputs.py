@@ -180,7 +180,7 @@ class StreamDelta:
 
     `replayed`: these are the gains of an earlier run, and were streamed there.
     `queue_seconds`: from the coming of the first output's sequence to its first step; None where that is not known.
-    `first_token_seconds`: from the request's coming to its first token, where that came before this item, as in a beam search.
+    `first_token_seconds`: from its tokenized prompt to its first token, where that came before this item, as in a beam search.
     """
 
     request_id: str

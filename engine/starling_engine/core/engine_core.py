@@ -98,7 +98,7 @@ class EngineCore:
     def can_sleep(self) -> bool:
         """True while nothing goes on before a message, a reply of the ranks or `wakeup` comes: all requests wait for one.
 
-        False while requests wait for transfers: a step waits for these itself, and goes on as soon as they end.
+        False where there are requests and transfers: a step waits for an outcome of these itself, for milliseconds.
         """
         return not self.scheduler.num_in_flight and self.scheduler.waits_for_events and not self._awaits_transfers
 

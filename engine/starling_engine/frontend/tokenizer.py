@@ -22,6 +22,11 @@ from starling_engine.tokenizer_files import read_tokenizer
 # milliseconds where others are busy.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+UNRENDERED = frozenset(
+    {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+"""Arguments of transformers' `apply_chat_template` that are of its ids, and are not here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
@@ -187,7 +192,6 @@ class Tokenizer:
     def apply_chat_template(
         self,
         conversation: Sequence[Message],
-        /,
         *,
         tokenize: bool = True,
         add_generation_prompt: bool = False,
@@ -197,7 +201,11 @@ class Tokenizer:
         """Returns a conversation's token ids, or its text, as transformers' tokenizers do: scripts for vLLM call it.
 
         See `render_chat`. Of a text nobody can tell whether a template or a message spelled a control token; of the ids one can.
+        Raises TypeError for arguments of theirs that would change what is returned.
         """
+        for name in UNRENDERED & kwargs.keys():
+            if kwargs.pop(name):
+                raise TypeError(f"apply_chat_template() has no {name}: it returns a text, or a list of token ids")
         chat = self.render_chat(conversation, add_generation_prompt=add_generation_prompt, template=chat_template, **kwargs)
         return self.encode(chat, add_special_tokens=False) if tokenize else chat.text
 

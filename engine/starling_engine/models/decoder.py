@@ -185,7 +185,7 @@ class Decoder:
         `types` and `adapters` are as in `AddedEmbeddings.add`.
         """
         found = self._embed(ids)
-        found = found if self._embedding_scale == 1 else found.mul_(self._embedding_scale)
+        found = found if self._embedding_scale == 1 else self._arithmetic.multiply(found, self._embedding_scale)
         if self._adapted_embedding is not None and adapters is not None:
             found = self._adapted_embedding.add(found, ids, adapters)
         return found if self._added_embeddings is None else self._added_embeddings.add(found, positions, types, adapters)

@@ -22,7 +22,7 @@ VIEWS = (
     *(aten.view.default, aten.slice.Tensor, aten.detach.default, aten.alias.default, aten.select.int, aten.unsqueeze.default),
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int, aten.expand.default),
 )
-COPIES = (aten.contiguous.default, aten.clone.default)
+COPIES, COPIED = (aten.contiguous.default, aten.clone.default), (torch.float32, torch.bfloat16)
 MAYBE_VIEWS = (aten.flatten.using_ints, aten.reshape.default, aten.to.dtype)
 """Operations that copy where that cannot be a view."""
 
@@ -122,7 +122,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             return self._scratch.empty(args[0].shape, kwargs.get("dtype") or args[0].dtype)
         if func in VIEWS:
             return func(*args, **kwargs)
-        if func in COPIES and args[0].is_floating_point() and args[0].dim() == 2 and args[0].stride(1) == 1:
+        if func in COPIES and args[0].dtype in COPIED and args[0].dim() == 2 and args[0].stride(1) == 1:
             with self:  # what the copy allocates is the recording's, too
                 return elementwise_ops.multiple(args[0], 1.0)
         if func in MAYBE_VIEWS:

@@ -82,6 +82,9 @@ def test_reads_the_model_of_this_repository() -> None:
             messages, **more
         )
     assert prompt == ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ours.apply_chat_template(conversation=messages, return_dict=False) == ours.apply_chat_template(messages)
+    with pytest.raises(TypeError, match="return_tensors"):
+        ours.apply_chat_template(messages, return_tensors="pt")
     for text in [*TEXTS, prompt]:
         assert ours.encode(text) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)

@@ -124,7 +124,9 @@ def test_what_asks_for_more_than_tokens_is_left_to_others() -> None:
     assert not decodes.takes(plan_of([4, 5], [FOLLOWS] * 2))
 
 
-@pytest.mark.parametrize("variant", [None, "qwen3.5"], ids=["the repository's model", "a hybrid"])
+@pytest.mark.parametrize(
+    "variant", [None, "qwen3.5", "gpt2"], ids=["the repository's model", "a hybrid", "one whose embeddings torch adds to"]
+)
 def test_an_engine_answers_the_same_by_them(variant: str | None, tmp_path: Path) -> None:
     """Requests come and go, some of which want more: steps of both kinds follow one another."""
     if variant is not None:

@@ -97,7 +97,7 @@ class RecordedSteps:
         return step
 
     def _embed(self, tokens: int, rows: int, around: Around | None) -> torch.Tensor:
-        """Makes the inputs of a step that does not look embeddings up, and these [tokens, hidden_size]."""
+        """Makes the inputs of a step that does not look embeddings up, and looks them up: [tokens, hidden_size]."""
         if around is not None:
             around.before(rows)
         embedded = self._model.embed(self.inputs.ids[:tokens], self.inputs.metadata[0].positions[:tokens])
@@ -134,7 +134,8 @@ class RecordedSteps:
         embeds = True
         try:
             recording, found = record(whole, self._scratch)
-        except NotRecordable:
+        except NotRecordable as reason:
+            logger.debug("embeddings are looked up before recorded steps: the model calls %s", reason)
             embeds, embedded = False, self._embed(tokens, rows, around)
             try:
                 recording, found = record(lambda: behind(embedded), self._scratch)
