@@ -52,7 +52,7 @@ SAME_NAMES: dict[str, str] = {}
 
 @dataclass
 class Findings:
-    """What breaks a rule, by the rule: places in the sources, and of public classes all places by their name."""
+    """Places in the sources that break a rule, by the rule; of public classes all places by their name."""
 
     openings: list[str] = field(default_factory=list)
     sentences: list[str] = field(default_factory=list)

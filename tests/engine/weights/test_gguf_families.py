@@ -59,7 +59,7 @@ OF_A_KIND = (
     "llama4-every-second",
     "ministral3",
 )
-"""Those between which each thing that the converter does to tensors occurs; the others run in make test-all.
+"""Files in which, together, each thing that the converter does to tensors occurs; the others run in make test-all.
 
 In make test those are read in parts (`test_ranks_have_parts_of_a_file`), which are the checkpoint's, too.
 """
@@ -227,7 +227,7 @@ JUDGED_FIRST = (
     "gemma4-moe",
     "glm-5.2",
 )
-"""Of each kind of mixer, of experts, of scaled queries: the others, whose files say no more, run in make test-all."""
+"""Files of each kind of mixer, of experts, of scaled queries: the others, which say no more, run in make test-all."""
 
 
 @pytest.mark.parametrize("name", [name if name in JUDGED_FIRST else pytest.param(name, marks=pytest.mark.whole) for name in JUDGED])

@@ -145,7 +145,7 @@ def test_a_variant_that_comes_late_is_told() -> None:
 
 
 def _named(name: str, *, eager: bool, drafts: bool) -> Any:
-    """In a run that is not whole one model has drafts in recorded steps, and none in others."""
+    """Marks cases so that, in a run that is not whole, one model has drafts in recorded steps, and none in others."""
     case = f"{name}-{'eager' if eager else 'recorded'}-{'drafts' if drafts else 'plain'}"
     return pytest.param(name, eager, drafts, id=case, marks=[pytest.mark.whole] if name in OTHERS or eager == drafts else [])
 
