@@ -94,7 +94,10 @@ class RolloutSpec(ApiModel):
         default=600,
         ge=10,
         le=604_800,
-        description="A group without progress for so long makes the service Stalled; it may still become ready.",
+        description=(
+            "A group without progress for so long makes the service Stalled; it may still become ready."
+            " A canary whose requests keep its step for so long beyond its time is rolled back."
+        ),
     )
 
 

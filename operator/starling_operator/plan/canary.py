@@ -99,7 +99,7 @@ def canary_decision(
         # With groups to compare it with, it begins anew.
         return CanaryDecision(status=_at(canary, 0, observed.now) if last.step else last)
     judged = _judged(canary, observed)
-    why = _not_coming_up(groups, unready, broken, observed) or judged.failed
+    why = _not_coming_up(groups, unready, broken, observed) or judged.failed or _stuck_for_long(canary, judged.stuck, observed)
     if why:
         return CanaryDecision(status=_rolled_back(canary, why), groups=len(groups.canary))
     return _next_step(canary, observed, groups, replicas, unready, judged.waits)
@@ -217,6 +217,15 @@ def _not_coming_up(groups: Groups, unready: Mapping[str, str], broken: Mapping[s
         if group.deadline_exceeded and unready[group.name]:
             return f"{unready[group.name]}; {group.name} made no progress for over {limit} s"
     return ""
+
+
+def _stuck_for_long(canary: Canary, stuck: str, observed: Observed) -> str:
+    """Returns what has kept the step for the progress deadline beyond its time. A pause holds a canary for as long as it likes."""
+    assert observed.service.spec is not None
+    limit = observed.service.spec.rollout.progress_deadline_seconds
+    if not stuck or canary.paused or observed.now < canary.until + limit:
+        return ""
+    return f"{stuck}; its step made no progress for over {limit} s"
 
 
 def _first_restart(group: Group) -> bool:

@@ -17,6 +17,8 @@ ENOUGH_REQUESTS = 1000
 """Requests of which a single error holds no step."""
 LEAST_PLACED = 20
 """Requests that are to go to the canary, from which on it has to answer half of them."""
+LEAST_SHADOWED = 100
+"""Requests of which some should have been compared: routers compare one of ten, while nobody waits."""
 LEAST_ANSWERS = 20
 """Answers of each revision below which times to a first token say nothing."""
 
@@ -25,10 +27,16 @@ _NOT_COMPARED = "no tokens were compared yet, and spec.rollout.canary.compare is
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`failed`: why the canary is rolled back; `waits`: why its step cannot pass yet. Both empty: its gates hold."""
+    """Outcome of the gates. All empty: they hold.
+
+    failed   why the canary is rolled back
+    waits    why its step cannot pass yet
+    stuck    why it is rolled back if that stays so: there were requests enough, and more of them do not help
+    """
 
     failed: str = ""
     waits: str = ""
+    stuck: str = ""
 
 
 def judge(
@@ -44,8 +52,9 @@ def judge(
     failed = _differs(total, tokens=tokens) or _fails(total, step, LEAST_ERRORS) or (_is_slow(total, step) if is_over else "")
     if failed:
         return Judgement(failed)
-    waits = unheard(routers, status) or _may_fail(total, step) or _refuses(total.tried)
-    return Judgement(waits=waits or (_NOT_COMPARED if must_compare and not total.compared else ""))
+    silent, not_compared = unheard(routers, status), _NOT_COMPARED if must_compare and not total.compared else ""
+    stuck = _refuses(total.tried) or (not_compared if _requests(total) >= LEAST_SHADOWED else "")
+    return Judgement(waits=silent or _may_fail(total, step) or stuck or not_compared, stuck="" if silent else stuck)
 
 
 def unheard(routers: Sequence[RouterPod], status: CanaryStatus) -> str:
@@ -95,6 +104,11 @@ def _counts(counts: Sequence[RevisionCounts]) -> RevisionCounts:
         first_tokens=[sum(column) for column in zip(*(one.first_tokens for one in counts), strict=False)],
         first_tokens_all=sum(one.first_tokens_all for one in counts),
     )
+
+
+def _requests(total: CanaryReport) -> int:
+    """Returns requests of clients, whichever revision answered: shadows are none."""
+    return total.stable.placed + total.tried.placed
 
 
 def _differs(total: CanaryReport, *, tokens: bool) -> str:

@@ -140,6 +140,17 @@ def test_a_step_waits_for_what_is_not_known(reports: tuple[CanaryReport | Router
     assert found.waits.startswith(waits) and bool(found.waits) == bool(waits) and not found.failed
 
 
+def test_what_more_requests_do_not_help_keeps_no_step_for_ever() -> None:
+    """A wait for a router, for what an error was, or for requests to compare is no fault of the canary."""
+    refused = seen(tried={"placed": 20, "requests": 9, "errors": 1})
+    assert "requests failed" in judged(refused).waits and "answered 9 of 20" in judged(refused).stuck
+    assert judged(refused, None).waits and not judged(refused, None).stuck
+    assert not judged(seen(tried={"requests": 9, "errors": 1})).stuck
+    few, many = (seen({"requests": placed, "placed": placed}) for placed in (99, 100))
+    assert judged(few, must_compare=True).waits and not judged(few, must_compare=True).stuck
+    assert judged(many, must_compare=True).stuck == judged(many, must_compare=True).waits and judged(many) == Judgement()
+
+
 def test_one_error_of_many_requests_holds_no_step_for_ever() -> None:
     """A gate of 0 % holds it while one error may be the first of several."""
     few, many = (seen({"requests": 9}, {"requests": requests, "errors": 1}) for requests in (999, 1000))
@@ -418,6 +429,50 @@ def test_a_canary_gets_groups_once_each_router_knows_of_it() -> None:
     assert decision.requeue_after is not None and decision.requeue_after < 10
     world.mute_routers = 0
     until(world, at_step(1))
+
+
+PLACED: dict[str, Any] = {"placed": 100, "requests": 100}
+COMPARED = {"rollout": {"canary": {"compare": "tokens"}}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "fares", "why"),
+    [
+        ({}, {"tried": {"placed": 40, "requests": 3}}, "it answered 3 of 40 requests that were to go to it"),
+        (COMPARED, {"stable": PLACED}, "no tokens were compared yet"),
+    ],
+)
+def test_a_canary_that_requests_do_not_bring_on_is_rolled_back(edit: dict[str, Any], fares: dict[str, Any], why: str) -> None:
+    world, old = tried(edit=OTHER | edit)
+    world.fares = fares
+    world.tick(60 + 590)
+    decision = world.reconcile()
+    assert at_step(1)(world) and weight(world) == 20 and why in world.message()
+    assert decision.requeue_after is not None and decision.requeue_after < 10
+    world.tick(20)
+    world.settle()
+    assert names(world) == names_of(world, old) and world.condition("Ready") == ("False", "CanaryRolledBack")
+    assert why in world.message() and "its step made no progress for over 600 s" in world.message()
+
+
+@pytest.mark.parametrize(
+    ("edit", "fares", "mute"),
+    [
+        ({"rollout": {"pause": True}}, {"tried": {"placed": 40, "requests": 3}}, 0),
+        ({"router": {"replicas": 2}}, {"tried": {"placed": 40, "requests": 3}}, 1),
+        (COMPARED, {}, 0),
+        (COMPARED, {"stable": {"placed": 99, "requests": 99}}, 0),
+    ],
+)
+def test_a_pause_a_silent_router_and_too_few_requests_hold_a_step_for_ever(
+    edit: dict[str, Any], fares: dict[str, Any], mute: int
+) -> None:
+    world, _ = tried(edit=OTHER | edit)
+    world.fares, world.mute_routers = fares, mute
+    for _ in range(3):
+        world.tick(1000)
+        world.reconcile()
+    assert at_step(1)(world) and weight(world) == 20 and world.condition("Ready") == ("False", "Canary")
 
 
 def test_counts_begin_anew_with_each_step_and_each_try() -> None:
