@@ -3,11 +3,8 @@
 import math
 import time
 
+from starling_agent.contract.router import seconds_to_leave
 from starling_agent.file_token import FileToken
-
-LAG_SECONDS = 10.0
-USUAL_SECONDS = 120.0
-"""Time that clients have for a new connection where none is ever closed for its age."""
 
 
 class RoutersOnly:
@@ -18,7 +15,7 @@ class RoutersOnly:
 
     def __init__(self, token: FileToken, connection_seconds: float, *, closed: bool) -> None:
         self._token = token
-        self._grace = (connection_seconds or USUAL_SECONDS) + LAG_SECONDS
+        self._grace = seconds_to_leave(connection_seconds)
         self._was_open = False
         self._stays_closed, self._closed_at = closed, -math.inf if closed else math.inf
 

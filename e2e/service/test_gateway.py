@@ -45,9 +45,10 @@ class Gateway:
     client: HelperPod
 
     def ask(self, key: str, *sessions: str, model: str = "chat", host: str = "") -> list[tuple[int, Any]]:
-        """Returns status and the error's code for a request of each session, by way of Envoy or of another host."""
+        """Returns status and the error's code for a request of each session, by way of Envoy, or from its pod to another host."""
         url = f"http://{host or self.envoy.status['podIP']}:{8000 if host else PORT}"
-        answers = self.client.runs(ASK, url, *(json.dumps([key, model, session]) for session in sessions or ("",)))
+        asker = self.envoy if host else self.client
+        answers = asker.runs(ASK, url, *(json.dumps([key, model, session]) for session in sessions or ("",)))
         found = []
         for status, code, content_type, has_time in map(json.loads, answers.splitlines()):
             assert content_type == "application/json" and (has_time or status not in (429, 503))
@@ -80,7 +81,9 @@ def test_an_envoy_in_a_pod_follows_the_routers_picks(service: MakeService, kubec
     wait_until("Envoy has logged it", lambda: len(gateway.served()) == 6, 30, gateway.envoy.log)
     first, second = served = gateway.served()[:2]
     assert {first, second} == agents and gateway.served() == served * 3, "both serve, and sessions stay"
-    assert gateway.ask("light", host=first.partition(":")[0]) == [(403, "routers_only")], "nobody else comes to an agent"
+    agent = first.partition(":")[0]
+    assert gateway.ask("light", host=agent) == [(403, "routers_only")], "a proxy comes to an agent by a router's pick alone"
+    assert not gateway.client.reaches(agent, 8000), "nobody else comes to an agent"
     assert not gateway.client.reaches(router["status"]["podIP"], 9002), "nor to the picker"
     assert gateway.envoy.reaches(router["status"]["podIP"], 9002)
 

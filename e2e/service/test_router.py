@@ -4,7 +4,7 @@ import pytest
 
 from e2e.service.conftest import MakeService
 from e2e.service.kubectl import Kubectl, wait_until
-from e2e.service.watched import MODEL, Traffic, failures
+from e2e.service.watched import MODEL, HelperPod, Traffic, failures
 from e2e.under_test import ClusterUnderTest
 
 pytestmark = pytest.mark.timeout(600)
@@ -17,6 +17,8 @@ answers.append(httpx.post(f"http://{address}:8000/v1/completions", timeout=30, j
 answers.append(httpx.get(f"http://{address}:8000/backend/cache", timeout=10))
 print(*(answer.status_code for answer in answers))
 """
+SCRAPER = {"app.kubernetes.io/name": "prometheus"}
+"""Pods with it come to agents behind routers, wherever they are."""
 EXACT = """
 import httpx, sys
 from urllib.parse import urljoin
@@ -46,7 +48,11 @@ def test_streams_outlive_their_pods_and_the_routers(service: MakeService, kubect
     address = pods[0]["status"]["podIP"]
     traffic = Traffic(kubectl, chat, cluster.agent_image, streams=4)
     traffic.wait_for_more(4)
-    assert traffic.runs(ASK, address, "chat") == "200 403 403", "agents answer scrapers, and of all others routers alone"
+    assert not traffic.reaches(address, 8000), "policies keep strangers out"
+    scraper = HelperPod(kubectl, "scraper", cluster.agent_image, ["sleep", "inf"], {}, labels=SCRAPER)
+    scraper.wait_ready()
+    wait_until("a scraper comes in", lambda: scraper.reaches(address, 8000), 30)
+    assert scraper.runs(ASK, address, "chat") == "200 403 403", "agents answer scrapers, and of all others routers alone"
     wait_until("a prompt went by its blocks", lambda: float(traffic.runs(EXACT, url)) > 0, 60, lambda: traffic.runs(EXACT, url))
 
     routed = hit_tokens(traffic, "routed", url)

@@ -1,11 +1,13 @@
 """What the chart renders to, without a cluster."""
 
+import json
 from typing import Any
 
 import pytest
 import typer
 import yaml
 from starling_cli.commands.operator import operator
+from starling_operator.plan.observed import USUAL_SCRAPERS
 
 from tests.charts.helm import CHART, ROOT, Helm, Manifest, the
 from tests.charts.values import DIGEST, EVERYTHING, SETS
@@ -207,6 +209,23 @@ def test_network_policy_follows_its_values(helm: Helm) -> None:
     assert {name: rule["ports"][0]["port"] for name, rule in asked.items()} == {"agent": 8001, "router": 8000}
     assert the(helm.objects(SETS["metrics-for-nobody"]), "NetworkPolicy")["spec"]["ingress"] == []
     assert "NetworkPolicy" not in _kinds(helm.objects(SETS["no-network-policy"]))
+
+
+def test_agents_let_in_who_the_values_name(helm: Helm) -> None:
+    def named(values: dict[str, Any]) -> Any:
+        (given,) = [one for one in _pod(helm.objects(values))["containers"][0]["args"] if one.startswith("--agent-metrics-from=")]
+        return json.loads(given.partition("=")[2])
+
+    assert named({}) == list(USUAL_SCRAPERS), "an operator without this chart lets in the same"
+    assert named(EVERYTHING) == EVERYTHING["agent"]["metricsFrom"] and named({"agent": {"metricsFrom": []}}) == []
+
+
+@pytest.mark.parametrize("text", ["monitoring", "{}", "[{}]", '["monitoring"]'])
+def test_the_operator_starts_with_no_peer_that_no_policy_takes(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The API server would refuse the policies of all services."""
+    with pytest.raises(typer.Exit):
+        operator(agent_image="any", agent_metrics_from=text)
+    assert "--agent-metrics-from must be a JSON list of NetworkPolicy peers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -7,7 +7,10 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 EVERYTHING: dict[str, Any] = {
     "replicas": 2,
     "image": {"registry": "registry.example/ai", "tag": "1.2.3", "pullPolicy": "Always"},
-    "agent": {"image": {"registry": "registry.example/ai", "digest": DIGEST}},
+    "agent": {
+        "image": {"registry": "registry.example/ai", "digest": DIGEST},
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"team": 'it\'s "monitoring": <all> # of us'}}}],
+    },
     "imagePullSecrets": [{"name": "pull"}],
     "clusterDomain": "corp.local",
     "className": "blue",
@@ -102,6 +105,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no port of the API server": ({"networkPolicy": {"apiServerPorts": []}}, "networkPolicy/apiServerPorts"),
     "port too large": ({"networkPolicy": {"apiServerPorts": [70000]}}, "networkPolicy/apiServerPorts/0"),
     "empty peer": ({"networkPolicy": {"metricsFrom": [{}]}}, "networkPolicy/metricsFrom/0"),
+    "empty peer of agents": ({"agent": {"metricsFrom": [{}]}}, "agent/metricsFrom/0"),
     "interval without a unit": ({"serviceMonitor": {"interval": "30"}}, "serviceMonitor/interval"),
     "threshold of nothing": ({"prometheusRule": {"timeToFirstTokenSeconds": 0}}, "prometheusRule/timeToFirstTokenSeconds"),
     "store as a switch": ({"mooncake": True}, "mooncake"),

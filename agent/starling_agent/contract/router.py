@@ -19,6 +19,9 @@ LONE = "x-starling-lone"
 SHADOW = "x-starling-shadow"
 """Says that a router asks for itself what a client has asked before: no rate limit of the client's counts it."""
 
+LAG_SECONDS = 10.0
+USUAL_SECONDS = 120.0
+"""Time that clients have for a new connection where none is ever closed for its age."""
 
 PROOF_PATH = "/backend/proof"
 """`GET ?nonce=...` of an agent, open to all: it proves that it knows the token, so that a router shows it to no other service."""
@@ -32,3 +35,8 @@ def token_proof(token: bytes, nonce: bytes) -> str:
 def router_token(admin_token: bytes) -> bytes:
     """Returns the routers' token, 64 hexadecimal digits."""
     return hmac.new(admin_token, b"router", hashlib.sha256).hexdigest().encode()
+
+
+def seconds_to_leave(connection_seconds: float) -> float:
+    """Returns how long connections to an agent may last once clients are led to routers. They end by themselves until then."""
+    return (connection_seconds or USUAL_SECONDS) + LAG_SECONDS

@@ -1,7 +1,8 @@
 """`starling operator`: the program of the operator's pod."""
 
+import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -80,14 +81,22 @@ def operator(
             help="Name of Secrets with API keys that it may list; a key that is taken out is refused within 10 s. May be repeated.",
         ),
     ] = None,
+    agent_metrics_from: Annotated[
+        str | None,
+        typer.Option(
+            "--agent-metrics-from",
+            help="Who may read /metrics of agents behind routers: a JSON list of NetworkPolicy peers. Default: usual scrapers.",
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="Least level of lines that are logged.")] = LogLevel.INFO,
 ) -> None:
     """Run the operator: it turns InferenceServices into groups of agent pods, and keeps them so."""
     host, _, port = http_address.rpartition(":")
     if not host or not port.isdigit():
         fail(f"--http-address must be HOST:PORT, got {http_address!r}", "write --http-address [::]:8080")
+    metrics_from = _peers(agent_metrics_from) if agent_metrics_from is not None else None
     from starling_operator.main import launch
-    from starling_operator.plan.observed import Settings
+    from starling_operator.plan.observed import USUAL_SCRAPERS, Settings
     from starling_operator.settings import OperatorSettings
     from starling_operator.settings import own_namespace as pods_namespace
 
@@ -98,6 +107,7 @@ def operator(
         router_image_pull_policy=router_image_pull_policy.value if router_image_pull_policy is not None else "",
         cluster_domain=cluster_domain,
         operator_namespace=own_namespace or pods_namespace(),
+        metrics_from=metrics_from if metrics_from is not None else USUAL_SCRAPERS,
         fixed_user=fixed_user,
         gang_patience=gang_patience,
     )
@@ -112,3 +122,15 @@ def operator(
         http_port=int(port),
     )
     launch(settings, log_level.value)
+
+
+def _peers(text: str) -> list[dict[str, Any]]:
+    """Returns peers of a NetworkPolicy. An empty one, which the API server refuses, would keep every policy as it is."""
+    try:
+        peers = json.loads(text)
+    except ValueError:
+        peers = None
+    if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
+        example = '[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]'
+        fail(f"--agent-metrics-from must be a JSON list of NetworkPolicy peers, got {text!r}", f"write '{example}'")
+    return peers

@@ -5,28 +5,27 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from starling_operator.plan import labels, names
 from starling_operator.plan.admin_token import with_token
+from starling_operator.plan.endpoint_policy import network_policy
 from starling_operator.plan.gateway import gateway_children
 from starling_operator.plan.labels import child
-from starling_operator.plan.observed import Manifest, Observed, Service, Settings
+from starling_operator.plan.observed import Manifest, Observed, Service
 from starling_operator.plan.revision import Revision
 from starling_operator.plan.router import leads_to_routers, router_children
 
 _PORT_NAME = "http"
 _PODS_PORT_NAME = "pods"
-_STORE_PORTS = {"port": 15000, "endPort": 17000, "protocol": "TCP"}
-"""Range from which Mooncake's transfer engine takes free ports."""
 
 
 def service_children(observed: Observed, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
     """Children that a service has once, in the order in which they are applied."""
-    service, settings = observed.service, observed.settings
+    service, to_routers = observed.service, leads_to_routers(observed)
     always = (
         service_account(service),
         *router_children(observed, spec),
-        endpoint_service(service, spec, to_routers=leads_to_routers(observed)),
-        network_policy(service, spec, settings),
+        endpoint_service(service, spec, to_routers=to_routers),
+        network_policy(observed, spec, to_routers=to_routers),
     )
-    monitor = (service_monitor(service, spec),) if settings.service_monitors else ()
+    monitor = (service_monitor(service, spec),) if observed.settings.service_monitors else ()
     return (*always, *monitor, *gateway_children(observed, spec))
 
 
@@ -53,32 +52,6 @@ def endpoint_service(service: Service, spec: InferenceServiceSpec, *, to_routers
 
 def _service_port(name: str, port: int) -> dict[str, object]:
     return {"name": name, "port": port, "targetPort": ENDPOINT_PORT, "protocol": "TCP"}
-
-
-def network_policy(service: Service, spec: InferenceServiceSpec, settings: Settings) -> Manifest:
-    """Opens the endpoint to all, every port to the service's own pods, and the admin port to the operator.
-
-    Pods that use a store read from each other's memory: agents of the same namespace reach the ports for it. Agents of other
-    namespaces do not, since anybody there can give a pod any label.
-    """
-    pods = {labels.SERVICE: service.name}
-    to_store = {"from": [{"podSelector": {"matchLabels": labels.AGENTS}}], "ports": [_STORE_PORTS]}
-    operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}},
-        "podSelector": {"matchLabels": dict(settings.operator_labels)},
-    }
-    return child(service, "networking.k8s.io/v1", "NetworkPolicy", service.name) | {
-        "spec": {
-            "podSelector": {"matchLabels": pods},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"ports": [{"port": ENDPOINT_PORT, "protocol": "TCP"}]},
-                {"from": [{"podSelector": {"matchLabels": pods}}]},
-                {"from": [operator], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]},
-                *([to_store] if spec.kv_cache.store is not None else []),
-            ],
-        }
-    }
 
 
 def service_monitor(service: Service, spec: InferenceServiceSpec) -> Manifest:

@@ -1,6 +1,6 @@
 """Input of `plan`. `watch.observe` builds it from a cluster, `starling up` from processes on one machine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,15 @@ from starling_crds.v1alpha1.spec import InferenceServiceSpec
 from starling_crds.v1alpha1.status import InferenceServiceStatus
 
 Manifest = dict[str, Any]
+
+_SCRAPERS = ["prometheus", "prometheus-agent", "vmagent", "alloy", "opentelemetry-collector"]
+USUAL_SCRAPERS: tuple[Manifest, ...] = (
+    {
+        "namespaceSelector": {},
+        "podSelector": {"matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": _SCRAPERS}]},
+    },
+)
+"""Pods of any namespace with the names that operators and charts of scrapers give them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +30,7 @@ class Settings:
     image_pull_policy, router_image_pull_policy   when nodes pull the one and the other; "" for routers: as for agents
     cluster_domain     last part of DNS names inside the cluster
     operator_namespace, operator_labels   select the operator's pods, the only ones that may reach the admin endpoints
+    metrics_from       peers of NetworkPolicies that may read /metrics of agents behind routers
     service_monitors   the cluster has the ServiceMonitor CRD
     fixed_user         pods set runAsUser; False for a platform that assigns users itself and rejects that (OpenShift)
     gang_patience      seconds that a group that is only partly scheduled may keep its cluster nodes while another service's
@@ -34,6 +44,7 @@ class Settings:
     cluster_domain: str = "cluster.local"
     operator_namespace: str = "starling-system"
     operator_labels: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "starling-operator"})
+    metrics_from: Sequence[Manifest] = USUAL_SCRAPERS
     service_monitors: bool = False
     fixed_user: bool = True
     gang_patience: float = 300.0

@@ -13,6 +13,7 @@ from starling_operator.plan.decision import Decision
 from starling_operator.plan.disruption import disruption_budget, min_available
 from starling_operator.plan.elastic.next_step import elastic_steps
 from starling_operator.plan.elastic.parallelism_scale import desired_size, scale_status
+from starling_operator.plan.endpoint_policy import seconds_to_close
 from starling_operator.plan.events import condition_of, events
 from starling_operator.plan.failure import broken_cause, seconds_to_return
 from starling_operator.plan.gangs import gang_release
@@ -35,7 +36,7 @@ from starling_operator.plan.refusals import Refusal, Unsupported, not_in_this_re
 from starling_operator.plan.requeue import requeue_after
 from starling_operator.plan.revision import Revision, read_revisions, stored_revisions
 from starling_operator.plan.rollout import RolloutStep, WantedGroups, rollout_step, with_canary, with_gang_release, without_refused
-from starling_operator.plan.router import router_rollout, router_state, seconds_to_stay
+from starling_operator.plan.router import leads_to_routers, router_rollout, router_state, seconds_to_stay
 from starling_operator.plan.scaling import remembered_scale, wanted_scale
 from starling_operator.plan.status import make_status
 from starling_operator.plan.status_inputs import StatusInputs
@@ -120,6 +121,7 @@ def plan(observed: Observed, unsupported: Unsupported = not_in_this_release) -> 
         router=router_rollout(observed, spec),
         router_stays=seconds_to_stay(observed),
         pool_stays=seconds_of_pool(observed),
+        endpoint_closes=seconds_to_close(observed, spec, to_routers=leads_to_routers(observed)),
     )
     created = [NewGroup(named(number), aim, expected.layout.nodes) for number in rollout.create]
     if tried is not None:

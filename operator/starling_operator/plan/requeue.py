@@ -26,7 +26,7 @@ def _moments(inputs: StatusInputs) -> Iterator[float]:
         return
     if inputs.scale.due is not None:
         yield inputs.scale.due
-    yield from (stays for stays in (inputs.router_stays, inputs.pool_stays) if 0 < stays < math.inf)
+    yield from (ends for ends in (inputs.router_stays, inputs.pool_stays, inputs.endpoint_closes) if 0 < ends < math.inf)
     yield from _canary_moments(inputs)
     if any(group.missing for group in inputs.kept):
         yield _POLL_SECONDS

@@ -19,6 +19,7 @@ from starling_operator.plan import labels, names
 from starling_operator.plan.admin_token import mounted_token, secret_with
 from starling_operator.plan.config import has_tenants
 from starling_operator.plan.decision import Delete, deletion
+from starling_operator.plan.endpoint_policy import seconds_to_open
 from starling_operator.plan.gateway import is_port_guarded, pick_ingress, pick_port, picks, seconds_of_pool
 from starling_operator.plan.labels import child
 from starling_operator.plan.observed import Manifest, Observed, Service
@@ -92,6 +93,7 @@ def seconds_to_stay(observed: Observed) -> float:
     """Returns for how long routers stay that the spec no longer has: infinitely while no group serves, but some are to.
 
     Requests wait in them until then, and would be refused. Routers that are not ready hold none, and keep agents from their proof.
+    They also stay until agents are open to all, whom clients are led to then.
     """
     service, live = observed.service, _deployment(observed)
     spec = service.spec
@@ -100,7 +102,9 @@ def seconds_to_stay(observed: Observed) -> float:
     if not _ready(live) or not _is_led_to_routers(observed):
         return 0.0
     since = serves_since(service.status)
-    return math.inf if since is None else max(seconds_of_pool(observed), since + HANDOVER_SECONDS - observed.now)
+    if since is None:
+        return math.inf
+    return max(seconds_of_pool(observed), seconds_to_open(observed), since + HANDOVER_SECONDS - observed.now)
 
 
 def answers_routers_alone(observed: Observed) -> bool | None:

@@ -40,6 +40,7 @@ class StatusInputs:
     router            routers as observed; None if the spec has none, or cannot be read
     router_stays      seconds that routers stay which the spec no longer has; infinite: until a group serves
     pool_stays        seconds that a pool stays which the spec no longer has; infinite: until the route leads elsewhere
+    endpoint_closes   seconds until agents are closed to all but routers; infinite: never; 0: they are
     token_secret      name of the Secret from which pods mount the admin token
     """
 
@@ -63,6 +64,7 @@ class StatusInputs:
     router: RouterState | None = None
     router_stays: float = 0.0
     pool_stays: float = 0.0
+    endpoint_closes: float = 0.0
     token_secret: str = ""
 
     @property

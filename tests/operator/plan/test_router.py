@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starling_agent.contract.router import router_token
 from starling_cli.main import app
+from starling_operator.plan.endpoint_policy import OPEN_SECONDS
 from starling_operator.plan.observed import Manifest
 from starling_operator.plan.plan import plan
 from starling_operator.plan.revision import spec_hash
@@ -169,6 +170,8 @@ def test_without_routers_again_the_service_leads_back_before_they_go() -> None:
     world = settled(ROUTER)
     world.tick(HANDOVER_SECONDS)
     world.edit({"router": None})
+    assert not world.reconcile().delete and selected(world) == ROUTERS, "agents are to be open to all first"
+    world.tick(OPEN_SECONDS)
     decision = world.decide()
     assert {(gone.kind, gone.name) for gone in decision.delete} == OF_ROUTER
     for writes in range(30):  # killed after any number of writes, the operator leaves no Service that leads nowhere
@@ -368,5 +371,6 @@ def test_with_tenants_agents_answer_routers_alone_also_while_none_is_ready() -> 
     assert answers_routers_alone(world.observe()) is True
     world.settle()
     world.edit({"router": None})
+    world.settle()
     assert answers_routers_alone(world.observe()) is False
     assert answers_routers_alone(make_observed(service=make_service(spec_error="?", spec=None))) is None, "they stay as they are"
