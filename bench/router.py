@@ -1,11 +1,12 @@
 """Measures `starling router`: what it saves where chats share prefixes, what it costs, and how fair it is to tenants.
 
-    python bench/router.py [prefixes] [texts] [overhead] [fairness] [--rounds N] [--short]
+    python bench/router.py [prefixes] [texts] [overhead] [fairness] [--rounds N] [--seconds S] [--short]
 
 prefixes   tokens found in caches, first tokens and balance on four servers: beside round robin, sglang-router, vllm-router, and one
            server with all of the KV memory
 texts      the same while servers tell nothing of their caches, so that our router goes by texts alone
-overhead   what it adds to first tokens while 200 streams are open, what requests take of its processor, and a pick among 1,000
+overhead   what it adds to first tokens while 200 streams are open, and what requests take of its processor, by texts and by blocks;
+           and a pick among 1,000
 fairness   first tokens of a tenant beside one that floods, and the tokens of equal tenants
 
 Each section is written to bench/results/router.md on its own; others stay as they are there. `--short` only prints.
@@ -38,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(TITLES)}; default: all")
     parser.add_argument("--rounds", type=int, default=3, help="of each side, in turns")
+    parser.add_argument("--seconds", type=float, help="of each part of `overhead`, which takes nine of them and a minute a round")
     parser.add_argument("--short", action="store_true", help="one round of little, and no file: only to see that it works")
     args = parser.parse_args()
     if unknown := set(args.sections) - TITLES.keys():
@@ -56,7 +58,7 @@ def main() -> None:
 def measured(name: str, args: argparse.Namespace) -> Iterator[str]:
     """Yields a section's text after each round, so that what was measured is not lost with the rest."""
     if name == "overhead":
-        yield from router_overhead.measure(args.rounds, args.short)
+        yield from router_overhead.measure(args.rounds, args.seconds, args.short)
         return
     model = small_model.gguf(CACHE)
     if name == "fairness":

@@ -21,6 +21,7 @@ class Backend:
     others     requests that are open there besides, when it was last asked
     limit      open requests at which it has room for no other one, as far as it says; None: it does not say
     step       tokens that it computes in one step; 0: it does not say
+    kv_free    tokens for which it had free KV blocks when it was last asked; None: it does not say, or a request has ended since
     full       it refused a request, and of those that may wait only small ones are sent there now
     fits       prompt tokens that it may have room for although it is full
     growing    it has refused none of those that waited since it became ready, or was asked again
@@ -40,6 +41,7 @@ class Backend:
     others: int = 0
     limit: int | None = None
     step: int = 0
+    kv_free: int | None = None
     full: bool = False
     fits: int = 0
     growing: bool = False
@@ -63,6 +65,7 @@ class Backend:
         finally:
             carried.began()
             self.open -= 1
+            self.kv_free = None  # the next turn of a long chat is not to leave the server whose blocks its last one held
 
 
 @dataclass(slots=True)

@@ -7,6 +7,8 @@ Work is counted in prompt tokens. A backend's work is what it has to compute of 
 So a cached prefix draws requests until those that wait there would cost more than to compute the prefix elsewhere: a prefix that
 everybody has does not pile all requests onto one backend. A cached token counts twice: to compute it elsewhere pushes another one
 out of a cache that is full, which is then computed again. While a canary runs, work counts among backends of one revision alone.
+
+A backend whose free KV blocks cannot hold what is not cached of the prompt is taken last: there it would wait until others end.
 """
 
 from collections import OrderedDict
@@ -102,15 +104,17 @@ class Picker:
         last: str | None,
         order: RevisionOrder,
         begun: Mapping[int, int] = NOTHING,
-    ) -> Callable[[Backend], tuple[int, float, int, int]]:
-        """Returns what orders backends for a prompt: their revision, work, what was begun there, how long ago they were picked."""
+    ) -> Callable[[Backend], tuple[int, bool, float, int, int]]:
+        """Returns what orders backends for a prompt: revision, lack of KV blocks, work, what was begun there, their last pick."""
         policy, pull = self._policy, self._policy.session * tokens
 
-        def work(backend: Backend) -> tuple[int, float, int, int]:
-            own = tokens - policy.prefix * cached.get(backend.number, 0)
+        def work(backend: Backend) -> tuple[int, bool, float, int, int]:
+            there, free = cached.get(backend.number, 0), backend.kv_free
+            is_short = free is not None and tokens - there > free and policy.load > 0
+            own = tokens - policy.prefix * there
             others = policy.load * (backend.pending + policy.request_tokens * (backend.open + backend.others))
             pulled = pull if backend.name == last else 0.0
-            return order.rank(backend), own + others - pulled, -begun.get(backend.number, 0), backend.picked
+            return order.rank(backend), is_short, own + others - pulled, -begun.get(backend.number, 0), backend.picked
 
         return work
 

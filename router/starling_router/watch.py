@@ -125,7 +125,7 @@ class BackendWatch:
         self.states[backend.name], backend.pod, backend.revision = state, state.pod, state.revision
         backend.others = max(0, state.open - max(before, backend.open))
         self._learned.note(backend, self.states)
-        backend.step, backend.ends = state.step_tokens, not state.ready
+        backend.step, backend.kv_free, backend.ends = state.step_tokens, state.kv_free, not state.ready
         self._set_ready(watched, state.ready, "it says so")
         self._set_room(backend, state, before)
         return state

@@ -82,6 +82,7 @@ def test_routers_are_told_of_the_work_what_metrics_say(server, http):
     assert load.pop("kv_blocks_used") / load["kv_blocks"] == value(http, "vllm:kv_cache_usage_perc")
     (shape,) = scrape(http)["vllm:cache_config_info"].samples
     assert load == {"kv_blocks": int(shape.labels["num_gpu_blocks"])}
+    assert http.get("/backend").json()["kv_free"] == load["kv_blocks"] * 16, "nothing runs"
     assert value(http, "vllm:prefix_cache_hits_total") > 0
 
 

@@ -1,11 +1,13 @@
 """Good manifests pass both judges, come back with defaults, and are parsed to the same."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from starling_crds.parse import parse, parse_spec
+from starling_crds.v1alpha1.router import RouterPolicySpec
 from starling_crds.v1alpha1.spec import InferenceServiceSpec
 
 from tests.crds.api import Api, Refusal
@@ -221,6 +223,12 @@ def test_examples_are_accepted(api: Api, file: Path):
     for document in documents:
         assert parse(document).error is None
         assert not isinstance(refusal := api.check(document), Refusal), refusal
+
+
+@pytest.mark.parametrize("file", [EXAMPLES / "router.yaml", EXAMPLES.parent / "docs" / "routing.md"], ids=lambda file: file.name)
+def test_weights_that_are_called_the_defaults_are_these(file: Path) -> None:
+    (shown,) = re.findall(r"^ +policy: (\{.*?\})", file.read_text(), re.MULTILINE)
+    assert yaml.safe_load(shown) == RouterPolicySpec().model_dump()
 
 
 def test_a_service_that_no_operator_has_seen_says_so(api: Api) -> None:

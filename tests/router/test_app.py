@@ -35,6 +35,13 @@ async def test_a_request_arrives_as_it_was_sent(start: Start) -> None:
     assert seen["headers"]["host"] != str(client.base_url.netloc)
 
 
+async def test_a_server_that_says_that_it_has_no_free_kv_blocks_is_taken_last(start: Start, backends: list[StubBackend]) -> None:
+    backends[0].state = backends[0].state.model_copy(update={"kv_free": 0})
+    client = await start()
+    answers = [await client.post(CHAT, headers={"X-Starling-Explain": "1"}, json={"messages": "x"}) for _ in range(3)]
+    assert {answer.headers["x-starling-route"] for answer in answers} == {"backend=chat-2-0; cached=0; reason=load"}
+
+
 async def test_other_methods_and_bodies_of_all_kinds_go_on(start: Start) -> None:
     client = await start()
     assert (await client.delete("/v1/responses/resp_1")).json()["method"] == "DELETE"

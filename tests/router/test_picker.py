@@ -31,6 +31,36 @@ def test_a_cached_prefix_draws_no_more_than_twice_what_it_saves() -> None:
     assert picked is not None and picked.backend.name == "pod-1"
 
 
+def test_a_backend_whose_free_kv_blocks_cannot_hold_the_prompt_is_taken_last() -> None:
+    ready, picker = backends(3), Picker(RouterPolicy())
+    ready[0].kv_free, ready[1].kv_free, ready[1].open = 999, 1000, 2
+    ready[2].open = 3  # it does not say
+    picked = picker.pick(ready, 1000, {})
+    assert picked is not None and (picked.backend.name, picked.reason) == ("pod-1", "load")
+    assert [backend.name for backend in picker.fallbacks(picked, ready, 1000, 2)] == ["pod-2", "pod-0"]
+    picked = picker.pick(ready[:1], 1000, {})
+    assert picked is not None and picked.backend.name == "pod-0"
+
+
+def test_what_is_cached_of_a_prompt_needs_no_free_kv_blocks() -> None:
+    ready, picker = backends(2), Picker(RouterPolicy())
+    ready[0].kv_free = 100
+    picked = picker.pick(ready, 1000, {0: 900})
+    assert picked is not None and (picked.backend.name, picked.reason) == ("pod-0", "prefix")
+    picked = picker.pick(ready, 1001, {0: 900})
+    assert picked is not None and (picked.backend.name, picked.reason) == ("pod-1", "load")
+
+
+def test_the_next_turn_of_a_chat_that_held_most_blocks_stays_where_its_prefix_is() -> None:
+    ready, picker = backends(2), Picker(RouterPolicy())
+    with ready[0].carrying(900):
+        ready[0].kv_free = 50
+        picked = picker.pick(ready, 1000, {0: 900})
+        assert picked is not None and picked.backend.name == "pod-1"
+    picked = picker.pick(ready, 1000, {0: 900})
+    assert picked is not None and picked.backend.name == "pod-0"
+
+
 @pytest.mark.parametrize("field", ["open", "others"])
 def test_open_requests_count_as_load(field: str) -> None:
     ready = backends(2)
@@ -71,6 +101,9 @@ def test_weights_of_zero_leave_reasons_out() -> None:
     for _ in range(2):
         picked = picker.pick(ready, 1000, {1: 1000}, "me")
         assert picked is not None and (picked.backend.name, picked.reason) == ("pod-0", "load")
+    ready[1].kv_free = 0
+    picked = Picker(RouterPolicy(load=0.0)).pick(ready, 1000, {1: 500})
+    assert picked is not None and picked.backend.name == "pod-1"
 
 
 def test_backends_that_were_tried_are_left_out() -> None:

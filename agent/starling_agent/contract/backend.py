@@ -48,6 +48,7 @@ class BackendState(ContractModel):
     tenants       it believes routers, and a cached prefix is found only by the tenant that its router names
     room          requests that it would run at once; below 0: so many wait already; None: it does not say
     step_tokens   prompt tokens that its engine cores compute in one step beside decodes; 0: it does not say
+    kv_free       tokens of a sequence for which its cores have free KV blocks, in the mean; None: it does not say
     load          its work; None: it does not say
     """
 
@@ -64,6 +65,7 @@ class BackendState(ContractModel):
     tenants: bool = False
     room: int | None = None
     step_tokens: int = Field(default=0, ge=0)
+    kv_free: int | None = Field(default=None, ge=0)
     load: BackendLoad | None = None
 
 

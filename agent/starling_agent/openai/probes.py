@@ -1,10 +1,13 @@
 """Paths of probes and monitoring, which need no API key, and those for routers, which do: /backend and what is below it."""
 
+import sys
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from starling_engine.delta import Stats
 from starling_engine.errors import EngineDead
+from starling_engine.frontend.cores import CoreClients
 from starling_engine.sleep import ASLEEP
 
 from starling_agent.contract.backend import BackendLoad, BackendProof, BackendState
@@ -93,9 +96,17 @@ async def backend(request: Request) -> Response:
         tenants=salted and has_routers,
         room=-stats.waiting if stats.waiting else cores * config.scheduler.max_num_seqs - stats.running,
         step_tokens=stats.step_tokens,
+        kv_free=_kv_free(endpoint.engine.cores, stats),
         load=_load(stats),
     )
     return json_response(state.model_dump())
+
+
+def _kv_free(cores: CoreClients, stats: Stats) -> int | None:
+    """Returns the part of the longest sequence for which blocks are free; None where a state has room for any length."""
+    if not (cores.any_serving and stats.kv_blocks) or cores.kv_tokens == sys.maxsize:
+        return None
+    return cores.kv_tokens * (stats.kv_blocks - stats.kv_blocks_used) // stats.kv_blocks
 
 
 def _load(stats: Stats) -> BackendLoad:

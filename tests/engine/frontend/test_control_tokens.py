@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starling_engine.frontend.chat import ChatTemplates
-from starling_engine.frontend.control_tokens import turn_markers
+from starling_engine.frontend.control_tokens import draw_sentinel, turn_markers
 from starling_engine.frontend.tokenizer import Tokenizer
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -23,6 +23,12 @@ THINKING = """{%- for message in messages %}{%- set content = message.content %}
 {%- set end = '</think>' %}
 {%- if end in content %}{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}
 {{- '<|im_start|>' + content | replace('<cut>', '') + '<|im_end|>' }}{%- endfor %}"""
+
+
+def test_a_sentinel_has_all_of_its_digits_and_is_drawn_anew() -> None:
+    """One in ten begins with a zero."""
+    drawn = {draw_sentinel() for _ in range(1000)}
+    assert len(drawn) == 1000 and all(sentinel.isdigit() and len(sentinel) == 16 for sentinel in drawn)
 
 
 def user(content: Any) -> list[dict[str, Any]]:
