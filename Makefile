@@ -166,8 +166,10 @@ clients: setup ## clients and judges of others that tests run against a server: 
 test: setup kube libraries arm64 downloads ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) $(ARGS)
 
-test-all: setup kube libraries arm64 downloads triton checkers browser ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries arm64 downloads triton checkers browser ## hours: whole matrices of tests, then the long forms of scenarios and the race of routers; with ARGS those tests alone
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) --whole $(ARGS)
+	$(if $(ARGS),,$(MAKE) e2e ARGS=--whole)
+	$(if $(ARGS),,$(BIN)/python bench/router.py prefixes --rounds 2 --goals)
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check
