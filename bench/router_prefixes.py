@@ -7,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ import peer
 from checkpoint import CACHE
 from processes import free_port, route, running, serve
 from router_clients import Chats, scraped, words
+from router_goals import Figures, missed
 
 SERVERS = 4
 TOKEN_BYTES = 30 * 2 * 3 * 64 * 2
@@ -86,8 +87,11 @@ class Way:
         return Turn(first, sum(hits), [tokens - hit for tokens, hit in zip(asked, hits, strict=True)])
 
 
-def measure(model: Path, rounds: int, told: bool, is_short: bool) -> Iterator[str]:
-    """Yields the section after each round. With `told` servers tell our router what they have cached."""
+def measure(model: Path, rounds: int, told: bool, is_short: bool, must_meet: bool) -> Iterator[str]:
+    """Yields the section after each round. With `told` servers tell our router what they have cached.
+
+    Ends the program with 1 behind the last one where goals must be met, and are not.
+    """
     workload = SHORT if is_short else Workload()
     with _ways(model, told) as ways:
         if not is_short:
@@ -97,7 +101,11 @@ def measure(model: Path, rounds: int, told: bool, is_short: bool) -> Iterator[st
             for way in ways[:: (1, -1)[number % 2]]:
                 way.turns.append(way.take_turn(workload, f"{random.randrange(10**6):06}"))
                 print(f"round {number + 1} of {rounds}: {way.name}", file=sys.stderr, flush=True)
-            yield _text(ways, workload, told)
+            figures = _figures(ways)
+            yield _text(figures, workload, told, number + 1)
+    peers = {name: each for name, each in figures.items() if name not in (ONE, ROUND_ROBIN, OWN)}
+    if must_meet and (seen := missed(figures[OWN], peers)):
+        sys.exit("missed: " + "; ".join(seen))
 
 
 @contextmanager
@@ -174,16 +182,30 @@ async def _chat(chats: Chats, workload: Workload, number: int, tag: str, first: 
         await asyncio.sleep(rng.expovariate(1 / workload.think))
 
 
-def _text(ways: Sequence[Way], workload: Workload, told: bool) -> str:
+def _figures(ways: Sequence[Way]) -> dict[str, Figures]:
     by_name = {way.name: way for way in ways}
     most = sum(turn.hits for turn in by_name[ONE].turns)
     slowest = statistics.median(_first(by_name[ROUND_ROBIN]))
+    figures = {}
+    for name, way in by_name.items():
+        first = _first(way)
+        figures[name] = Figures(
+            hits=sum(turn.hits for turn in way.turns) / most,
+            median=statistics.median(first),
+            high=statistics.quantiles(first, n=10)[-1],
+            to_round_robin=statistics.median(first) / slowest,
+            balance=statistics.median(turn.balance for turn in way.turns),
+        )
+    return figures
+
+
+def _text(figures: Mapping[str, Figures], workload: Workload, told: bool, rounds: int) -> str:
     lines = [
         *textwrap.wrap(
             f"{workload} SmolLM2-135M in Q4_1 on {SERVERS} servers of one thread, each with KV memory of {KV_TOKENS:,} tokens, "
             f"and on one with {SERVERS * KV_TOKENS:,}. "
             f"Servers tell our router {'what they have cached' if told else 'nothing of their caches'}. Rounds in "
-            f"turns: {len(ways[0].turns)}. Peers run with `--policy cache_aware`, and all else as it comes.",
+            f"turns: {rounds}. Peers run with `--policy cache_aware`, and all else as it comes.",
             width=120,
         ),
         "Goals: 0.9 of the hit tokens, half of round robin's median, most computed tokens to the mean 1.3, no peer better.",
@@ -191,13 +213,10 @@ def _text(ways: Sequence[Way], workload: Workload, told: bool) -> str:
         "| | hit tokens to one server's | first token, ms, median | 90 % | median to round robin's | most computed to the mean |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for way in ways:
-        first = _first(way)
-        median, high = statistics.median(first), statistics.quantiles(first, n=10)[-1]
-        balance = statistics.median(turn.balance for turn in way.turns)
+    for name, each in figures.items():
         lines.append(
-            f"| {way.name} | {sum(turn.hits for turn in way.turns) / most:.3f} | {1e3 * median:.0f} | {1e3 * high:.0f} "
-            f"| {median / slowest:.2f} | {balance:.2f} |"
+            f"| {name} | {each.hits:.3f} | {1e3 * each.median:.0f} | {1e3 * each.high:.0f} "
+            f"| {each.to_round_robin:.2f} | {each.balance:.2f} |"
         )
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ from starling_agent.api_keys import ApiKeys
 from starling_agent.contract.backend import BackendLoad
 from starling_agent.http.outermost import QUIET_ROUTES
 from starling_agent.settings import ServerSettings
+from starling_router.hold_queue import HoldPolicy
 from starling_router.picker import RouterPolicy
 from starling_router.router import ServiceRouter
 from starling_router.tenants import Tenancy
@@ -130,10 +131,12 @@ async def test_a_tenant_sees_itself_and_who_may_sees_all(of_tenants: httpx.Async
 
 
 async def converse(request: web.Request) -> web.StreamResponse:
-    """Answers as a model that reasons; one that is asked to fail does, and one that is asked to wait never ends."""
+    """Answers as a model that reasons; one that is asked to fail does, one to wait never ends, and one for room has none."""
     if request.path == "/v1/models":
         return web.json_response({"data": [{"id": "m"}, {"id": MARKUP}]})
     asked = (await request.json())["messages"][-1]["content"]
+    if asked == "room":
+        return web.json_response({"error": {"message": "full", "code": "queue_full"}}, status=429)
     answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await answer.prepare(request)
 
@@ -163,11 +166,12 @@ async def test_in_a_browser(start: Start, backends: list[StubBackend], tmp_path:
     backends[0].state = backends[0].state.model_copy(update=names)
     for backend in backends:
         backend.respond = converse
-    client = await start(api_keys=ApiKeys(["one"]))
+    client = await start(hold=HoldPolicy(), api_keys=ApiKeys(["one"]))
     async with browsing(tmp_path) as tab:
         await tab.open(f"{str(client.base_url).rstrip('/')}/ui", width)
         await give_keys(tab)
         await see_state(tab)
+        await see_changes(tab, client, backends[0])
         await chat(tab)
         page = "document.documentElement"
         assert await tab.run(f"[innerWidth, {page}.scrollWidth - {page}.clientWidth]") == [width, 0], "nothing goes past the edge"
@@ -192,6 +196,25 @@ async def see_state(tab: Tab) -> None:
         await tab.until(f"{text}.includes({json.dumps(seen)})")
     await tab.until(f"document.querySelector('#revisions').innerText.includes({json.dumps(f'revision-{MARKUP}: 1 of 1')})")
     await tab.until(f"[...document.querySelector('#model').options].some((option) => option.value === {json.dumps(MARKUP)})")
+
+
+def figure(name: str) -> str:
+    """The overview's figure of that name, in the page's language."""
+    named = f"[...document.querySelectorAll('#numbers div')].find((each) => each.children[0].textContent === {json.dumps(name)})"
+    return f"{named}?.querySelector('dd span').textContent"
+
+
+async def see_changes(tab: Tab, client: httpx.AsyncClient, backend: StubBackend) -> None:
+    """Tokens are generated, and a request waits for room until its client leaves."""
+    rate, held = figure("Tokens/s"), figure("Held here")
+    await tab.until(f"{rate} === '0' && {held} === '0'")
+    load = LOAD.model_copy(update={"generated_tokens_total": LOAD.generated_tokens_total + 20_000})
+    backend.state = backend.state.model_copy(update={"load": load})
+    await tab.until(f"Number({rate}.replace(',', '')) > 200")  # of the last ten seconds, or more where the machine stands still
+    waits = asyncio.create_task(client.post(CHAT, headers=KEY, json={"messages": [{"role": "user", "content": "room"}]}))
+    await tab.until(f"{held} === '1'")
+    waits.cancel()
+    await tab.until(f"{held} === '0'")
 
 
 async def chat(tab: Tab) -> None:

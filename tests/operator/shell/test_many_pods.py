@@ -24,6 +24,8 @@ SECONDS = 20.0
 MOST_BYTES = 256 * 1024
 MOST_PROCESSOR = 0.6
 """Part of a core that news may take. Deciding upon each piece by itself takes all of it."""
+MOST_MEMORY = 256 << 20
+"""Bytes of the operator in all, as many as the chart requests."""
 AT_ONCE = 5
 """Writes of what readers wait for, which no other write delays: a condition that comes true."""
 LOADING = {"phase": "loading", "ready": False, "token_seen": False, "service_token_seen": False}
@@ -120,3 +122,4 @@ async def test_a_status_of_three_thousand_pods_is_small_and_written_once_a_secon
     measured.begin()
     await asyncio.sleep(SECONDS)
     assert measured.shows("quiet") == 0
+    assert operator.memory_bytes < MOST_MEMORY
