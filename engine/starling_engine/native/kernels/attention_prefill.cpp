@@ -64,7 +64,7 @@ void multiply_by_tiles(const GemmTile<bf16>& tile, int64_t rows, int64_t blocks)
     const bool two = block + 1 < blocks;
     const auto run = rows > 16 ? (two ? run_tiles<2, 2> : run_tiles<2, 1>) : (two ? run_tiles<1, 2> : run_tiles<1, 1>);
     run(top, below, tile.b + block * tile.b_stride, tile.b_stride, tile.lines / 16, tile.c + block * kBlockCols, tile.c_stride,
-        tile.accumulate);
+        tile.accumulate, Ahead{});
   }
 }
 #else
