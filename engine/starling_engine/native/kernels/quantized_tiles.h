@@ -46,7 +46,7 @@ struct ByteTileProduct {
     for (int64_t g = 0; g < groups; ++g) {
       zero_sums<ROWS, BLOCKS>();
       const RowTile top = row_tile(tile, first + g), below = ROWS > 1 ? row_tile(tile + 1, first + g) : top;
-      add_products<int8_t, ROWS, BLOCKS>(top, below, b.at + g * depth * kTileBytes, b.stride, depth, ahead);
+      add_products<int8_t, ROWS, BLOCKS, true>(top, below, b.at + g * depth * kTileBytes, b.stride, depth, ahead);
       if (g > 0) add_scaled<ROWS, BLOCKS>(sums, tile, block, first + g - 1, c, c_stride);
       store_sums<ROWS, BLOCKS>(sums, sizeof sums[0]);
     }

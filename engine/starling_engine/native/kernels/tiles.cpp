@@ -91,7 +91,7 @@ void multiply_in_cache(int64_t times) {
   Ahead nothing;
   zero_sums<2, 2>();
   for (int64_t i = 0; i < times; ++i)
-    add_products<T, 2, 2>({rows, 64, 0}, {rows + kTileBytes / sizeof(T), 64, 0}, columns, kStepsAtOnce * kTileBytes, kStepsAtOnce,
+    add_products<T, 2, 2, false>({rows, 64, 0}, {rows + kTileBytes / sizeof(T), 64, 0}, columns, kStepsAtOnce * kTileBytes, kStepsAtOnce,
                           nothing);
 }
 

@@ -167,13 +167,16 @@ void store_sums(void* sums, ptrdiff_t line) {
 }
 
 // Adds the products of rows and column blocks of T, `steps` tiles deep, to the sums in tiles. Those of the next block are b_stride
-// bytes further.
-template <typename T, int ROWS, int BLOCKS>
+// bytes further. STREAMS: rows are more than the first-level cache holds.
+template <typename T, int ROWS, int BLOCKS, bool STREAMS>
 void add_products(RowTile top, RowTile below, const void* columns, ptrdiff_t b_stride, int64_t steps, Ahead& ahead) {
   const char *a = static_cast<const char*>(top.at), *c = static_cast<const char*>(below.at), *b = static_cast<const char*>(columns);
   for (int64_t step = 0; step < steps; ++step, a += top.step, c += below.step, b += kTileBytes) {
     TILE_LOAD(6, b, 64);
-    TILE_STREAM(4, a, top.line);
+    if (STREAMS)
+      TILE_STREAM(4, a, top.line);
+    else
+      TILE_LOAD(4, a, top.line);
     multiply_tiles<T, 0, 4, 6>();
     ahead.step();
     if (BLOCKS > 1) {
@@ -181,7 +184,10 @@ void add_products(RowTile top, RowTile below, const void* columns, ptrdiff_t b_s
       multiply_tiles<T, 1, 4, 7>();
     }
     if (ROWS > 1) {
-      TILE_STREAM(5, c, below.line);
+      if (STREAMS)
+        TILE_STREAM(5, c, below.line);
+      else
+        TILE_LOAD(5, c, below.line);
       multiply_tiles<T, 2, 5, 6>();
       if (BLOCKS > 1) multiply_tiles<T, 3, 5, 7>();
     }
@@ -189,12 +195,12 @@ void add_products(RowTile top, RowTile below, const void* columns, ptrdiff_t b_s
 }
 
 // c [16 ROWS][16 BLOCKS] = or += rows of x by column blocks, in rows c_stride floats apart.
-template <int ROWS, int BLOCKS>
+template <int ROWS, int BLOCKS, bool STREAMS>
 void run_tiles(RowTile top, RowTile below, const bf16* b, ptrdiff_t b_stride, int64_t steps, float* c, ptrdiff_t c_stride,
                bool accumulate, Ahead ahead) {
   const ptrdiff_t line = c_stride * sizeof(float);
   accumulate ? load_sums<ROWS, BLOCKS>(c, line) : zero_sums<ROWS, BLOCKS>();
-  add_products<bf16, ROWS, BLOCKS>(top, below, b, b_stride * sizeof(bf16), steps, ahead);
+  add_products<bf16, ROWS, BLOCKS, STREAMS>(top, below, b, b_stride * sizeof(bf16), steps, ahead);
   store_sums<ROWS, BLOCKS>(c, line);
 }
 
@@ -256,7 +262,7 @@ struct Bf16TileProduct {
   template <int ROWS, int BLOCKS>
   void run(int64_t tile, int64_t, int64_t step, int64_t steps, ColumnTiles<bf16> b, float* c, ptrdiff_t c_stride, Ahead ahead) const {
     const RowTile top = rows.tile(tile, step), below = ROWS > 1 ? rows.tile(tile + 1, step) : top;
-    run_tiles<ROWS, BLOCKS>(top, below, b.at, b.stride, steps, c, c_stride, step > 0, ahead);
+    run_tiles<ROWS, BLOCKS, true>(top, below, b.at, b.stride, steps, c, c_stride, step > 0, ahead);
   }
 };
 
