@@ -20,8 +20,10 @@ TILES = replace(_WITHOUT, name="modelled amx", options=(*_WITHOUT.options, "-DST
 """The kernels of AMX, whose tiles are memory (`kernels/tiles.h`)."""
 BETWEEN = EMULATED + "neon_dotprod"
 """It stands between neon, which lacks the same, and neon_bf16, which has all of it: only a run with --whole takes it."""
+TILED = ("amx", TILES.name)
 ROWS_BY_REGISTERS = 32
-"""The most rows of x that are never multiplied by codes so."""
+"""The most rows of x that are never multiplied by codes of whole numbers so."""
+FP8_ROWS_BY_REGISTERS = 4
 
 
 def other_sets() -> list[str]:
@@ -33,7 +35,8 @@ def other_sets() -> list[str]:
 
 def unpacked_by_tiles(m: int, k: int, form: Format) -> bool:
     """Returns whether the set in use multiplies so many rows by codes of so many columns that become numbers in bfloat16 first."""
-    return instruction_set_name() in ("amx", TILES.name) and m > ROWS_BY_REGISTERS and k % 32 == 0 and form.rounded < 128
+    few = FP8_ROWS_BY_REGISTERS if form.floats else ROWS_BY_REGISTERS
+    return instruction_set_name() in TILED and m > few and k % 32 == 0 and (form.floats or form.rounded < 128)
 
 
 def every_set() -> list[Any]:

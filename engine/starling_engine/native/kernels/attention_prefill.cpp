@@ -62,9 +62,10 @@ void multiply_by_tiles(const GemmTile<bf16>& tile, int64_t rows, int64_t blocks)
   const RowTile top{tile.a, tile.a_stride * 2, 64}, below{tile.a + 16 * tile.a_stride, tile.a_stride * 2, 64};
   for (int64_t block = 0; block < blocks; block += 2) {
     const bool two = block + 1 < blocks;
-    const auto run = rows > 16 ? (two ? run_tiles<2, 2> : run_tiles<2, 1>) : (two ? run_tiles<1, 2> : run_tiles<1, 1>);
+    const auto run = rows > 16 ? (two ? run_tiles<2, 2, false> : run_tiles<2, 1, false>)
+                               : (two ? run_tiles<1, 2, false> : run_tiles<1, 1, false>);
     run(top, below, tile.b + block * tile.b_stride, tile.b_stride, tile.lines / 16, tile.c + block * kBlockCols, tile.c_stride,
-        tile.accumulate);
+        tile.accumulate, Ahead{});
   }
 }
 #else

@@ -60,6 +60,9 @@ struct AddWeighted {
   int64_t first_row = 0;         // the pair that row 0 of the product is
   const bf16* bias = nullptr;  // of the expert, or null
 
+  const char* line_of(int64_t, int64_t) const { return nullptr; }
+  ptrdiff_t line() const { return 0; }
+
   void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
     for (int64_t i = 0; i < rows_here; ++i) {
       const Floats weight = splat16(weights[first_row + row + i]);

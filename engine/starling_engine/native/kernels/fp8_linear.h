@@ -12,6 +12,31 @@
 #include "linear.h"
 
 namespace starling {
+
+#ifdef STARLING_TILES
+// Numbers times their scales, rounded to bf16.
+struct TilesOfFp8 {
+  const fp8_weight* packed;
+  const float* scales;
+  int64_t k, groups;
+
+  ColumnTiles<char> lines(int64_t, int64_t) const { return {}; }
+  ColumnTiles<bf16> operator()(int64_t block, int64_t here, int64_t step, int64_t steps, bf16* memory) const {
+    const int64_t first = step * kTileDepth / 2, end = first + steps * kTileDepth / 2, size = k / groups / 2;
+    bf16* out = memory;
+    for (int64_t b = block; b < block + here; ++b) {
+      const fp8_weight* line = packed + (b * k / 2 + first) * kLine<fp8_weight>;
+      for (int64_t i = first; i < end; ++i, line += kLine<fp8_weight>, out += kLine<bf16>) {
+        const Reg scale = load(scales + (b * groups + i / size) * kBlockCols);
+        const IReg pairs = bf16_pairs(reinterpret_cast<const fp8*>(line));
+        store_words(out, pairs_of((Reg)(pairs << 16) * scale, (Reg)(pairs & ~0xFFFF) * scale));
+      }
+    }
+    return {memory, steps * 512};
+  }
+};
+#endif
+
 struct Fp8Product {
   const Bf16Operand* x;
   int64_t x_stride;
@@ -22,6 +47,12 @@ struct Fp8Product {
   // See PackedProduct.
   template <typename Finish>
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
+#ifdef STARLING_TILES
+    if (by_tiles(m, k)) {
+      const TilesOfFp8 tiles_of{packed, scales, k, groups};
+      return multiply_rows_by_tiles(x + row0 * x_stride, x_stride, m, n, k, tiles_of, row0, blocks, finish);
+    }
+#endif
     const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles), tile = tile_blocks(row_step);
     const int64_t lines = k / 2, group_lines = lines / groups, chunks = ceil_div(lines, kMaxLines), step = ceil_div(lines, chunks);
     const int64_t tiles_in_panel = row_tiles == 1 ? 1 : std::max<int64_t>(1, kPanelBytes / (step * 64 * tile));

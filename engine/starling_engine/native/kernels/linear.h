@@ -64,6 +64,9 @@ struct TilesOf {
   ColumnTiles<bf16> operator()(int64_t block, int64_t, int64_t step, int64_t, bf16*) const {
     return {packed + block * k * kBlockCols + step * 512, k * kBlockCols};
   }
+  ColumnTiles<char> lines(int64_t block, int64_t step) const {
+    return {reinterpret_cast<const char*>(packed + block * k * kBlockCols + step * 512), k * kTileDepth};
+  }
 };
 #endif
 
@@ -80,13 +83,9 @@ struct PackedProductOf {
   template <typename Finish>
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
 #ifdef STARLING_TILES
-    if constexpr (std::is_same_v<T, bf16>) if (by_tiles(m, k)) {
-      static thread_local Scratch scratch;
-      scratch.reset(Scratch::padded<bf16>(TiledRows::size(m, k)));
-      const TiledRows rows{scratch.take<bf16>(TiledRows::size(m, k)), m, k};
-      for (int64_t tile = 0; tile < rows.count(); ++tile) rows.copy(tile, [&](int64_t i) { return x + (row0 + i) * x_stride; });
-      return multiply_by_tiles(Bf16TileProduct<TilesOf>{rows, {packed, k}}, row0, n, blocks, finish);
-    }
+    if constexpr (std::is_same_v<T, bf16>)
+      if (by_tiles(m, k))
+        return multiply_rows_by_tiles(x + row0 * x_stride, x_stride, m, n, k, TilesOf{packed, k}, row0, blocks, finish);
 #endif
 #ifdef STARLING_MATRICES
     if constexpr (std::is_same_v<T, bf16>) if (m >= kRowsOfMatrices && k % 4 == 0) return run_matrices(blocks, row0, m, finish);
@@ -189,9 +188,23 @@ struct StoreSums {
   int64_t out_stride;
   Gate gate = {};
 
+  const char* line_of(int64_t row, int64_t col) const {
+    return reinterpret_cast<const char*>(out + row * out_stride + (gated ? col / 2 : col));
+  }
+  ptrdiff_t line() const { return out_stride * sizeof(Out); }
+
   void operator()(const float* c, ptrdiff_t c_stride, int64_t row, int64_t rows_here, int64_t col, int64_t cols) const {
     if (gated) return store_gated(c, c_stride, row, rows_here, col, cols);
-    for (int64_t j = 0; j < cols; j += 16) {
+    int64_t j = 0;
+    for (; j + 32 <= cols; j += 32) {
+      const bf16* add = bias ? bias + col + j : nullptr;
+      const Floats first = add ? load16(add) : splat16(0.0f), second = add ? load16(add + 16) : splat16(0.0f);
+      for (int64_t i = 0; i < rows_here; ++i) {
+        const float* sums = c + i * c_stride + j;
+        store32(out + (row + i) * out_stride + col + j, load16(sums) + first, load16(sums + 16) + second);
+      }
+    }
+    for (; j < cols; j += 16) {
       const Lanes lanes = first_lanes(cols - j);
       const Floats add = bias ? load16(bias + col + j, lanes) : splat16(0.0f);
       for (int64_t i = 0; i < rows_here; ++i)

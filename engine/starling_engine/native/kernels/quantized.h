@@ -33,8 +33,9 @@ enum class By { kRegisters, kByteTiles, kBf16Tiles };
 // multiply 128 columns, meanwhile. A group of 32 fills half a tile, whose product takes as long as that of 32 columns of bf16, and
 // would be scaled on top. So codes with small groups become bf16, and rows of x stay as they are.
 inline By multiplied_by(const Columns& columns, int64_t rows) {
-  if (!by_tiles(rows, columns.k, kFewRowsOfCodes)) return By::kRegisters;
-  return columns.block * columns.span % (2 * kByteTileDepth) == 0 ? By::kByteTiles : By::kBf16Tiles;
+  const bool bytes = columns.block * columns.span % (2 * kByteTileDepth) == 0;
+  if (!by_tiles(rows, columns.k, bytes ? kFewRowsOfBytes : kFewRowsOfCodes)) return By::kRegisters;
+  return bytes ? By::kByteTiles : By::kBf16Tiles;
 }
 #else
 constexpr By multiplied_by(const Columns&, int64_t) { return By::kRegisters; }

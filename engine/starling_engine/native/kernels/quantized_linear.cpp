@@ -303,7 +303,7 @@ void unpack_bf16(const QuantizedWeight& w, int64_t block, int64_t first, int64_t
   const Reg zero = splat(static_cast<float>(w.zero));
   const auto number = [&](IReg codes, int byte, Reg scale, Reg minimum) {
     const Reg code = __builtin_convertvector((IReg)((UReg)codes >> (8 * byte)) & 0xFF, Reg);
-    return (IReg)rounded_to_bf16(multiply_add(code - zero, scale, minimum));
+    return multiply_add(code - zero, scale, minimum);
   };
   for (int64_t g = first; g < first + count; ++g) {
     const int64_t at = (block * columns.scales() + g / (columns.span * columns.share)) * kBlockCols;
@@ -313,8 +313,7 @@ void unpack_bf16(const QuantizedWeight& w, int64_t block, int64_t first, int64_t
     for (int q = 0; q < L::kQuads; ++q)
       for (int byte = 0; byte < 4; byte += 2, out += kLine<bf16>) {
         const IReg four = quad<L>(codes, q, 0, table);
-        const IReg low = number(four, byte, scale, minimum), high = number(four, byte + 1, scale, minimum);
-        store_words(out, (IReg)((UReg)low >> 16) | high);
+        store_words(out, pairs_of(number(four, byte, scale, minimum), number(four, byte + 1, scale, minimum)));
       }
   }
 }

@@ -12,6 +12,7 @@ struct Bf16OfCodes {
   QuantizedWeight w;
   const QuantizedTiles& tiles;
 
+  ColumnTiles<char> lines(int64_t, int64_t) const { return {}; }
   ColumnTiles<bf16> operator()(int64_t block, int64_t here, int64_t step, int64_t steps, bf16* memory) const {
     const int64_t each = kTileDepth / w.columns.block, stride = steps * 512;
     for (int64_t b = 0; b < here; ++b) tiles.unpack_bf16(w, block + b, step * each, steps * each, memory + b * stride);
@@ -28,6 +29,7 @@ struct ByteTileProduct {
 
   int64_t m() const { return x.m; }
   int64_t steps() const { return x.columns.blocks(); }
+  ColumnTiles<char> lines(int64_t, int64_t) const { return {}; }
   ColumnTiles<int8_t> columns(int64_t block, int64_t here, int64_t step, int64_t steps, void* memory) const {
     const int64_t each = kByteTileDepth / w.columns.block;
     int8_t* out = static_cast<int8_t*>(memory);
@@ -37,13 +39,14 @@ struct ByteTileProduct {
 
   // The sums of a group are scaled while the tiles multiply the next one.
   template <int ROWS, int BLOCKS>
-  void run(int64_t tile, int64_t block, int64_t step, int64_t steps, ColumnTiles<int8_t> b, float* c, ptrdiff_t c_stride) const {
+  void run(int64_t tile, int64_t block, int64_t step, int64_t steps, ColumnTiles<int8_t> b, float* c, ptrdiff_t c_stride,
+           Ahead ahead) const {
     alignas(64) int32_t sums[16 * ROWS][16 * BLOCKS];
     const int64_t depth = x.columns.span, first = step / depth, groups = steps / depth;
     for (int64_t g = 0; g < groups; ++g) {
       zero_sums<ROWS, BLOCKS>();
       const RowTile top = row_tile(tile, first + g), below = ROWS > 1 ? row_tile(tile + 1, first + g) : top;
-      add_products<int8_t, ROWS, BLOCKS>(top, below, b.at + g * depth * kTileBytes, b.stride, depth);
+      add_products<int8_t, ROWS, BLOCKS, true>(top, below, b.at + g * depth * kTileBytes, b.stride, depth, ahead);
       if (g > 0) add_scaled<ROWS, BLOCKS>(sums, tile, block, first + g - 1, c, c_stride);
       store_sums<ROWS, BLOCKS>(sums, sizeof sums[0]);
     }
@@ -62,22 +65,35 @@ struct ByteTileProduct {
   template <int ROWS, int BLOCKS>
   void add_scaled(const int32_t (&sums)[16 * ROWS][16 * BLOCKS], int64_t tile, int64_t block, int64_t group, float* c,
                   ptrdiff_t c_stride) const {
+    if (w.minima != nullptr) return add_scaled<ROWS, BLOCKS, true>(sums, tile, block, group, c, c_stride);
+    add_scaled<ROWS, BLOCKS, false>(sums, tile, block, group, c, c_stride);
+  }
+
+  template <int ROWS, int BLOCKS, bool MINIMA>
+  void add_scaled(const int32_t (&sums)[16 * ROWS][16 * BLOCKS], int64_t tile, int64_t block, int64_t group, float* c,
+                  ptrdiff_t c_stride) const {
     Reg scale[BLOCKS], minimum[BLOCKS];
     for (int j = 0; j < BLOCKS; ++j) {
       const int64_t at = ((block + j) * w.columns.scales() + group / w.columns.share) * kBlockCols;
-      scale[j] = load_half(w.scales + at), minimum[j] = w.minima ? load_half(w.minima + at) : splat(0.0f);
+      scale[j] = load_half(w.scales + at), minimum[j] = MINIMA ? load_half(w.minima + at) : splat(0.0f);
     }
     for (int t = 0; t < ROWS; ++t) {
       const int64_t rows = rows_of(tile + t), side = (tile + t) * 16 * x.columns.groups() + group * rows;
-      for (int64_t i = 0; i < rows; ++i) {
-        const Reg row_scale = splat(x.scales[side + i]), row_sum = splat(x.sums[side + i]);
+      const float *row_scales = x.scales + side, *row_sums = x.sums + side;
+      const auto row = [&](int64_t i, bool first) {
+        const Reg row_scale = splat(row_scales[i]);
 #pragma GCC unroll 2
         for (int j = 0; j < BLOCKS; ++j) {
           float* to = c + (t * 16 + i) * c_stride + j * kBlockCols;
           const Reg sum = __builtin_convertvector(load_words(sums[t * 16 + i] + j * kBlockCols, kLanes), Reg);
-          const Reg total = multiply_add(sum, scale[j] * row_scale, group == 0 ? splat(0.0f) : load(to));
-          store(to, w.minima ? multiply_add(minimum[j], row_sum, total) : total);
+          const Reg total = multiply_add(sum, scale[j] * row_scale, first ? splat(0.0f) : load(to));
+          store(to, MINIMA ? multiply_add(minimum[j], splat(row_sums[i]), total) : total);
         }
+      };
+      if (group == 0) {
+        for (int64_t i = 0; i < rows; ++i) row(i, true);
+      } else {
+        for (int64_t i = 0; i < rows; ++i) row(i, false);
       }
     }
   }

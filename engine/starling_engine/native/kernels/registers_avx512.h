@@ -59,6 +59,13 @@ inline Reg multiply_pairs(Reg sum, IReg a, IReg b) { return _mm512_dpbf16_ps(sum
 
 inline __m256i to_bf16(Reg v) { return (__m256i)_mm512_cvtneps_pbh(v); }
 inline void store(bf16* p, Reg v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(v)); }
+// Two numbers of each lane, side by side.
+inline IReg pairs_of(Reg low, Reg high) {
+  alignas(64) static constexpr int16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return (IReg)_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+inline void store_line(bf16* p, Reg first, Reg second) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(second, first)); }
 inline Reg rounded_to_bf16(Reg v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(v)), 16)); }
 #endif
 

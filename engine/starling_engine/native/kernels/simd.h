@@ -164,6 +164,20 @@ inline void store16(T* p, Floats v) {
 #pragma GCC unroll 4
   for (int i = 0; i < kParts; ++i) store(p + i * kLanes, v.part[i]);
 }
+#ifndef __AVX512BF16__
+inline IReg pairs_of(Reg low, Reg high) {
+  return (IReg)((UReg)(IReg)rounded_to_bf16(low) >> 16) | (IReg)rounded_to_bf16(high);
+}
+#endif
+
+// A whole line of bf16 at once where there are such registers: nothing of it is read from memory first.
+template <typename T>
+inline void store32(T* p, Floats first, Floats second) {
+#ifdef __AVX512BF16__
+  if constexpr (std::is_same_v<T, bf16>) return store_line(p, first.part[0], second.part[0]);
+#endif
+  store16(p, first), store16(p + 16, second);
+}
 
 // The same for the given lanes. Nothing is read, and nothing written, in the others; they are zeros.
 template <typename T>
@@ -188,7 +202,13 @@ inline void store16(T* p, Floats v, Lanes lanes) {
 }
 #ifdef __AVX512F__
 inline void store16(float* p, Floats v, Lanes lanes) { store_some(p, v.part[0], lanes); }
-inline void store16(bf16* p, Floats v, Lanes lanes) { store_high_halves(p, (IReg)rounded_to_bf16(v.part[0]), lanes); }
+inline void store16(bf16* p, Floats v, Lanes lanes) {
+#ifdef __AVX512BF16__
+  _mm256_mask_storeu_epi16(p, lanes, to_bf16(v.part[0]));
+#else
+  store_high_halves(p, (IReg)rounded_to_bf16(v.part[0]), lanes);
+#endif
+}
 #endif
 
 // Writes the given lanes, one behind the other, and returns how many. Up to 15 floats behind them are overwritten.

@@ -73,15 +73,26 @@ bool bytes_work() {
   });
 }
 
-// The loop of a product, whose columns stay in the first-level cache.
+// The loop of a product, whose columns stay in the first-level cache. They are no zeros, which are multiplied 1.2 times as fast.
 template <typename T>
 void multiply_in_cache(int64_t times) {
-  alignas(64) static thread_local char rows[2 * kTileBytes], columns[2 * kStepsAtOnce * kTileBytes];
+  alignas(64) static thread_local T rows[2 * kTileBytes / sizeof(T)], columns[2 * kStepsAtOnce * kTileBytes / sizeof(T)];
+  uint32_t seed = 4;
+  const auto any = [&](T& out) {
+    if constexpr (sizeof(T) == 1)
+      out = static_cast<T>(next(seed));
+    else
+      out.bits = static_cast<uint16_t>(0x3F00 + next(seed) + (next(seed) & 1) * 0x8000);  // of either sign, from 0.5 to 2
+  };
+  for (T& out : rows) any(out);
+  for (T& out : columns) any(out);
   TilesInUse in_use;
   (void)in_use;
+  Ahead nothing;
   zero_sums<2, 2>();
   for (int64_t i = 0; i < times; ++i)
-    add_products<T, 2, 2>({rows, 64, 0}, {rows + kTileBytes, 64, 0}, columns, kStepsAtOnce * kTileBytes, kStepsAtOnce);
+    add_products<T, 2, 2, false>({rows, 64, 0}, {rows + kTileBytes / sizeof(T), 64, 0}, columns, kStepsAtOnce * kTileBytes, kStepsAtOnce,
+                          nothing);
 }
 
 }  // namespace
