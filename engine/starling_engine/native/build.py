@@ -70,7 +70,7 @@ _left_out: set[str] = set()
 
 
 def _why_not_tiles() -> str | None:
-    """Returns why the kernels with tiles cannot be used. Older compilers do not know them, and no CPU has run them yet."""
+    """Returns why the kernels with tiles cannot be used. Older compilers do not know them, and few CPUs have run them."""
     try:
         return None if _open(isa.AMX).starling_tiles_work() else "a product by tiles is not the one by registers"
     except (Unavailable, OSError) as error:
