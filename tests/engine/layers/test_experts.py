@@ -16,6 +16,8 @@ from starling_engine.topology.shard import Shard, Share
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from tests.engine.instruction_sets import TILED
+
 CPU = torch.device("cpu")
 FP32, BF16 = torch.float32, torch.bfloat16
 SHAPE = ExpertsShape(num_experts=7, num_slots=7, hidden_size=50, intermediate=Share.all(24))
@@ -96,7 +98,9 @@ def test_a_token_does_not_depend_on_the_others(make: Callable[[], ExpertsMethod]
 
 
 @needs_native
-def test_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
+def test_without_tiles_the_native_method_is_equal_bit_for_bit_in_any_batch() -> None:
+    if native.instruction_set_name() in TILED:
+        pytest.skip("tiles add up in another order than registers")
     shape = ExpertsShape(5, 5, 96, Share.all(64))
     layer = filled(NativeExperts(), BF16, shape, reference(shape))
     x = torch.randn(60, 96, generator=torch.Generator().manual_seed(1)).to(BF16)
