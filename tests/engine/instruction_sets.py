@@ -20,10 +20,11 @@ TILES = replace(_WITHOUT, name="modelled amx", options=(*_WITHOUT.options, "-DST
 """The kernels of AMX, whose tiles are memory (`kernels/tiles.h`)."""
 BETWEEN = EMULATED + "neon_dotprod"
 """It stands between neon, which lacks the same, and neon_bf16, which has all of it: only a run with --whole takes it."""
-TILED = ("amx", TILES.name)
 ROWS_BY_REGISTERS = 32
 """The most rows of x that are never multiplied by codes of whole numbers so."""
 FP8_ROWS_BY_REGISTERS = 4
+_emulated: str | None = None
+"""The set that is emulated now. The process's own is the same meanwhile."""
 
 
 def other_sets() -> list[str]:
@@ -33,10 +34,15 @@ def other_sets() -> list[str]:
     return here + modelled + [EMULATED + name for name in SETS]
 
 
+def multiplies_by_tiles() -> bool:
+    """Returns whether many rows are multiplied by tiles now, whose sums have another order than those of few."""
+    return _emulated is None and instruction_set_name() in ("amx", TILES.name)
+
+
 def unpacked_by_tiles(m: int, k: int, form: Format) -> bool:
     """Returns whether the set in use multiplies so many rows by codes of so many columns that become numbers in bfloat16 first."""
     few = FP8_ROWS_BY_REGISTERS if form.floats else ROWS_BY_REGISTERS
-    return instruction_set_name() in TILED and m > few and k % 32 == 0 and (form.floats or form.rounded < 128)
+    return multiplies_by_tiles() and m > few and k % 32 == 0 and (form.floats or form.rounded < 128)
 
 
 def every_set() -> list[Any]:
@@ -53,7 +59,8 @@ def using(name: str | None) -> Iterator[None]:
     if name.startswith(EMULATED):
         if not has_emulator():
             pytest.skip("no cross-compiler or emulator of arm64 here: see `make arm64`")
-        with emulating(name.removeprefix(EMULATED)):
+        with emulating(name.removeprefix(EMULATED)), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"{__name__}._emulated", name)
             yield
         return
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from starling_engine.native import instruction_set_name, load, ops, reference, routing_ops
+from starling_engine.native import load, ops, reference, routing_ops
 from starling_engine.native.cache_rows import cached, uncached
 from starling_engine.native.reference import PackedExperts
 from starling_engine.native.sampling_metadata import GREEDY, sampling_metadata
@@ -16,7 +16,7 @@ from starling_engine.params import SamplingParams
 from torch import Tensor
 
 from tests.engine.bitmasks import VOCABS, check_masks
-from tests.engine.instruction_sets import TILED, every_set, using
+from tests.engine.instruction_sets import every_set, multiplies_by_tiles, using
 from tests.engine.slabs import assert_untouched, in_slabs
 
 pytestmark = [
@@ -101,7 +101,7 @@ def test_linear_reads_strided_rows() -> None:
 
 
 def test_without_tiles_a_row_of_a_linear_does_not_depend_on_others() -> None:
-    if instruction_set_name() in TILED:
+    if multiplies_by_tiles():
         pytest.skip("tiles add up in another order than registers")
     x, packed = torch.randn(41, 4196).to(BF16), ops.pack_linear(torch.randn(20, 4196).to(BF16))
     chosen = [0, 5, 6, 39, 40]

@@ -59,8 +59,8 @@ def test_gated_activations(name: str, tokens: int, width: int, dtype: torch.dtyp
 def test_gelu_is_as_exact_as_torch(name: str) -> None:
     x = torch.linspace(-12, 12, 100_001).unsqueeze(0)
     wanted = reference.activate(name, x.double())
-    for kernels in (reference, elementwise_ops):
-        assert (kernels.activate(name, x.clone()) - wanted).abs().max() < 6e-7
+    errors = [(kernels.activate(name, x.clone()) - wanted).abs().max().item() for kernels in (reference, elementwise_ops)]
+    assert errors[1] <= max(errors[0], 6e-7)
 
 
 @NAMES

@@ -7,14 +7,14 @@ import pytest
 import torch
 from starling_engine.gguf.reader import BLOCK_TYPES, BlockType
 from starling_engine.native import group_quantized as reference
-from starling_engine.native import instruction_set_name, load
+from starling_engine.native import load
 from starling_engine.native import quantized_ops as ops
 from starling_engine.native.gguf_blocks import FORMATS, read_blocks
 from starling_engine.native.group_quantized import INT4, INT8, Format, GroupQuantized, quantize
 from starling_engine.native.quantized_ops import PackedQuantized
 from starling_engine.native.recording import Scratch, record
 
-from tests.engine.instruction_sets import ROWS_BY_REGISTERS, TILED, every_set, unpacked_by_tiles, using
+from tests.engine.instruction_sets import ROWS_BY_REGISTERS, every_set, multiplies_by_tiles, unpacked_by_tiles, using
 
 pytestmark = [
     pytest.mark.skipif(load() is None, reason="this machine has no native kernels"),
@@ -117,7 +117,7 @@ def test_a_linear(m: int, n: int, k: int, form: Format, *, bias: bool, out_dtype
 @pytest.mark.parametrize("group", [32, 4160])
 def test_rows_by_fp8_of_many_columns_do_not_depend_on_others(group: int) -> None:
     """The first rows of many turn codes into bf16, which the others take, half of the columns at a time."""
-    if instruction_set_name() in TILED:
+    if multiplies_by_tiles():
         pytest.skip("tiles add up in another order than registers, and take codes times scales in bfloat16")
     x, weight = torch.randn(23, 4160).to(BF16), matrix(50, 4160, Format(8, group=group, floats=True))
     packed = ops.pack_quantized(weight)
