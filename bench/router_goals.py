@@ -1,4 +1,4 @@
-"""What the race of routers has to show: figures of each way to the servers, and the goals that ours is to meet."""
+"""Figures of each way to the servers in the race of routers, and the goals that ours is to meet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ HITS = 0.9
 FIRST = 0.5
 BALANCE = 1.3
 PEERS_HITS, PEERS_FIRST = 0.97, 1.2
-"""What is no worse than a peer: medians of two turns of one router differ by a tenth on a shared machine."""
+"""Shares of a peer's figures that count as no worse: medians of two turns of one router differ by a tenth on a shared machine."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ ENDPOINTS, BLOCKS, BLOCK_TOKENS, PICKS = 1000, 100, 64, 200
 
 @dataclass(frozen=True)
 class Way:
-    """How a router looks for prompts of so many words: by their texts, or by blocks that a server with its token tells."""
+    """A way to look for prompts of so many words: by their texts, or by blocks that a server with its token tells."""
 
     name: str
     words: int

@@ -1,4 +1,4 @@
-"""What checkers find in the chart and in services is what docs/kubernetes.md has, with the reasons why it stays."""
+"""Findings of checkers in the chart and in services are those that docs/kubernetes.md has, with the reasons why they stay."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Who reaches the endpoint of agents: all pods, or behind routers these, a Gateway's proxies and scrapers."""
+"""Peers that reach the endpoint of agents: all pods, or behind routers these, a Gateway's proxies and scrapers."""
 
 import math
 from dataclasses import replace
