@@ -36,6 +36,9 @@ void starling_fp8_linear(const bf16* x, int64_t x_stride, int64_t m, const uint8
   const Fp8Product product{operand.rows, operand.stride, reinterpret_cast<const fp8_weight*>(packed), scales, n, k, groups};
   const auto to = [&](auto type) {
     const StoreSums<decltype(type)> store{bias, n, gated != 0, static_cast<decltype(type)*>(out), out_stride};
+#ifdef STARLING_TILES
+    if (by_tiles(m, k)) return multiply_all_by_tiles<kMaxRows>(x, x_stride, m, n, k, product.tiles(), store, threads);
+#endif
     in_parallel(threads_for(ceil_div(n, kBlockCols), n * k * ceil_div(m, 8), threads), [&](Part part) {
       const Span mine = part.of(ceil_div(n, kBlockCols));
       for (int64_t row = 0; row < m; row += kMaxRows) product.run_span(mine, row, std::min(kMaxRows, m - row), store);

@@ -44,14 +44,15 @@ struct Fp8Product {
   const float* scales;       // [ceil(n / 16)][groups][16]
   int64_t n, k, groups;
 
+#ifdef STARLING_TILES
+  TilesOfFp8 tiles() const { return {packed, scales, k, groups}; }
+#endif
+
   // See PackedProduct.
   template <typename Finish>
   void run_span(Span blocks, int64_t row0, int64_t m, const Finish& finish) const {
 #ifdef STARLING_TILES
-    if (by_tiles(m, k)) {
-      const TilesOfFp8 tiles_of{packed, scales, k, groups};
-      return multiply_rows_by_tiles(x + row0 * x_stride, x_stride, m, n, k, tiles_of, row0, blocks, finish);
-    }
+    if (by_tiles(m, k)) return multiply_rows_by_tiles(x + row0 * x_stride, x_stride, m, n, k, tiles(), row0, blocks, finish);
 #endif
     const int64_t row_tiles = ceil_div(m, kTileRows), row_step = ceil_div(m, row_tiles), tile = tile_blocks(row_step);
     const int64_t lines = k / 2, group_lines = lines / groups, chunks = ceil_div(lines, kMaxLines), step = ceil_div(lines, chunks);
