@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import structlog
 from starling_agent.client.bounded import BadAnswer
 from starling_agent.contract.backend import BackendState
+from starling_agent.server.process_memory import collect_rarely
 from starling_agent.settings import ServerSettings
 from starling_engine.errors import StarlingError
 
@@ -79,6 +80,7 @@ class LearnedPrompts:
             return
         exact.open()
         self._known[digest] = exact
+        collect_rarely()  # a tokenizer has hundreds of thousands of objects, which would be looked at again and again
         log.info("prompts go by their blocks", backend=backend.name, digest=digest[:12])
 
 

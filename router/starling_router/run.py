@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starling_agent.server.http_server import BACKLOG, HttpServer, bind
+from starling_agent.server.process_memory import collect_rarely
 from starling_agent.server.signals import SignalShutdown
 from starling_agent.settings import ServerSettings
 
@@ -51,6 +52,7 @@ async def run_router(
                 # its held requests may wait for backends that are still to come
                 closing.push_async_callback(epp.close, settings.drain_seconds, shutdown.drain_over)
             shutdown.listen()
+            collect_rarely()
             listener.listen(BACKLOG)
             serving(listener.getsockname()[1])
             await server.serve(sockets=[listener])

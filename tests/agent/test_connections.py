@@ -32,10 +32,16 @@ METRICS = RequestMetrics()
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HEAD = b"POST /size HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
 KEY = b"Authorization: Bearer key\r\n"
+SEEN = HEAD.replace(b"/size", b"/seen") + KEY
 
 
 async def size(request: Request) -> JSONResponse:
     return JSONResponse({"size": len(await request.body())})
+
+
+async def seen(request: Request) -> JSONResponse:
+    body = await request.body()
+    return JSONResponse({"headers": [[name.decode(), value.decode()] for name, value in request.headers.raw], "size": len(body)})
 
 
 async def slow(_: Request) -> JSONResponse:
@@ -68,7 +74,12 @@ async def server() -> AsyncIterator[HttpServer]:
     """A server with the endpoint's middleware and a route that reads its body."""
     settings = ServerSettings(read_seconds=READ_SECONDS, api_keys=ApiKeys(["key"]))
     app = Starlette(
-        routes=[Route("/size", size, methods=["POST"]), Route("/endless", endless), Route("/slow", slow)],
+        routes=[
+            Route("/size", size, methods=["POST"]),
+            Route("/seen", seen, methods=["POST"]),
+            Route("/endless", endless),
+            Route("/slow", slow),
+        ],
         middleware=middleware_stack(settings, Drain(), METRICS.responses),
         exception_handlers={ApiError: answer_error},
     )
@@ -251,7 +262,19 @@ async def test_a_long_path_counts_as_header(client):
     assert await client.refusal() == (431, "header_too_large")
 
 
-@pytest.mark.parametrize("bad", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost here\r\n\r\n"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/1.1\r\nHost here\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: here\r\nHost: there\r\n\r\n",
+        b"GET /\xc3\xa9 HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"GET / HTTP/9.9\r\nHost: here\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT here:80 HTTP/1.1\r\nHost: here\r\n\r\n",
+    ],
+)
 async def test_data_that_is_not_http_gets_400(client, bad):
     client.send(bad)
     assert await client.refusal() == (400, "invalid_http")
@@ -262,6 +285,63 @@ async def test_a_body_that_is_not_http_gets_400(client):
     client.send(HEAD, KEY, b"Transfer-Encoding: chunked\r\n\r\nno length\r\n")
     assert await client.refusal() == (400, "invalid_http")
     await client.expect_close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 2\r\nContent-Length: 3\r\n",
+        b"Content-Length: -2\r\n",
+        b"Content-Length : 2\r\n",
+    ],
+)
+async def test_a_body_of_which_two_readers_could_see_another_length_gets_400(client, fields):
+    """RFC 9112, 6.3 and 11.2: a proxy before the server could take a part of it for a request of its own."""
+    client.send(HEAD, KEY, fields, b"\r\n2\r\n{}\r\n0\r\n\r\n")
+    assert await client.refusal() == (400, "invalid_http")
+    await client.expect_close()
+
+
+async def test_fields_behind_a_body_are_no_headers(client):
+    """Neither before the body is read, nor afterwards, when what was checked is used."""
+    client.send(SEEN, b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Late: yes\r\n\r\n")
+    status, _, body = await client.answer()
+    assert (status, body["size"]) == (200, 2)
+    assert "x-late" not in dict(body["headers"])
+
+
+async def test_a_value_has_no_space_around_it(client):
+    client.send(SEEN, b"X-Padded: \t a b \t \r\nContent-Length: 0\r\n\r\n")
+    assert dict((await client.answer())[2]["headers"])["x-padded"] == "a b"
+
+
+async def test_a_whole_request_is_answered_though_garbage_follows(client):
+    client.send(b"GET /slow HTTP/1.1\r\nHost: here\r\n", KEY, b"\r\n\x16\x03\x01\x02\x00")
+    status, headers, body = await client.answer()
+    assert (status, headers["connection"], body) == (200, "close", {"slow": True})
+    await client.expect_close()
+
+
+async def test_a_header_that_begins_behind_a_request_waits_for_its_answer(client):
+    """Its time begins with the answer before it, which takes longer than that."""
+    client.send(b"GET /slow HTTP/1.1\r\nHost: here\r\n", KEY, b"\r\n", HEAD)
+    assert (await client.answer())[::2] == (200, {"slow": True})
+    client.send(KEY, b"Content-Length: 2\r\n\r\n{}")
+    assert (await client.answer())[::2] == (200, {"size": 2})
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+async def test_a_client_that_offers_another_protocol_gets_its_answer(client, pieces):
+    """Java's HttpClient offers HTTP/2 so with each first request, and curl with --http2."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    whole = [HEAD + KEY + offer + b"Content-Length: 10\r\n\r\n", b"12345", b"67890"]
+    for piece in (b"".join(whole[:1]), b"".join(whole[1:])) if pieces == 2 else whole if pieces == 3 else [b"".join(whole)]:
+        client.send(piece)
+        await asyncio.sleep(0.02)
+    assert (await client.answer())[::2] == (200, {"size": 10})
+    client.send(whole[0], whole[1], whole[2])
+    assert (await client.answer())[::2] == (200, {"size": 10})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such setting")

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import h11
+import httptools
 import structlog
-from uvicorn.protocols.http.flow_control import CLOSE_HEADER
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from starling_agent.http.auth import is_of_router
 from starling_agent.http.errors import ApiError
@@ -27,7 +26,7 @@ ROUTER_AGAIN_SECONDS = 0.5
 log = structlog.get_logger("starling.http")
 
 
-class ClientConnection(H11Protocol):
+class ClientConnection(HttpToolsProtocol):
     """uvicorn's connection with more timers; it has only one, for idle clients that have had an answer.
 
     A new client that sends nothing is treated as an idle one. A header has `read_seconds` from its first byte, then gets 408.
@@ -40,7 +39,10 @@ class ClientConnection(H11Protocol):
     `awaits_requests`: a new client and one whose header has begun within `read_seconds`, for on a busy machine a request may come
     long after its connection; and one that had an answer less than `AGAIN_SECONDS` ago.
 
-    Refusals that reach no application are counted in `responses`, with the route "none".
+    What is wrong behind a whole request ends the connection with that request's answer. Refusals that reach no application are
+    counted in `responses`, with the route "none".
+
+    Of uvicorn's two parsers httptools takes a third less of the processor for the events of a stream than h11 does.
     """
 
     def __init__(
@@ -59,6 +61,10 @@ class ClientConnection(H11Protocol):
         self._idle_since = self.loop.time()
         self._shutdown_timer: asyncio.TimerHandle | None = None
         self._header_timer: asyncio.TimerHandle | None = None
+        self._in_header = self._in_message = False
+        """Whether a request's header has begun and not ended, and whether a request has."""
+        self._header_bytes = 0
+        """Bytes of pieces that belong to an incomplete header as a whole."""
         self._refused = False
         self._responses = responses
         self._awaits_requests = awaits_requests
@@ -76,31 +82,70 @@ class ClientConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         # After a refusal, further data is read and dropped: if the connection closed at once, the client would see only a reset.
-        if not self._refused:
-            super().data_received(data)
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._refused:
+            return
+        if self._in_header:
+            self._header_bytes += len(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
+        if self._is_answering():
             # A request that came in one piece with the end of the one before: the idle client's timer would break its answer.
             super()._unset_keepalive_if_required()
-        # The application has not begun yet. Only after the whole body: otherwise the client would see a reset and no answer.
-        if self.conn.their_state is h11.DONE and self.loop.time() >= self._old_at and CLOSE_HEADER not in self.headers:
-            self.headers.append(CLOSE_HEADER)
-        if self._refused or self.conn.their_state is not h11.IDLE or not self.conn.trailing_data[0]:
-            self._stop_header_timer()
-        elif self._header_timer is None:
-            self._header_timer = self.loop.call_later(self._read_seconds, self._on_late_header)
+        if self._in_header and self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(header_too_large())
+        self._watch_header()
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuses what cannot be parsed, or is too large to be parsed."""
-        is_header = self.cycle is None or self.cycle.response_complete
-        too_large = is_header and len(self.conn.trailing_data[0]) > MAX_HEADER_BYTES
-        self._refuse(header_too_large() if too_large else ApiError(400, msg, code="invalid_http"))
+    def on_message_begin(self) -> None:
+        self._in_header = self._in_message = True
+        self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_header:  # what comes behind a body is no part of what was checked before it
+            super().on_header(name, value.rstrip(b" \t"))
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        if self.parser.get_http_version() == "1.1" and sum(name == b"host" for name, _ in self.headers) != 1:
+            raise ValueError("RFC 9112, 3.2 asks for one Host")
+        super().on_headers_complete()
+        self._in_header = False
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._in_message = False
+        # Only after the whole body: otherwise the client would see a reset and no answer.
+        if self.loop.time() >= self._old_at:
+            self.cycle.keep_alive = False
+        super().on_message_complete()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline_offer(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(ApiError(400, "this is no valid HTTP request", code="invalid_http"))
+
+    def _decline_offer(self, rest: bytes) -> None:
+        """Reads a request again without its offer of another protocol: the parser takes its body for that.
+
+        Java's HttpClient offers HTTP/2 so with its first request, and curl with --http2.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self._refuse(ApiError(400, "this server is no proxy: CONNECT is not possible", code="invalid_http"))
+            return
+        fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self.url, version, fields, rest))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._idle_since = self.loop.time()
+        self._watch_header()
         if self._has_unread_body() and self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = self.loop.call_later(self._read_seconds, self.timeout_keep_alive_handler)
@@ -120,7 +165,7 @@ class ClientConnection(H11Protocol):
 
     def _seconds_to_wait(self) -> float:
         """Returns for how long a request may still come, of a connection that has none."""
-        if not self._awaits_requests() or (self.cycle is not None and not self.cycle.response_complete):
+        if not self._awaits_requests() or self._is_answering():
             return 0.0
         if self._header_timer is not None:  # which ends first
             return self._read_seconds
@@ -136,7 +181,18 @@ class ClientConnection(H11Protocol):
 
     def _has_unread_body(self) -> bool:
         """True while a request has its answer and its body has not arrived completely."""
-        return self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY
+        return self.cycle is not None and self.cycle.response_complete and self._in_message and not self._in_header
+
+    def _is_answering(self) -> bool:
+        """True while a request has no whole answer. `cycle` is that of the last one whose header has come."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _watch_header(self) -> None:
+        """Limits the time of a header that has begun. Behind a request that is being answered it may take as long as that."""
+        if self._refused or not self._in_header or self._is_answering():
+            self._stop_header_timer()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(self._read_seconds, self._on_late_header)
 
     def _on_late_header(self) -> None:
         self._refuse(ApiError(408, f"the header did not come within {self._read_seconds:g} s", code="request_timeout"))
@@ -150,10 +206,15 @@ class ClientConnection(H11Protocol):
         """Answers if that is still possible, and closes a moment later."""
         self._refused = True
         self._stop_header_timer()
+        has_body = self._in_message and not self._in_header
+        if self._is_answering() and not has_body:
+            self.cycle.keep_alive = False
+            return
+        is_answered = has_body and (self.cycle.response_started or bool(self.pipeline))
         self._end_cycle()
         if self.transport.is_closing():
             return
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        if is_answered:
             self.transport.close()
             return
         log.info("connection refused", status=error.status, cause=str(error), client=self.client[0] if self.client else None)
@@ -166,17 +227,12 @@ class ClientConnection(H11Protocol):
 
     def _end_cycle(self) -> None:
         """Wakes an application that waits for a body that cannot be read."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_answering():
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
     def _write(self, error: ApiError) -> None:
         body = error.body()
         headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-        reason = STATUS_PHRASES[error.status]
-        for event in (
-            h11.Response(status_code=error.status, headers=list(headers.items()), reason=reason),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
+        fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], fields.encode("latin-1"), body))
