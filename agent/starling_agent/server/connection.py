@@ -109,6 +109,8 @@ class ClientConnection(HttpToolsProtocol):
             return
         if self.parser.get_http_version() == "1.1" and sum(name == b"host" for name, _ in self.headers) != 1:
             raise ValueError("RFC 9112, 3.2 asks for one Host")
+        if not self.url.startswith(b"/") or b"#" in self.url:
+            raise ValueError("only paths are served: behind a backend's address, another target would name another host")
         super().on_headers_complete()
         self._in_header = False
 
