@@ -1,6 +1,8 @@
 """The client of agents' admin endpoints, over real HTTP."""
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -29,6 +31,26 @@ async def agent(status: int, body: str = "", **headers: str) -> AsyncIterator[tu
         yield f"127.0.0.1:{runner.addresses[0][1]}", requests
     finally:
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """Host and port of an agent that takes requests and answers none."""
+    took = asyncio.Event()
+
+    async def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await took.wait()
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        took.set()
+        server.close()
+        await server.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -79,3 +101,19 @@ async def test_nobody_there() -> None:
     async with AgentClient(60) as client:
         with pytest.raises(NoAnswer, match=address):
             await client.raw_report(address, "t", seconds=60)
+
+
+async def test_a_cancellation_that_comes_as_the_time_is_over_ends_the_call() -> None:
+    async with silent() as address, AgentClient(60) as client:
+        call = asyncio.create_task(client.raw_report(address, "t", seconds=0.3))
+        asyncio.get_running_loop().call_later(0.4, call.cancel)
+        await asyncio.sleep(0.1)
+        time.sleep(0.5)  # noqa: ASYNC251 - both are due when the loop goes on, and the limit comes first
+        await asyncio.wait([call])
+    assert call.cancelled()
+
+
+async def test_an_agent_that_does_not_answer_in_time() -> None:
+    async with silent() as address, AgentClient(60) as client:
+        with pytest.raises(NoAnswer, match="TimeoutError"):
+            await client.raw_report(address, "t", seconds=0.1)

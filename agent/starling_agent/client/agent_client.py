@@ -1,5 +1,6 @@
 """HTTP client of agents' admin endpoints, and of routers. Answers are bounded; no redirection or proxy is followed."""
 
+import asyncio
 from typing import Self
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
@@ -139,18 +140,13 @@ class AgentClient:
         headers = headers | UNCOMPRESSED
         if body is not None:
             headers["Content-Type"] = "application/json"
-        limits = ClientTimeout(total=seconds, connect=self._connect_seconds)
         try:
+            # aiohttp's own limit of a whole request swallows a cancellation that comes as it expires, and a poll would never end.
             # A redirection could lead to an address that the caller reaches and the pod does not.
-            async with self._http().request(
-                method,
-                url,
-                params=query,
-                headers=headers,
-                data=body,
-                timeout=limits,
-                allow_redirects=False,
-            ) as response:
+            async with (
+                asyncio.timeout(seconds),
+                self._http().request(method, url, params=query, headers=headers, data=body, allow_redirects=False) as response,
+            ):
                 answer, status = await read_all(response.content.iter_any(), most), response.status
         except BadAnswer:
             raise
@@ -164,7 +160,11 @@ class AgentClient:
         """Returns the session. Its first use is inside the event loop; the constructor may run outside."""
         if self._session is None:
             self._session = ClientSession(
-                connector=TCPConnector(limit=0), cookie_jar=DummyCookieJar(), trust_env=False, auto_decompress=False
+                connector=TCPConnector(limit=0),
+                cookie_jar=DummyCookieJar(),
+                timeout=ClientTimeout(total=None, connect=self._connect_seconds),
+                trust_env=False,
+                auto_decompress=False,
             )
         return self._session
 

@@ -62,7 +62,7 @@ class ClientConnection(HttpToolsProtocol):
         self._shutdown_timer: asyncio.TimerHandle | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._in_header = self._in_message = False
-        """They say whether a request's header has begun and not ended, and whether a request has."""
+        """The state of the parser: a header has begun and not ended, or a whole request has."""
         self._header_bytes = 0
         """Bytes of pieces that belong to an incomplete header as a whole."""
         self._refused = False

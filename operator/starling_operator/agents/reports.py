@@ -10,7 +10,7 @@ from starling_agent.contract.config import ADMIN_PORT
 from starling_agent.contract.listening import authority
 from starling_agent.contract.report import Report
 
-from starling_operator.agents.polls import ANSWER_GRACE_SECONDS, WAIT_SECONDS, Polls
+from starling_operator.agents.polls import ANSWER_GRACE_SECONDS, Polls
 from starling_operator.logs import Key
 from starling_operator.plan.drain_deadlines import drain_deadlines
 from starling_operator.plan.observed import Observed
@@ -67,18 +67,18 @@ class AgentReports(Polls[AgentTarget, Report]):
             if pod.phase == "Running" and pod.address and (pod.owner in sets or pod.uid in polled)
         }
 
-    async def _ask(self, target: AgentTarget, known: Report | None) -> Report:
+    async def _ask(self, target: AgentTarget, known: Report | None, wait: float) -> Report:
         try:
             return await self._client.report(
                 authority(target.address, ADMIN_PORT),
                 target.token,
                 known=known,
-                wait=WAIT_SECONDS,
+                wait=wait,
                 commit=target.commit,
                 ends_in=None if target.ends_at is None else target.ends_at - time.time(),
                 routed=target.routed,
                 sleep=target.sleep,
-                seconds=WAIT_SECONDS + ANSWER_GRACE_SECONDS,
+                seconds=wait + ANSWER_GRACE_SECONDS,
             )
         except AgentRefusal as refusal:
             if refusal.status == 401:

@@ -11,7 +11,7 @@ from starling_agent.contract.listening import authority
 from starling_agent.contract.router import router_token
 from starling_agent.contract.router_report import RouterReport, ServiceNotice
 
-from starling_operator.agents.polls import ANSWER_GRACE_SECONDS, WAIT_SECONDS, Polls
+from starling_operator.agents.polls import ANSWER_GRACE_SECONDS, Polls
 from starling_operator.logs import Key
 from starling_operator.plan.canary_notice import canary_notice
 from starling_operator.plan.observed import Observed
@@ -77,14 +77,14 @@ class RouterReports(Polls[RouterTarget, RouterReport]):
         super().forget(key)
         self._given.pop(key, None)
 
-    async def _ask(self, target: RouterTarget, known: RouterReport | None) -> RouterReport:
+    async def _ask(self, target: RouterTarget, known: RouterReport | None, wait: float) -> RouterReport:
         return await self._client.router_report(
             authority(target.address, ENDPOINT_PORT),
             target.token,
             target.notice,
             known=known,
-            wait=WAIT_SECONDS,
-            seconds=WAIT_SECONDS + ANSWER_GRACE_SECONDS,
+            wait=wait,
+            seconds=wait + ANSWER_GRACE_SECONDS,
         )
 
     def _is_news(self, before: RouterReport | None, report: RouterReport) -> bool:

@@ -14,7 +14,7 @@ from starling_operator.plan.observed import Observed, RouterPod, Service
 from starling_operator.plan.timestamps import read_time, rfc3339
 
 BELIEVED_SECONDS = 60.0
-"""A router's report counts for so long after it answered. It is asked anew every 30 s."""
+"""A router's report counts for so long after it answered. A quiet one is asked anew every 45 s."""
 
 _NO_REPLICAS = "spec.replicas is 0"
 

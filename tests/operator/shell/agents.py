@@ -29,6 +29,8 @@ class Agent:
     """Seconds until its end, as the operator notified it."""
     sleep: int | None = None
     """Level at which it is to sleep, as the operator notified it."""
+    wait: float = 0.0
+    """Seconds for which the last poll waits for news."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def update(self, **news: object) -> None:
@@ -43,12 +45,13 @@ class Agent:
         self.commit = self.commit or request.query.get("commit")
         if "ends_in" in request.query:
             self.ends_in = float(request.query["ends_in"])
+        self.wait = float(request.query.get("wait", "0"))
         self.sleep = int(request.query["sleep"]) if "sleep" in request.query else None
         if self.silent:
             await asyncio.sleep(3600)
         known = request.query.get("incarnation") == self.report.incarnation
         if known and int(request.query.get("after", "0")) >= self.report.version:
-            await self._wait(float(request.query.get("wait", "0")))
+            await self._wait(self.wait)
         return web.Response(text=self.report.model_dump_json(), content_type="application/json")
 
     async def scale(self, request: web.Request) -> web.Response:  # noqa: ARG002 - only leaders are called
@@ -165,6 +168,11 @@ class AgentServer:
         if site is not None:
             await self._end_accepting(self._sockets.pop(address))
             await site.stop()
+
+    async def restore(self, address: str, agent: Agent) -> None:
+        """Lets an agent answer at an address that was removed."""
+        self._agents[address] = agent
+        await self._listen(address, ADMIN_PORT)
 
     async def close(self) -> None:
         await self._end_accepting(*self._sockets.values())

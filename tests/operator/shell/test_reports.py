@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from starling_operator.agents.polls import MIN_POLL_SECONDS
+from starling_operator.agents.polls import MIN_POLL_SECONDS, WAIT_SECONDS
 from starling_operator.agents.reports import AgentReports
 from starling_operator.logs import Key
 from starling_operator.plan.observed import Observed, Pod
@@ -90,6 +90,40 @@ async def test_an_agent_is_notified_of_its_end_and_its_next_report_is_not_awaite
         return agent.ends_in is not None and 35 < agent.ends_in <= 40
 
     await until(knows, "the agent to be notified")
+
+
+async def test_a_poll_that_takes_the_place_of_another_waits_for_the_rest_of_its_time(
+    server: AgentServer, agent: Agent, reports: AgentReports
+) -> None:
+    running = pod(await server.add(agent))
+    reports.follow(KEY, seen(running))
+    await until(lambda: _is_true(agent.polls == 2), "the poll that waits")
+    first = agent.wait
+    await asyncio.sleep(0.5)
+    reports.follow(KEY, seen(replace(running, deleted_at=time.time(), grace_ends_at=time.time() + 40)))
+    await until(lambda: _is_true(agent.polls == 3), "the poll that notifies it")
+    assert WAIT_SECONDS - 1.5 < first <= WAIT_SECONDS
+    assert agent.wait <= first - 0.5
+
+
+async def test_a_report_that_grew_old_is_asked_for_at_once(
+    server: AgentServer, agent: Agent, reports: AgentReports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("starling_operator.agents.polls.WAIT_SECONDS", 0.4)
+    address = await server.add(agent)
+    reports.follow(KEY, seen(pod(address)))
+    await until(lambda: _has(reports, "serving"), "the first report")
+    await server.remove(address)
+
+    async def is_old() -> bool:
+        reply = reports.reply("u")
+        return reply is not None and reply.age > 0.4
+
+    await until(is_old, "the report to grow old")
+    agent.polls = 0
+    await server.restore(address, agent)
+    await until(lambda: _is_true(agent.polls > 0), "another poll")
+    assert agent.wait == 0.0
 
 
 async def test_only_running_pods_of_its_own_sets_are_polled_and_gone_ones_are_forgotten(
