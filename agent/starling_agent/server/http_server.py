@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 from starling_engine.errors import ConfigError
 
 from starling_agent.contract.listening import listening_socket
-from starling_agent.http.header_limit import MAX_HEADER_BYTES
 from starling_agent.server.connection import ClientConnection
 from starling_agent.settings import READ_SECONDS, Tls
 
@@ -73,7 +72,6 @@ class HttpServer(uvicorn.Server):
                 backlog=BACKLOG,
                 server_header=False,
                 timeout_keep_alive=65,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 ssl_certfile=tls.cert_file if tls is not None else None,
                 ssl_keyfile=tls.key_file if tls is not None else None,
             )
