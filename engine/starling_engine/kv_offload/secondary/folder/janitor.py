@@ -147,13 +147,13 @@ class FolderJanitor:
                 oldest.offer(found)
             yield
         usage.count = FolderCount(held, written).updated(self._reports.read())
-        self._tell_of_others(others)
+        self._log_others(others)
         self._fit_to_disk()
         yield from self._evict(oldest, usage.excess(held.bytes))
         self._remove_abandoned()
         self._swept_at = time.monotonic()
 
-    def _tell_of_others(self, others: Amount) -> None:
+    def _log_others(self, others: Amount) -> None:
         """Says at the first count what nothing here will read: after an upgrade somebody may wait for hits."""
         if others.objects and self._swept_at == -math.inf:
             logger.info(
