@@ -1,7 +1,5 @@
 """Progress of `starling serve` while it loads: a spinner on a terminal, lines elsewhere, and never silence for long."""
 
-import json
-import shlex
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -63,6 +61,8 @@ class StartReport:
         self._phase, self._phase_began = phase, now
 
     def serving(self, endpoint: "Endpoint", port: int) -> None:
+        from starling_cli.commands.first_request import curl_line  # loads what has been loaded by now
+
         self._stop()
         host = endpoint.settings.host
         url = url_here(host, port)
@@ -95,13 +95,3 @@ def _describe(loading: "Loading") -> str:
     if not loading.total:
         return loading.phase
     return f"{loading.phase}: {10 * (10 * loading.done // loading.total)} % of {loading.total / 2**20:.0f} MiB"
-
-
-def curl_line(url: str, endpoint: "Endpoint") -> str:
-    """Returns a request to try at once."""
-    chat = endpoint.tokenizer.has_chat_template
-    path = "/v1/chat/completions" if chat else "/v1/completions"
-    asked = {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Hello"}
-    body = json.dumps({"model": endpoint.names[0], **asked})
-    key = ' -H "Authorization: Bearer $STARLING_API_KEY"' if endpoint.settings.api_keys else ""
-    return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

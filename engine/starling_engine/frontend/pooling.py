@@ -60,7 +60,9 @@ def _routes(model: ModelConfig) -> str:
     """Returns where a model without a head for tokens is asked."""
     head, pooler = model.classifier, model.pooler
     if head is not None:
-        return "POST /pooling has its labels of tokens" if head.of_tokens else "use /classify, /score or /rerank"
+        if head.of_tokens:
+            return "POST /pooling has its labels of tokens"
+        return "use /score, /rerank or /classify" if len(head.labels) == 1 else "use /classify"
     if pooler.splade is not None or pooler.multi_vector is not None:
         return "POST /pooling has its vectors; or use /score or /rerank"
     return "use /v1/embeddings, /pooling, /score or /rerank"

@@ -41,6 +41,12 @@ def load_plugin(architecture: str) -> ModelDefinition:
     return definition
 
 
+def package_of(architecture: str) -> str | None:
+    """Returns name and version of the package that adds an architecture; None for one of Starling's own."""
+    points = plugins().get(architecture)
+    return ", ".join(_distribution(point) for point in points) if points else None
+
+
 def refuse_plugin(architecture: str) -> None:
     """Raises ModelPackageError if a package names this architecture, which Starling has itself."""
     points = plugins().get(architecture)

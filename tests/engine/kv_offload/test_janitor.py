@@ -1,13 +1,16 @@
 """One of several processes evicts, by what all have written."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from starling_engine.kv_offload.secondary.base import TierError
+from starling_engine.kv_offload.secondary.fingerprint import Fingerprint
 from starling_engine.kv_offload.secondary.folder.janitor import FolderJanitor, Oldest
 from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, ObjectFile, walk_objects
 from starling_engine.kv_offload.secondary.folder.tier import FolderBreakers, FolderTier
@@ -338,3 +341,22 @@ def test_closing_does_not_wait_for_a_walk(tmp_path: Path) -> None:
     janitor.stop()
     janitor._thread.join(20)
     assert not janitor._thread.is_alive()
+
+
+@pytest.mark.parametrize("wrote", [MODEL, replace(MODEL, layout="another")])
+def test_objects_of_another_layout_are_told_of_and_left_alone(
+    wrote: Fingerprint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after an upgrade that changes what a chunk has."""
+    caplog.set_level(logging.INFO, "starling.tiers")
+    earlier = quiet_tier(tmp_path, 100 * FILE, wrote)
+    run_janitor(earlier)
+    for number in range(3):
+        write(earlier, number)
+    earlier.janitor.leave()
+    assert "objects" not in caplog.text, "nothing is there yet"
+    tier = quiet_tier(tmp_path, 100 * FILE)
+    for _ in range(3):
+        run_janitor(tier)
+    assert caplog.text.count("holds 3 objects") == (wrote != MODEL)
+    assert tier.counters.objects == 3 and len([found for folder in walk_objects(tmp_path / "objects") for found in folder]) == 3

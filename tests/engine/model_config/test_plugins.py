@@ -50,12 +50,24 @@ for name in sys.argv[1:]:
         print(f"{type(error).__name__}: {error}")
 """
 
+CACHED = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from starling_engine.kv_offload.secondary.tiers import cached_as
+from starling_engine.model_config.config import load_model_config
+from tests.engine.workers import plain_worker
 
-def install(folder: Path, distribution: str, points: dict[str, str], **modules: str) -> None:
+for name in sys.argv[2:]:
+    print(cached_as(replace(load_model_config(Path(sys.argv[1])), architecture=name), plain_worker()))
+"""
+
+
+def install(folder: Path, distribution: str, points: dict[str, str], version: str = "1.5", **modules: str) -> None:
     """Puts a distribution into the folder as pip does: modules beside a dist-info with its metadata."""
-    info = folder / f"{distribution}-1.5.dist-info"
+    info = folder / f"{distribution}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
     (info / "entry_points.txt").write_text("[starling.models]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()))
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
@@ -122,3 +134,13 @@ def test_a_package_that_cannot_be_used_is_named_where_its_architecture_is_asked_
     assert all(word in found["FForCausalLM"] for word in ("of twin 1.5", "of other-twin 1.5", "uninstall all but one"))
     assert found["LlamaForCausalLM"] == "LlamaForCausalLM"
     assert found["EForCausalML"].startswith("UnsupportedModel") and "the nearest is EForCausalLM" in found["EForCausalML"]
+
+
+def test_keys_of_another_version_of_a_package_are_not_found(tmp_path: Path) -> None:
+    """The weights are the same, and what is computed from them may differ."""
+    found = []
+    for version in ("1.5", "1.6"):
+        install(tmp_path / version, "helium", {"HeliumForCausalLM": "helium_of_starling:HELIUM"}, version)
+        found.append(run(tmp_path / version, CACHED, MODEL, "HeliumForCausalLM", "LlamaForCausalLM").splitlines())
+    (first, own), (second, own_again) = found
+    assert own == own_again and (first, second) == (f"{own}, as in helium 1.5", f"{own}, as in helium 1.6")

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from starling_engine.args import EngineArgs
 from starling_engine.attention.bidirectional import BidirectionalAttention
-from starling_engine.errors import ConfigError, ModelError, UnsupportedModel
-from starling_engine.frontend.pooling import numbers_of
+from starling_engine.errors import ConfigError, InvalidRequest, ModelError, UnsupportedModel
+from starling_engine.frontend.pooling import check_gives_tokens, numbers_of
 from starling_engine.frontend.resolve import resolve
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
@@ -163,6 +163,14 @@ def test_a_head_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> N
     ]
     found = torch.tensor(answers(tmp_path, wanted))
     torch.testing.assert_close(found, torch.stack(logits), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "routes"), [("bert", "use /classify"), ("roberta", "use /score, /rerank or /classify")])
+def test_who_asks_a_model_with_labels_for_tokens_is_told_the_routes_that_answer(name: str, routes: str, tmp_path: Path) -> None:
+    """A pair is scored by the one label that a model has."""
+    write_encoder(tmp_path, CLASSIFIERS[name])
+    with pytest.raises(InvalidRequest, match=f"; {routes}$"):
+        check_gives_tokens(load_model_config(tmp_path))
 
 
 @pytest.mark.parametrize("name", TOKEN_CLASSIFIERS)

@@ -59,6 +59,11 @@ WITH_EXPERTS = (
     "afmoe",
     "dots1",
     "exaone-moe",
+    "flex-olmo",
+    "glm4-moe-lite",
+    "mellum",
+    "mistral4",
+    "solar-open",
     "granite-moe-swa",
 )
 

@@ -29,6 +29,7 @@ from starling_engine.kv_offload.secondary.fingerprint import fingerprint_of
 from starling_engine.kv_offload.secondary.parts import GroupShare, group_shares, overlap, run_bytes
 from starling_engine.kv_offload.sizes import rank_slab_bytes
 from starling_engine.model_config.config import ModelConfig
+from starling_engine.model_config.plugins import package_of
 
 STATE_LAYOUT = 1
 """Version of what the numbers of a recurrent state mean, and of their order in its blocks."""
@@ -61,6 +62,9 @@ def cached_as(model: ModelConfig, config: WorkerConfig) -> str:
     factors = model.rope_factors(config.max_model_len)
     if factors:
         kind = f"{kind}, rotated by {factors} factors"
+    package = package_of(model.architecture)
+    if package is not None:  # another version of it may compute other keys from the same weights
+        kind = f"{kind}, as in {package}"
     return f"{kind}, with {state_layout(model, config)}" if model.has_state else kind
 
 

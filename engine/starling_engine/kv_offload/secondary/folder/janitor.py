@@ -5,6 +5,7 @@ Until the next one, the holder of the lease adds up what all processes report.
 """
 
 import heapq
+import logging
 import math
 import os
 import time
@@ -13,8 +14,11 @@ from contextlib import suppress
 from errno import EDQUOT, ENOSPC
 from threading import Event, Thread
 
+from starling_engine.byte_sizes import format_bytes
 from starling_engine.kv_offload.secondary.folder.layout import FolderLayout, ObjectFile, remove_unused, walk_objects
 from starling_engine.kv_offload.secondary.folder.usage import ABANDONED, Amount, FolderCount, FolderLease, FolderUsage, UsageReports
+
+logger = logging.getLogger("starling.tiers")
 
 INTERVAL = 1.0
 """Seconds between two ticks; at least a twentieth of it where one is woken, and five times as many after one has failed."""
@@ -134,17 +138,31 @@ class FolderJanitor:
         """
         usage = self._usage
         written = self._reports.read() | {self._layout.writer: usage.written}
-        held, oldest = Amount(), Oldest(max(usage.excess(usage.now.bytes), usage.limit // 20))
+        held, others, oldest = Amount(), Amount(), Oldest(max(usage.excess(usage.now.bytes), usage.limit // 20))
         for folder in walk_objects(self._layout.objects):
             for found in folder:
                 held += Amount(found.size, 1)
+                if not self._layout.is_own(found):
+                    others += Amount(found.size, 1)
                 oldest.offer(found)
             yield
         usage.count = FolderCount(held, written).updated(self._reports.read())
+        self._log_others(others)
         self._fit_to_disk()
         yield from self._evict(oldest, usage.excess(held.bytes))
         self._remove_abandoned()
         self._swept_at = time.monotonic()
+
+    def _log_others(self, others: Amount) -> None:
+        """Says at the first count what nothing here will read: after an upgrade somebody may wait for hits."""
+        if others.objects and self._swept_at == -math.inf:
+            logger.info(
+                "the KV cache's folder %s holds %d objects (%s) of other models, settings or releases; "
+                "they are left alone until room is needed (starling kv ls names them)",
+                self._layout.root,
+                others.objects,
+                format_bytes(others.bytes),
+            )
 
     def _evict(self, oldest: "Oldest", excess: int) -> Iterator[None]:
         """Removes objects of `excess` bytes, or as many as it can. Raises OSError."""

@@ -58,6 +58,10 @@ class FolderLayout:
         digest = sha256(self._model + key.name + struct.pack("<5I", key.group, *key.part)).hexdigest()
         return f"{self._prefix}/{digest[:2]}/{digest[2]}/{digest[:32]}{self._suffix}"
 
+    def is_own(self, found: "ObjectFile") -> bool:
+        """Returns whether an object is of this model as it is computed and laid out here."""
+        return found.path.endswith(self._suffix)
+
     @contextmanager
     def new_file(self) -> Iterator[Path]:
         """Gives a path for a file that is to be renamed once it is whole; it is removed where an OSError prevents that."""
