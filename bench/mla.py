@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from native_kernels import Clock
+from shared import machine
 from starling_engine.attention.mla_torch import LatentBatch, MlaWeights, Query, attend_absorbed, attend_expanded
 from starling_engine.kernels.attention_metadata import AttentionMetadata
 from starling_engine.layers.rope import build_cos_sin
@@ -47,6 +48,7 @@ def main() -> None:
     w_uk, w_uv = (torch.randn(heads, 128, 512).to(dtype) * 0.04 for _ in range(2))
     layer = MlaWeights(shape, 0.07, build_cos_sin(RopeConfig(), 64, 1, torch.device("cpu")), w_uk, w_uv)
     kv = torch.randn(-(-args.context // BLOCK), BLOCK, shape.latent_dim).to(dtype)
+    print(f"{machine()}.")
     print(f"{heads} heads, {args.context} tokens: the rule absorbs up to {shape.most_absorbed(args.context)} queries")
     for queries in QUERIES:
         if queries > args.context:

@@ -12,6 +12,7 @@ import itertools
 
 import torch
 from native_kernels import Clock, memory_bandwidth
+from shared import machine
 from starling_engine.layers.experts import ExpertNames, Experts, ExpertsMethod, ExpertsShape
 from starling_engine.layers.experts_dense import DenseExperts
 from starling_engine.layers.experts_packed import NativeExperts
@@ -59,6 +60,7 @@ def main() -> None:
     routing = Routing(num_experts=arguments.experts, top_k=TOP_K, renormalize=True)
     native, dense = build(NativeExperts(), shape), build(DenseExperts(), shape)
     quantized = {name: build(QuantizedExperts(form, form, online=True), shape) for name, form in ONLINE.items()}
+    print(f"{machine()}. {arguments.threads} threads.")
     print(memory_bandwidth(clock))
     for tokens in (1, 2, 8, 32, 128, 512, 2048):
         x, routes = torch.randn(tokens, HIDDEN).to(BF16), draw(tokens, routing)

@@ -16,6 +16,7 @@ from functools import partial
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in the engine's processes: threads that spin would take the kernels' cores
 
 import torch
+from shared import machine
 from starling_engine.native import elementwise_ops, instruction_set_name, ops, quantized_ops
 from starling_engine.native.bindings import library
 from starling_engine.native.cache_rows import cached
@@ -274,6 +275,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = Clock(arguments.seconds)
+    print(f"{machine()}. {arguments.threads} threads.")
     print(memory_bandwidth(clock))
     for name in arguments.only.split(","):
         for line in SECTIONS[name](clock):

@@ -139,6 +139,7 @@ def main() -> None:
         child(*sys.argv[2:])
         return
     import checkpoint
+    from shared import machine
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path)
@@ -150,6 +151,7 @@ def main() -> None:
         parser.error(f"there is no part {', '.join(unknown)}")
     model = LLAMA if options.llama else MODEL
     (checkpoint.write_llama if options.llama else checkpoint.write)(model)
+    print(f"{machine()}.\n")
     print("| part | before (ms) | after (ms) | after / before |\n|---|---:|---:|---:|")
     for part in options.parts or ROUNDS:
         print(compare(options.before, options.after, part, model), flush=True)

@@ -21,6 +21,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "longest name": service(name="a" * 40),
     "shortest name": service(name="a"),
     "revision": service({"model.source": "hf://org/name.v1-2@refs/pr/1"}),
+    "a GGUF file of the hub": service({"model.source": "hf://org/name-GGUF:q4/name-Q4_K_M-00001-of-00002.gguf@main"}),
+    "a GGUF file in a claim": service({"model.source": "pvc://weights/models/name.gguf"}),
+    "weights quantized as they are loaded": service({"engine.extraArgs": {"quantization": "int4"}}),
     "claim": service({"model.source": "pvc://weights/models/a b"}),
     "file": service({"model.source": "file:///opt/models/x..y"}),
     "model": service(

@@ -70,7 +70,9 @@ def check_kernels() -> Iterator[Finding]:
     if native:
         yield good(SECTION, "native CPU kernels", f"ready, {instruction_set_name()}")
     else:
-        yield note(SECTION, "native CPU kernels", f"{'; '.join(reasons.seen) or 'off'} (slower, but correct)")
+        # The log's line begins with the finding's title.
+        why = "; ".join(reason.removeprefix("native CPU kernels are ") for reason in reasons.seen) or "off"
+        yield note(SECTION, "native CPU kernels", f"{why} (slower, but correct)")
 
 
 class _Reasons(logging.Handler):

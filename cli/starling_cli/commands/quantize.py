@@ -49,4 +49,5 @@ def quantize(
         fail(str(error), "take a folder of safetensors in bfloat16, float16 or float32 whose columns suit the group size")
     except (OSError, SafetensorError) as error:
         fail(f"{out} could not be written: {error}", "remove what was written, and make room")
-    typer.echo(f"{out}: {written / 1e9:.2f} GB of weights in {scheme}; starling serve {out}")
+    size = f"{written / 1e9:.2f} GB" if written >= 1e8 else f"{written / 1e6:.1f} MB"
+    typer.echo(f"{out}: {size} of weights in {scheme}; starling serve {out}")

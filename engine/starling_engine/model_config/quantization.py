@@ -301,6 +301,7 @@ _CT_FORMATS = (
     "mixed-precision",
     "dense",
 )
+_CT_STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 
 def _group_scheme(group: Fields) -> WeightScheme:
@@ -313,7 +314,7 @@ def _group_scheme(group: Fields) -> WeightScheme:
     rounding = _rounding(group.child("input_activations")) if (kind, bits) == ("float", 8) else ""
     if kind == "float" and not symmetric:
         raise UnsupportedModel(f"{weights.source}: symmetric false is not supported for floats")
-    strategy = weights.text("strategy", "channel")
+    strategy = _refuse_other(weights, "strategy", _CT_STRATEGIES, "channel")
     if strategy == "block":
         # Older tools write a text: "128x128".
         written = weights.get("block_structure")

@@ -118,7 +118,7 @@ def _prebuilt(folder: Path, chosen: InstructionSet) -> Path:
 def _compiler() -> str:
     compiler = shutil.which("g++")
     if compiler is None:
-        raise Unavailable("no g++ on the PATH")
+        raise Unavailable("no g++ on the PATH to build them (apt install g++); the agent's image has them")
     return compiler
 
 

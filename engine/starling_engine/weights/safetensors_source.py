@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,35 +114,63 @@ def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
                 dtype = view.get_dtype()
                 found[name] = TensorInfo(path, tuple(view.get_shape()), dtype, DTYPE_BYTES.get(dtype))
     except (SafetensorError, OSError) as error:
-        fault = pointer_of_lfs(path) or f"damaged or cut short: {_misplaced(path) or error}"
+        empty = "empty; download it again" if path.is_file() and not path.stat().st_size else ""
+        fault = empty or pointer_of_lfs(path) or f"damaged or cut short: {_fault(path) or error}"
         raise WeightError(f"{path.name} is {fault}") from error
     return found, metadata
 
 
 _LONGEST_HEADER = 16 << 20
 """More bytes than any checkpoint's header has. Python takes some ten times as many to read it."""
-_BYTES = {**DTYPE_BYTES, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+_BYTES = {
+    **DTYPE_BYTES,
+    "I16": 2,
+    "U16": 2,
+    "U32": 4,
+    "U64": 8,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "C64": 8,
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+}
+_PACKED = ("F4", "F6_E2M3", "F6_E3M2")
+"""Types whose elements are no whole bytes."""
 
 
-def _misplaced(path: Path) -> str:
-    """Says which tensor does not lie where it can, which the library does not name. Empty where the header tells no such."""
+def _fault(path: Path) -> str:
+    """Says what is wrong with a header, which the library does not say of tensors by name. Empty where nothing is found."""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _LONGEST_HEADER:
-                return ""
-            header = json.loads(file.read(length))
-        places = {name: (*info["data_offsets"], info) for name, info in header.items() if name != "__metadata__"}
-        room, end = path.stat().st_size - 8 - length, 0
-        for name, (start, stop, info) in sorted(places.items(), key=lambda each: each[1][:2]):
-            size = _BYTES.get(info["dtype"])
-            if size is not None and math.prod(info["shape"]) * size != stop - start:
-                return f"{name} {info['shape']} of {info['dtype']} is not of {stop - start} bytes"
-            if stop > room:
-                return f"{name} goes beyond the end of the file"
-            if start != end:
-                return f"{name} {'overlaps another tensor' if start < end else 'lies behind bytes of no tensor'}"
-            end = stop
+            length, room = int.from_bytes(file.read(8), "little"), path.stat().st_size - 8
+            if length > room:
+                return f"the header is said to have {length} bytes, and the file has {max(0, room)} behind that number"
+            header = json.loads(file.read(length)) if length <= _LONGEST_HEADER else {}
+        tensors = {name: info for name, info in header.items() if name != "__metadata__"}
+        return next((fault for each in (_faults_of_one, _faults_of_two) for fault in each(tensors, room - length)), "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    return ""
+        return ""
+
+
+def _faults_of_one(tensors: Mapping[str, Any], room: int) -> Iterator[str]:
+    """Yields what is wrong with a tensor whatever the others are: that is its own fault, and a gap before another is not."""
+    for name, info in tensors.items():
+        (start, stop), dtype = info["data_offsets"], info["dtype"]
+        size = _BYTES.get(dtype)
+        if size is None and dtype not in _PACKED:
+            yield f"{name} has the unknown dtype {dtype}"
+        if size is not None and math.prod(info["shape"]) * size != stop - start:
+            yield f"{name} {info['shape']} of {dtype} is not of {stop - start} bytes"
+        if stop > room:
+            yield f"{name} goes beyond the end of the file"
+
+
+def _faults_of_two(tensors: Mapping[str, Any], _room: int) -> Iterator[str]:
+    """Yields overlaps before gaps: a tensor that lies over another one leaves a gap where it should be."""
+    places = sorted((*info["data_offsets"], name) for name, info in tensors.items())
+    for (_, stop, before), (start, _, name) in pairwise(places):
+        if start < stop:
+            yield f"{before} and {name} overlap"
+    for (_, stop, _), (start, _, name) in pairwise([(0, 0, ""), *places]):
+        if start > stop:
+            yield f"{name} lies behind bytes of no tensor"

@@ -4,7 +4,9 @@ import json
 
 import pytest
 from starling_cli.checking.finding import bad, good, lines, note
+from starling_cli.checking.machine import check_kernels
 from starling_cli.checking.nodes import node_findings
+from starling_engine import native
 
 from tests.cli.commands.running import starling
 
@@ -47,6 +49,13 @@ def test_the_machine_as_json():
     found = json.loads(starling("check", "--machine", "-o", "json").stdout)
     assert {"section", "title", "state", "detail", "fix"} == set(found[0])
     assert {"Python", "memory", "CPUs", "native CPU kernels"} <= {entry["title"] for entry in found}
+
+
+def test_why_there_are_no_native_kernels_is_said_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STARLING_NATIVE", "0")
+    monkeypatch.setattr(native, "load", native.load.__wrapped__)
+    found = {each.title: each for each in check_kernels()}["native CPU kernels"]
+    assert (found.state, found.detail) == ("note", "off, torch is used instead: STARLING_NATIVE=0 (slower, but correct)")
 
 
 def test_a_cluster_that_is_asked_for_and_not_there():

@@ -448,6 +448,7 @@ def test_a_bad_field_is_named(changes: dict[str, Any], words: list[str]) -> None
         ({"quantization_config": {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}}, ["mx_fp", "int"]),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, ["quant_algo 'w4a8_awq'", "nvfp4"]),
         (weights(num_bits=6, type="float"), ["group_0: weights: num_bits 6", "4, 8"]),
+        (weights(num_bits=4, strategy="token"), ["group_0: weights: strategy 'token'", "tensor, channel, group"]),
         ({"quantization_config": {**KV_ONLY, "format": "marlin-24"}}, ["format 'marlin-24'", "pack-quantized"]),
         ({"quantization_config": {**KV_ONLY, "sparsity_config": {"format": "sparse-24-bitmask"}}}, ["sparse-24-bitmask", "dense"]),
         (

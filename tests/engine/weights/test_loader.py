@@ -479,10 +479,13 @@ def test_a_file_that_is_cut_short(folder: Path) -> None:
     [
         ({"a": (0, 64), "b": (64, 1 << 60)}, "b [4, 4] of F32 is not of 1152921504606846912 bytes"),
         ({"a": (0, 64), "b": (1 << 60, (1 << 60) + 64)}, "b goes beyond the end of the file"),
-        ({"a": (0, 64), "b": (32, 96)}, "b overlaps another tensor"),
+        ({"a": (1 << 60, (1 << 60) + 64), "b": (64, 128)}, "a goes beyond the end of the file"),
+        ({"a": (0, 64), "b": (32, 96)}, "a and b overlap"),
+        ({"a": (64, 128), "b": (64, 128)}, "a and b overlap"),
         ({"a": (0, 64), "b": (80, 144)}, "b lies behind bytes of no tensor"),
         ({"a": (0, 64), "b": (128, 64)}, "b [4, 4] of F32 is not of -64 bytes"),
         ({"a": (0, 64), "b": "all"}, "Error while deserializing header"),
+        ({"a": (0, 64), "b": ("?", 64)}, "Error while deserializing header"),
     ],
 )
 def test_a_tensor_that_does_not_lie_where_it_can_is_named(places: dict[str, Any], message: str, folder: Path) -> None:
@@ -492,9 +495,24 @@ def test_a_tensor_that_does_not_lie_where_it_can_is_named(places: dict[str, Any]
         loaded(folder)
 
 
+def test_a_tensor_of_an_unknown_dtype_is_named(folder: Path) -> None:
+    header = b'{"a": {"dtype": "F3", "shape": [4], "data_offsets": [0, 8]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(WeightError, match=r"model\.safetensors is damaged or cut short: a has the unknown dtype F3"):
+        loaded(folder)
+
+
 def test_a_header_of_2_60_bytes_is_named_before_memory_is_taken(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + bytes(1000))
-    with pytest.raises(WeightError, match=r"model\.safetensors is damaged or cut short: .*header too large"):
+    with pytest.raises(
+        WeightError, match=rf"model\.safetensors is .*: the header is said to have {1 << 60} bytes, and the file has 1000"
+    ):
+        loaded(folder)
+
+
+def test_an_empty_file_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(WeightError, match=r"model\.safetensors is empty; download it again"):
         loaded(folder)
 
 

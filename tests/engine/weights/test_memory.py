@@ -11,11 +11,18 @@ import torch
 from safetensors.torch import save_file
 from starling_engine import native
 from starling_engine.attention.torch_paged import TorchPagedAttention
+from starling_engine.gguf.reader import GgufFile
 from starling_engine.layers.linear_dense import DenseLinear
 from starling_engine.layers.linear_quantized import ONLINE
+from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
 from starling_engine.native.group_quantized import AT_ONCE
+from starling_engine.weights.checkpoint import stored_formats
+from starling_engine.weights.loader import load_weights
+
+from tests.engine.gguf_files import BY_32, BY_256, SMOLLM2, write_gguf
+from tests.engine.real_engine import MODEL
 
 DENSE = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,6 +58,7 @@ from starling_engine.layers.linear import Linear, stacked
 from starling_engine.layers.linear_select import select_linear_method
 from starling_engine.model_config.config import load_model_config
 from starling_engine.models.decoder import Decoder
+from starling_engine.weights.checkpoint import stored_formats
 from starling_engine.weights.loader import load_weights
 
 def resident():
@@ -60,7 +68,8 @@ def resident():
 folder, dtype, quantization = Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3] or None
 torch.set_num_threads(2)
 device = torch.device("cpu")
-linear, experts = select_linear_method(dtype, device, quantization), select_experts_method(dtype, device, quantization)
+stored = stored_formats(folder)
+linear, experts = (each(dtype, device, quantization, stored) for each in (select_linear_method, select_experts_method))
 model = Decoder(load_model_config(folder), dtype, device, linear, TorchPagedAttention(), experts_method_selector=experts)
 # Threads and libraries that the first kernel brings are not the model's.
 shape = stacked(["warm"], [512], 512)
@@ -138,3 +147,35 @@ def test_weights_that_are_quantized_are_never_there_in_whole(quantization: str, 
     peak, kept = measured(tmp_path, "bfloat16", quantization, ["RssAnon:"])
     print(f"{plain=} {codes=} {peak=} {kept=}")
     assert kept <= peak < codes + WORKING + SLACK < plain
+
+
+REST = sorted({*BY_32, *BY_256, "BF16", "F16"} - {"Q4_0", "Q4_K", "Q3_K"})
+MOST = 1.15
+"""Of the bytes of a file's tensors, what a loaded model may take."""
+MORE = {"Q2_K": 1.55, "Q3_K": 1.5}
+"""Their scales have 16 bits for 16 columns here, and 4 to 6 in the file; 3 bits are kept in 4."""
+
+
+@pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K", "Q3_K", *(pytest.param(name, marks=pytest.mark.whole) for name in REST)])
+def test_a_gguf_model_takes_hardly_more_memory_than_its_file(type_name: str, tmp_path: Path) -> None:
+    """Counts as the memory plan does."""
+    path, device = tmp_path / "model.gguf", torch.device("cpu")
+    write_gguf(path, Path(MODEL), lambda _: type_name)
+    linear = select_linear_method(torch.bfloat16, device, None, stored_formats(path))
+    model = Decoder(load_model_config(path), torch.bfloat16, device, linear, TorchPagedAttention())
+    load_weights(model, path)
+    held = sum(slot.held_bytes(torch.bfloat16.itemsize) for slot in model.weight_slots().values())
+    ratio = held / sum(tensor.num_bytes for tensor in GgufFile(path).tensors.values())
+    print(f"{type_name}: {ratio:.3f}")
+    assert 0.9 < ratio < MORE.get(type_name, MOST)
+
+
+@pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="needs SmolLM2 (make smollm2)")
+def test_a_gguf_model_of_others_takes_what_its_file_does() -> None:
+    """Of 92 MiB: at no time is more of it in memory, as the system counts it."""
+    peak, kept = measured(SMOLLM2, "bfloat16", kinds=["RssAnon:"])
+    size = SMOLLM2.stat().st_size
+    print(f"{size=} {peak=} {kept=}")
+    assert 0.9 * size < kept <= peak < MOST * size
