@@ -61,10 +61,22 @@ class Disturbances:
             yield from self._chance.sample(kinds, len(kinds))
 
     def drain_a_node(self) -> None:
-        self._drain("n1")
+        self.drain("n1")
 
     def drain_another_node(self) -> None:
-        self._drain("n2")
+        self.drain("n2")
+
+    def drain(self, node: str) -> None:
+        """As an administrator does it: all that is on the node goes elsewhere, and the node takes pods again."""
+        self._kubectl("cordon", node)
+        try:
+            pods = [pod for pod in [*self._chat.pods(), *self._found_routers()] if pod["spec"].get("nodeName") == node]
+            with ThreadPoolExecutor(max(1, len(pods))) as at_once:
+                list(at_once.map(self._evict, pods))
+            going = {pod["metadata"]["uid"] for pod in pods}
+            wait_until(f"{node} is empty", lambda: not going & self.present(), PATIENCE, self._chat.explain)
+        finally:
+            self._kubectl("uncordon", node)
 
     def evict_a_group(self) -> None:
         """Without a cordon, as a descheduler does it."""
@@ -103,6 +115,10 @@ class Disturbances:
         for router in self._routers():
             self._kill_router(router)
 
+    def present(self) -> set[str]:
+        """Returns the uids of all pods that are there, those that go included."""
+        return {pod["metadata"]["uid"] for pod in [*self._chat.pods(), *self._found_routers()]}
+
     def _kill_router(self, pod: Manifest) -> None:
         self.killed_routers.append(time.time())
         self._kill(pod, "starling router")
@@ -112,18 +128,6 @@ class Disturbances:
         self._killed[uid] = _restarts(pod)
         assert self._cluster.kill(uid, command) > 0
 
-    def _drain(self, node: str) -> None:
-        """As an administrator does it: all that is on the node goes elsewhere, and the node takes pods again."""
-        self._kubectl("cordon", node)
-        try:
-            pods = [pod for pod in [*self._chat.pods(), *self._found_routers()] if pod["spec"].get("nodeName") == node]
-            with ThreadPoolExecutor(max(1, len(pods))) as at_once:
-                list(at_once.map(self._evict, pods))
-            going = {pod["metadata"]["uid"] for pod in pods}
-            wait_until(f"{node} is empty", lambda: not going & self._present(), PATIENCE, self._chat.explain)
-        finally:
-            self._kubectl("uncordon", node)
-
     def _evict(self, pod: Manifest) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
 
@@ -131,15 +135,12 @@ class Disturbances:
             try:
                 allowed = try_to_evict(self._kubectl, name)
             except AssertionError:
-                return uid not in self._present()
+                return uid not in self.present()
             if not allowed:
                 time.sleep(1)
             return allowed
 
         self.refused.append(wait_until(f"{name} may be evicted", is_let_go, PATIENCE, self._chat.explain))
-
-    def _present(self) -> set[str]:
-        return {pod["metadata"]["uid"] for pod in [*self._chat.pods(), *self._found_routers()]}
 
     def _serving(self, least: int) -> list[Manifest]:
         """Pods that serve and stay, once there are so many."""

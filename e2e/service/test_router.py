@@ -1,9 +1,14 @@
-"""Routers before two groups: prompts find what is cached; a pod is killed, and then the routers go, and no stream notices."""
+"""Routers before two groups: prompts find what is cached; a pod is killed, nodes are drained, routers go, and no stream notices."""
+
+import random
+import time
 
 import pytest
 
 from e2e.service.conftest import MakeService
+from e2e.service.disturbances import Disturbances
 from e2e.service.kubectl import Kubectl, wait_until
+from e2e.service.test_drains import DRAIN
 from e2e.service.watched import MODEL, HelperPod, Traffic, failures
 from e2e.under_test import ClusterUnderTest
 
@@ -61,6 +66,19 @@ def test_streams_outlive_their_pods_and_the_routers(service: MakeService, kubect
     traffic.wait_for_more(12)
     chat.wait_ready()
     traffic.wait_for_more(8)
+
+    routers = kubectl.find("pods", "serving.starling.dev/router=chat")
+    nodes = sorted({pod["spec"]["nodeName"] for pod in [*chat.pods(), *routers]})
+    disturbances, began = Disturbances(chat, cluster, random.Random(1)), time.monotonic()
+    for node in nodes:
+        disturbances.drain(node)
+        chat.wait_ready()
+        traffic.wait_for_more(4)
+    print(f"{nodes} drained in {time.monotonic() - began:.0f} s: {len(disturbances.refused)} evictions", end=", ")
+    print(f"the longest refused for {max(disturbances.refused):.1f} s")
+    assert not {pod["metadata"]["uid"] for pod in routers} & disturbances.present(), "routers went with their nodes"
+    assert max(disturbances.refused) <= DRAIN
+    wait_until("what was made ahead is gone", lambda: len(chat.pods()) == 2, 60, chat.explain)
 
     before = {pod["metadata"]["uid"] for pod in chat.pods()}
     chat.patch(router=None)

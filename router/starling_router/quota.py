@@ -60,7 +60,10 @@ class Quota:
             self._bucket.level = min(self._bucket.capacity, self._bucket.level - tokens)
 
     def headers(self) -> dict[str, str]:
-        """Returns OpenAI's headers for what of the quota is left."""
+        """Returns OpenAI's headers for what of the quota is left.
+
+        There is no `x-ratelimit-reset-requests`: nobody knows before when the open requests will have ended.
+        """
         headers = dict[str, str]()
         if self._most is not None:
             headers |= {"x-ratelimit-limit-requests": str(self._most)}
