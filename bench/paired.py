@@ -1,10 +1,10 @@
 """Measures two versions of the engine against each other, in turns a second apart, so that a noisy machine disturbs both alike.
 
-    python bench/paired.py [--llama] BEFORE AFTER [PART ...]
+    python bench/paired.py [--llama] [--minutes M] BEFORE AFTER [PART ...]
 
 BEFORE and AFTER are checkouts. Each has an engine with the Qwen3-0.6B shape in bf16 (`--llama`: that shape as a Llama), in a
 process of its own that is stopped while it is the other's turn. Prints the median and quartiles of AFTER's seconds over BEFORE's;
-1.000 is no change.
+1.000 is no change. A part takes `--minutes` at most, and its start: on a slow machine it has fewer pairs.
 
 decode-1, decode-8, decode-32   tokens of a batch
 prefill                         first token of 1,024 tokens
@@ -35,6 +35,8 @@ MODEL, LLAMA = CACHE / "qwen3-0.6b-shape", CACHE / "llama-0.6b-shape"
 BYTES_PER_TOKEN = 28 * 2 * 8 * 128 * 2
 PACKAGES = ("crds", "engine", "agent", "operator", "cli")
 CACHED, PREEMPTED, SAID = 2048, 512, 32
+FEWEST = 4
+"""Pairs that a part has at least: fewer have no quartiles."""
 
 
 # ---- one version: a child, which runs once for each line that it reads ----
@@ -119,19 +121,21 @@ def _side(checkout: Path, part: str, model: Path) -> Side:
     return Side((sys.executable, __file__, "--child", part, str(model)), PYTHONPATH=paths)
 
 
-def compare(before: Path, after: Path, part: str, model: Path) -> str:
+def compare(before: Path, after: Path, part: str, model: Path, minutes: float) -> str:
     """Returns a line of the results."""
     seconds: tuple[list[float], list[float]] = ([], [])
     with _side(before, part, model) as first, _side(after, part, model) as second:
-        turns = [(first, seconds[0]), (second, seconds[1])]
-        for _ in range(ROUNDS[part]):
+        turns, end = [(first, seconds[0]), (second, seconds[1])], time.monotonic() + 60 * minutes
+        for number in range(ROUNDS[part]):
+            if number >= FEWEST and time.monotonic() > end:
+                break
             for side, found in turns:
                 found.append(side.ask())
             turns.reverse()
     old, new = seconds
     low, median, high = statistics.quantiles([b / a for a, b in zip(old, new, strict=True)], n=4)
     times = (f"{1e3 * statistics.median(each):.0f}" for each in seconds)
-    return f"| {part} | {' | '.join(times)} | {median:.3f} ({low:.3f}–{high:.3f}) |"
+    return f"| {part} | {len(old)} | {' | '.join(times)} | {median:.3f} ({low:.3f}–{high:.3f}) |"
 
 
 def main() -> None:
@@ -145,6 +149,7 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--llama", action="store_true")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of each part")
     parser.add_argument("parts", nargs="*", metavar="PART")
     options = parser.parse_args()
     if unknown := set(options.parts) - ROUNDS.keys():
@@ -152,9 +157,9 @@ def main() -> None:
     model = LLAMA if options.llama else MODEL
     (checkpoint.write_llama if options.llama else checkpoint.write)(model)
     print(f"{machine()}.\n")
-    print("| part | before (ms) | after (ms) | after / before |\n|---|---:|---:|---:|")
+    print("| part | pairs | before (ms) | after (ms) | after / before |\n|---|---:|---:|---:|---:|")
     for part in options.parts or ROUNDS:
-        print(compare(options.before, options.after, part, model), flush=True)
+        print(compare(options.before, options.after, part, model, options.minutes), flush=True)
 
 
 if __name__ == "__main__":
