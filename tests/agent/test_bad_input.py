@@ -463,7 +463,7 @@ BODIES_AND_PATHS = [
     BadRequest(path=COMPLETION, method="DELETE", status=405),
     BadRequest(path="/v1/models", method="POST", status=405),
     BadRequest(path="/health", method="POST", status=405),
-    BadRequest(path=CHAT, method="BREW", status=405),
+    BadRequest(path=CHAT, method="PATCH", status=405),
 ]
 
 ALL = [

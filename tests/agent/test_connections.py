@@ -267,6 +267,7 @@ async def test_a_long_path_counts_as_header(client):
     [
         b"\x16\x03\x01\x02\x00",
         b"GET / HTTP/1.1\r\nHost here\r\n\r\n",
+        b"BREW /size HTTP/1.1\r\nHost: here\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: here\r\nHost: there\r\n\r\n",
         b"GET /\xc3\xa9 HTTP/1.1\r\nHost: here\r\n\r\n",
@@ -288,6 +289,11 @@ async def test_a_body_that_is_not_http_gets_400(client):
     client.send(HEAD, KEY, b"Transfer-Encoding: chunked\r\n\r\nno length\r\n")
     assert await client.refusal() == (400, "invalid_http")
     await client.expect_close()
+
+
+async def test_what_is_wrong_with_a_request_is_said(client):
+    client.send(b"GET http://here/ HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert "its target has to be a path" in (await client.answer())[2]["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,10 @@ class ClientConnection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         if self.parser.get_http_version() == "1.1" and sum(name == b"host" for name, _ in self.headers) != 1:
-            raise ValueError("RFC 9112, 3.2 asks for one Host")
-        if not self.url.startswith(b"/") or b"#" in self.url:
-            raise ValueError("only paths are served: behind a backend's address, another target would name another host")
+            raise ValueError("it has to have one Host")
+        if not self.url.startswith(b"/") or b"#" in self.url or not self.url.isascii():
+            # Behind a backend's address, another target would name another host.
+            raise ValueError("its target has to be a path in ASCII, without a fragment")
         super().on_headers_complete()
         self._in_header = False
 
@@ -128,8 +129,9 @@ class ClientConnection(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._decline_offer(data[offer.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(ApiError(400, "this is no valid HTTP request", code="invalid_http"))
+        except httptools.HttpParserError as error:
+            why = error.__context__ or error  # what a check of ours says, or the parser
+            self._refuse(ApiError(400, f"this is no valid HTTP request: {why}", code="invalid_http"))
 
     def _decline_offer(self, rest: bytes) -> None:
         """Reads a request again without its offer of another protocol: the parser takes its body for that.
