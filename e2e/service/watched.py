@@ -172,7 +172,7 @@ class HelperPod:
 
 
 class Traffic(HelperPod):
-    """A pod that streams completions from a service, one after another."""
+    """A pod that streams completions from a service, one after another; by way of another `url`, if one is given."""
 
     def __init__(
         self,
@@ -184,8 +184,9 @@ class Traffic(HelperPod):
         tokens: int = TOKENS,
         model: str = "",
         key: str = "none",
+        url: str = "",
     ) -> None:
-        command = ["python", "/files/traffic.py", service.url, model or service.name, str(streams), str(tokens)]
+        command = ["python", "/files/traffic.py", url or service.url, model or service.name, str(streams), str(tokens)]
         name, files = f"traffic-{next(_numbers)}", {"traffic.py": TRAFFIC.read_text()}
         super().__init__(kubectl, name, image, command, files, env={"OPENAI_API_KEY": key})
 

@@ -108,11 +108,11 @@ _PICKED = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}
 """The metadata that says where a request goes."""
 
 
-def listed_pool(endpoints: Sequence[str]) -> dict[str, Any]:
+def listed_pool(endpoints: Sequence[str], **more: Any) -> dict[str, Any]:
     """A pool whose endpoints the gateway knows: it goes on to another one where the picker says so, or is gone."""
     sources, fallback = [{"metadata": _PICKED}], {"policies": [_policy("round_robin")]}
     policy = _policy("override_host", override_host_sources=sources, fallback_policy=fallback)
-    return _cluster("pool", endpoints, load_balancing_policy={"policies": [policy]})
+    return _cluster("pool", endpoints, load_balancing_policy={"policies": [policy]}, **more)
 
 
 def original_destinations() -> dict[str, Any]:
@@ -122,7 +122,7 @@ def original_destinations() -> dict[str, Any]:
 
 
 def config(listen: str, admin: str, picker: dict[str, Any], pool: dict[str, Any], *, fail_open: bool) -> dict[str, Any]:
-    """Returns an Envoy's configuration. It writes the status and the endpoint of each answer to its standard output."""
+    """Returns an Envoy's configuration. It writes status, endpoint and pick of each answer to its standard output, `-` for none."""
     served = {"header": {"key": "x-gateway-destination-endpoint-served", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     retries = {"retry_on": "connect-failure,retriable-status-codes", "retriable_status_codes": [503], "num_retries": 1}
     route = {
@@ -130,7 +130,8 @@ def config(listen: str, admin: str, picker: dict[str, Any], pool: dict[str, Any]
         "route": {"cluster": "pool", "timeout": "0s", "retry_policy": retries},
         "response_headers_to_add": [served],
     }
-    line = {"text_format_source": {"inline_string": "%RESPONSE_CODE% %UPSTREAM_HOST%\n"}}
+    picked = "%DYNAMIC_METADATA(envoy.lb:x-gateway-destination-endpoint)%"
+    line = {"text_format_source": {"inline_string": f"%RESPONSE_CODE% %UPSTREAM_HOST% {picked}\n"}}
     log = {"@type": f"{_TYPE}.access_loggers.stream.v3.StdoutAccessLog", "log_format": line}
     manager = {
         "@type": f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
