@@ -320,6 +320,13 @@ async def test_fields_behind_a_body_are_no_headers(client):
     assert "x-late" not in dict(body["headers"])
 
 
+@pytest.mark.parametrize("behind", [b"0\r\nX-Late: ", b"2;x="], ids=["a field", "an extension of a chunk"])
+async def test_what_comes_behind_a_body_is_no_longer_than_a_header(client, behind):
+    client.send(SEEN, b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n", behind, b"a" * 8_000_000)
+    assert await client.refusal() == (431, "header_too_large")
+    await client.expect_close()
+
+
 async def test_a_value_has_no_space_around_it(client):
     client.send(SEEN, b"X-Padded: \t a b \t \r\nContent-Length: 0\r\n\r\n")
     assert dict((await client.answer())[2]["headers"])["x-padded"] == "a b"
@@ -333,7 +340,7 @@ async def test_a_whole_request_is_answered_though_garbage_follows(client):
 
 
 async def test_a_header_that_begins_behind_a_request_waits_for_its_answer(client):
-    """Its time begins with the answer before it, which takes longer than that."""
+    """The time of a header begins with the answer before it, which takes longer than that."""
     client.send(b"GET /slow HTTP/1.1\r\nHost: here\r\n", KEY, b"\r\n", HEAD)
     assert (await client.answer())[::2] == (200, {"slow": True})
     client.send(KEY, b"Content-Length: 2\r\n\r\n{}")

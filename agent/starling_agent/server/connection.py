@@ -63,8 +63,8 @@ class ClientConnection(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._in_header = self._in_message = False
         """The state of the parser: a header has begun and not ended, or a whole request has."""
-        self._header_bytes = 0
-        """Bytes of pieces that belong to an incomplete header as a whole."""
+        self._unread_bytes = 0
+        """Bytes of pieces behind the one that began a request or had the last of its body: a header, or fields behind a body."""
         self._refused = False
         self._responses = responses
         self._awaits_requests = awaits_requests
@@ -84,21 +84,24 @@ class ClientConnection(HttpToolsProtocol):
         # After a refusal, further data is read and dropped: if the connection closed at once, the client would see only a reset.
         if self._refused:
             return
-        if self._in_header:
-            self._header_bytes += len(data)
+        self._unread_bytes += len(data)
         self._unset_keepalive_if_required()
         self._feed(data)
         if self._is_answering():
             # A request that came in one piece with the end of the one before: the idle client's timer would break its answer.
             super()._unset_keepalive_if_required()
-        if self._in_header and self._header_bytes > MAX_HEADER_BYTES:
+        if self._in_message and self._unread_bytes > MAX_HEADER_BYTES:
             self._refuse(header_too_large())
         self._watch_header()
 
     def on_message_begin(self) -> None:
         self._in_header = self._in_message = True
-        self._header_bytes = 0
+        self._unread_bytes = 0
         super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread_bytes = 0
+        super().on_body(body)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_header:  # what comes behind a body is no part of what was checked before it
