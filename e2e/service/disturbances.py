@@ -67,7 +67,7 @@ class Disturbances:
         self.drain("n2")
 
     def drain(self, node: str) -> None:
-        """As an administrator does it: all that is on the node goes elsewhere, and the node takes pods again."""
+        """Drains as an administrator does: all that is on the node goes elsewhere, and the node takes pods again."""
         self._kubectl("cordon", node)
         try:
             pods = [pod for pod in [*self._chat.pods(), *self._found_routers()] if pod["spec"].get("nodeName") == node]

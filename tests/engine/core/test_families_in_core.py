@@ -21,9 +21,9 @@ from tests.engine.cores import TIE, core_for, run
 
 STEPS = 40
 LENGTH, LENGTH_WITH_STATE = 150, 300
-"""Of prompts. Snapshots of a state are too far from each other for a shorter one."""
+"""Tokens of a prompt. Snapshots of a state are too far from each other for a shorter one."""
 WINDOW = 100
-"""Of more than a chunk: what a tier holds of a window is whole chunks."""
+"""A window of more than a chunk: what a tier holds of a window is whole chunks."""
 ALL = {**VARIANTS, **FAMILIES}
 ALWAYS = ("gemma3", "gpt-oss", "minicpm3")
 """Windows and soft caps, sinks, latents. All others take minutes."""
@@ -59,7 +59,7 @@ def assert_answered(found: tuple[list[int], str | None], reference: Reference) -
 
 
 class BlocksWatched:
-    """In place of a core's `step`: notes the most blocks that were used at once."""
+    """Takes the place of a core's `step`, and notes the most blocks that were used at once."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core, self._step = core, core.step

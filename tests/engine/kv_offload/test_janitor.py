@@ -347,7 +347,7 @@ def test_closing_does_not_wait_for_a_walk(tmp_path: Path) -> None:
 def test_objects_of_another_layout_are_told_of_and_left_alone(
     wrote: Fingerprint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after an upgrade that changes what a chunk has."""
+    """An upgrade has changed what a chunk has."""
     caplog.set_level(logging.INFO, "starling.tiers")
     earlier = quiet_tier(tmp_path, 100 * FILE, wrote)
     run_janitor(earlier)

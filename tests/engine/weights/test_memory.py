@@ -151,7 +151,7 @@ def test_weights_that_are_quantized_are_never_there_in_whole(quantization: str, 
 
 REST = sorted({*BY_32, *BY_256, "BF16", "F16"} - {"Q4_0", "Q4_K", "Q3_K"})
 MOST = 1.15
-"""Of the bytes of a file's tensors, what a loaded model may take."""
+"""The bytes that a loaded model may take, to those of its file's tensors."""
 MORE = {"Q2_K": 1.55, "Q3_K": 1.5}
 """Their scales have 16 bits for 16 columns here, and 4 to 6 in the file; 3 bits are kept in 4."""
 
@@ -174,7 +174,7 @@ def test_a_gguf_model_takes_hardly_more_memory_than_its_file(type_name: str, tmp
 @pytest.mark.skipif(native.load() is None, reason="this machine has no native kernels")
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="needs SmolLM2 (make smollm2)")
 def test_a_gguf_model_of_others_takes_what_its_file_does() -> None:
-    """Of 92 MiB: at no time is more of it in memory, as the system counts it."""
+    """The file has 92 MiB, and at no time is more of it in memory, as the system counts it."""
     peak, kept = measured(SMOLLM2, "bfloat16", kinds=["RssAnon:"])
     size = SMOLLM2.stat().st_size
     print(f"{size=} {peak=} {kept=}")
